@@ -1,0 +1,1 @@
+"""Pure rooms: arrays in, numbers out. No files, no clock, no global random state."""

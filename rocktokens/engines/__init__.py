@@ -1,0 +1,1 @@
+"""Optional engines that sample and score somewhere else."""

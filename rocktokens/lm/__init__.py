@@ -1,0 +1,1 @@
+"""Whatever touches a language model."""

@@ -1,0 +1,1 @@
+"""A run turned into one self-contained HTML file."""

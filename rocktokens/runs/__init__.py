@@ -1,0 +1,1 @@
+"""Whatever touches a run directory on disk."""
