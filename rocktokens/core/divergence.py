@@ -1,0 +1,402 @@
+"""Divergence between two models at every response position, its gradient and its telemetry, in one pass.
+
+The pass goes over the rows in chunks: both vocabulary projections, the divergence, every per-row measure and the
+gradient of the student's side are taken from a chunk of logits before the next one overwrites it. So no N x V tensor
+ever exists, the projections run once (not again in the backward), and a row of weight 0 never reaches either head.
+This room knows arrays only: no model, no tokenizer, no padding, no shift between logits and labels.
+
+Shapes: N rows (occurrences), V vocabulary, H student width, G teacher width, C rows of one chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rocktokens.errors import ConfigError
+
+Kind = Literal["reverse_kl", "forward_kl", "jsd"]
+KINDS = ("reverse_kl", "forward_kl", "jsd")
+
+# Floor for log-probabilities: exp of it is 0, and a product with that 0 is 0, where -inf would give NaN.
+LOG_ZERO = -1e30
+# A finite stand-in for "infinite divergence" cannot reach this unless some probability was cut off by LOG_ZERO.
+INFINITE = 1e20
+# Logits held at once, per buffer: large enough to keep a matrix multiplication busy, small beside one output head.
+CHUNK_ELEMENTS = 6_500_000
+# Columns of a 16-bit head that are widened to float32 at a time where the device cannot multiply into float32 itself.
+WIDEN_COLUMNS = 8_192
+
+
+class Divergence(NamedTuple):
+    """The loss and what every row contributed. Rows of weight 0 were never computed: their entries are NaN."""
+
+    loss: Tensor
+    """Sum of weight x value / denominator; differentiable in the student's hidden states, head and bias."""
+    value_N: Tensor
+    """The divergence of the row in nats, >= 0."""
+    log_ratio_N: Tensor | None
+    """log p_student - log p_teacher at the row's token; may be negative."""
+    student_logprob_N: Tensor | None
+    teacher_logprob_N: Tensor | None
+    student_entropy_N: Tensor
+    teacher_entropy_N: Tensor
+    grad_norm_N: Tensor
+    """Euclidean norm of the gradient of the row's value in the student's logits."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """An output head: projection, and what the model family does to the logits after it."""
+
+    weight_VH: Tensor
+    bias_V: Tensor | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+
+
+@dataclass
+class _Rows:
+    """Per-row results, filled chunk by chunk."""
+
+    value_N: Tensor
+    student_logprob_N: Tensor
+    teacher_logprob_N: Tensor
+    student_entropy_N: Tensor
+    teacher_entropy_N: Tensor
+    grad_norm_N: Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, device: torch.device) -> _Rows:
+        return cls(*(torch.full((num_rows,), torch.nan, device=device) for _ in range(6)))
+
+
+def fused_divergence(
+    student_hidden_NH: Tensor,
+    student_head_VH: Tensor,
+    teacher_hidden_NG: Tensor,
+    teacher_head_VG: Tensor,
+    *,
+    token_N: Tensor | None = None,
+    weight_N: Tensor | None = None,
+    kind: Kind = "reverse_kl",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    student_softcap: float | None = None,
+    teacher_softcap: float | None = None,
+    student_scale: float = 1.0,
+    teacher_scale: float = 1.0,
+    chunk: int | None = None,
+    denominator: Tensor | float | None = None,
+) -> Divergence:
+    """Divergence of student and teacher from hidden states and output heads; float32 inside, whatever comes in.
+
+    `kind` is KL(student || teacher), KL(teacher || student), or the generalised Jensen-Shannon divergence
+    beta KL(teacher || m) + (1 - beta) KL(student || m) with m = (1 - beta) student + beta teacher.
+    Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
+    vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
+    weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call.
+    """
+    student = Head(student_head_VH, student_bias, student_softcap, student_scale)
+    teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
+    _check(student_hidden_NH, student, teacher_hidden_NG, teacher, token_N, weight_N, kind, beta, temperature)
+    num_rows, device = len(student_hidden_NH), student_hidden_NH.device
+
+    keep_K = None
+    weight_K = torch.ones(num_rows, device=device)
+    if weight_N is not None:
+        weight_K = weight_N.detach().to(device=device, dtype=torch.float32)
+        if not bool((weight_K != 0).all()):
+            keep_K = weight_K.nonzero().squeeze(1)
+            weight_K = weight_K[keep_K]
+    if denominator is None:
+        denominator = weight_K.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    student_hidden_KH, teacher_hidden_KG, token_K = student_hidden_NH, teacher_hidden_NG, token_N
+    if keep_K is not None:
+        student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
+        token_K = None if token_N is None else token_N[keep_K]
+
+    options = _Options(kind, beta, temperature, chunk, student, teacher)
+    loss, value_K, *telemetry_K = _FusedDivergence.apply(
+        student_hidden_KH,
+        student_head_VH,
+        student_bias,
+        teacher_hidden_KG.detach(),
+        token_K,
+        weight_K / denominator,
+        options,
+    )
+    columns = [value_K, *telemetry_K]
+    if keep_K is not None:
+        columns = [_scatter(column_K, keep_K, num_rows) for column_K in columns]
+    value_N, student_logprob_N, teacher_logprob_N, student_entropy_N, teacher_entropy_N, grad_norm_N = columns
+    if token_N is None:
+        return Divergence(loss, value_N, None, None, None, student_entropy_N, teacher_entropy_N, grad_norm_N)
+    log_ratio_N = student_logprob_N - teacher_logprob_N
+    return Divergence(
+        loss,
+        value_N,
+        log_ratio_N,
+        student_logprob_N,
+        teacher_logprob_N,
+        student_entropy_N,
+        teacher_entropy_N,
+        grad_norm_N,
+    )
+
+
+def _scatter(column_K: Tensor, keep_K: Tensor, num_rows: int) -> Tensor:
+    return column_K.new_full((num_rows,), torch.nan).index_copy_(0, keep_K, column_K)
+
+
+@dataclass(frozen=True)
+class _Options:
+    kind: Kind
+    beta: float
+    temperature: float
+    chunk: int | None
+    student: Head
+    teacher: Head
+
+    @property
+    def vocabulary(self) -> int:
+        return min(len(self.student.weight_VH), len(self.teacher.weight_VH))
+
+    @property
+    def rows_per_chunk(self) -> int:
+        return self.chunk or max(16, CHUNK_ELEMENTS // self.vocabulary // 16 * 16)
+
+
+class _FusedDivergence(torch.autograd.Function):
+    """Takes the gradients during the forward pass, while a chunk's logits exist, and hands them out in the backward."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        student_hidden_NH: Tensor,
+        student_head_VH: Tensor,
+        student_bias_V: Tensor | None,
+        teacher_hidden_NG: Tensor,
+        token_N: Tensor | None,
+        factor_N: Tensor,
+        options: _Options,
+    ) -> tuple[Tensor, ...]:
+        num_rows, device = len(student_hidden_NH), student_hidden_NH.device
+        needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden_NH = torch.empty_like(student_hidden_NH, dtype=torch.float32) if needs_hidden else None
+        grad_head_VH = torch.zeros_like(student_head_VH, dtype=torch.float32) if needs_head else None
+        grad_bias_V = torch.zeros_like(student_bias_V, dtype=torch.float32) if needs_bias else None
+        rows = _Rows.empty(num_rows, device)
+
+        size = min(options.rows_per_chunk, max(num_rows, 1))
+        buffers = [torch.empty((size, options.vocabulary), device=device) for _ in range(3)]
+        with torch.autocast(device.type, enabled=False):
+            for start in range(0, num_rows, size):
+                at = slice(start, min(start + size, num_rows))
+                grad_CV = _chunk(student_hidden_NH[at], teacher_hidden_NG[at], token_N, at, rows, buffers, options)
+                factor_C1 = factor_N[at, None]
+                if grad_hidden_NH is not None:
+                    grad_hidden_NH[at] = factor_C1 * _times_head(grad_CV, student_head_VH)
+                if grad_head_VH is not None:
+                    _add_outer_(grad_head_VH[: options.vocabulary], grad_CV, student_hidden_NH[at], factor_C1)
+                if grad_bias_V is not None:
+                    grad_bias_V[: options.vocabulary].addmv_(grad_CV.t(), factor_N[at])
+
+        ctx.grads = (grad_hidden_NH, grad_head_VH, grad_bias_V)
+        ctx.dtypes = (student_hidden_NH.dtype, student_head_VH.dtype, None if student_bias_V is None else student_bias_V.dtype)
+        loss = torch.where(factor_N == 0, 0.0, factor_N * rows.value_N).sum()
+        telemetry = (
+            rows.value_N,
+            rows.student_logprob_N,
+            rows.teacher_logprob_N,
+            rows.student_entropy_N,
+            rows.teacher_entropy_N,
+            rows.grad_norm_N,
+        )
+        ctx.mark_non_differentiable(*telemetry)
+        return (loss, *telemetry)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if ctx.grads is None:
+            raise RuntimeError("fused_divergence keeps its gradients for one backward; call it again for a second one")
+        grads, ctx.grads = ctx.grads, None
+        scaled = [
+            None if grad is None else grad.mul_(grad_outputs[0]).to(dtype) for grad, dtype in zip(grads, ctx.dtypes)
+        ]
+        return (*scaled, None, None, None, None)
+
+
+def _chunk(
+    student_hidden_CH: Tensor,
+    teacher_hidden_CG: Tensor,
+    token_N: Tensor | None,
+    at: slice,
+    rows: _Rows,
+    buffers: list[Tensor],
+    options: _Options,
+) -> Tensor:
+    """Measure one chunk into `rows`; returns the gradient of each row's value in the student's projection output."""
+    s_CV, t_CV, work_CV = (buffer[: len(student_hidden_CH)] for buffer in buffers)
+    slope_CV = _log_softmax_(s_CV, student_hidden_CH, options.student, options.temperature)
+    _log_softmax_(t_CV, teacher_hidden_CG, options.teacher, options.temperature)
+    if token_N is not None:
+        token_C1 = token_N[at, None].clamp(0, options.vocabulary - 1)
+        rows.student_logprob_N[at] = s_CV.gather(1, token_C1).squeeze(1)
+        rows.teacher_logprob_N[at] = t_CV.gather(1, token_C1).squeeze(1)
+
+    measures = _measure_(s_CV, t_CV, work_CV, options)
+    if not bool(torch.isfinite(torch.stack(measures[:3])).all()):
+        # Some logit is -inf (or NaN): floor the logs so that impossible tokens contribute 0, and measure again.
+        _log_softmax_(s_CV, student_hidden_CH, options.student, options.temperature)
+        _log_softmax_(t_CV, teacher_hidden_CG, options.teacher, options.temperature)
+        measures = _measure_(s_CV.clamp_(min=LOG_ZERO), t_CV.clamp_(min=LOG_ZERO), work_CV, options)
+    value_C, student_entropy_C, teacher_entropy_C, grad_CV = measures
+    rows.value_N[at] = torch.where(value_C > INFINITE, torch.inf, value_C.clamp_min(0))
+    rows.student_entropy_N[at] = student_entropy_C
+    rows.teacher_entropy_N[at] = teacher_entropy_C
+    rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_CV, dim=1) / options.temperature
+    if slope_CV is not None:
+        grad_CV.mul_(slope_CV)
+    if options.student.scale != 1.0 or options.temperature != 1.0:
+        grad_CV.mul_(options.student.scale / options.temperature)
+    return grad_CV
+
+
+def _measure_(s_CV: Tensor, t_CV: Tensor, work_CV: Tensor, options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Value, both entropies and the logit gradient of every row from log-probabilities; all three buffers are spent."""
+    torch.exp(t_CV, out=work_CV)  # teacher probabilities
+    teacher_entropy_C = -_dot(work_CV, t_CV)
+    if options.kind == "reverse_kl":
+        torch.exp(s_CV, out=work_CV)
+        student_entropy_C = -_dot(work_CV, s_CV)
+        gap_CV = torch.sub(s_CV, t_CV, out=t_CV)
+        value_C = _dot(work_CV, gap_CV)
+        grad_CV = gap_CV.sub_(value_C[:, None]).mul_(work_CV)
+    elif options.kind == "forward_kl":
+        gap_CV = t_CV.sub_(s_CV)
+        value_C = _dot(work_CV, gap_CV)
+        student_CV = torch.exp(s_CV, out=gap_CV)
+        student_entropy_C = -_dot(student_CV, s_CV)
+        grad_CV = student_CV.sub_(work_CV)
+    else:
+        beta = options.beta
+        mixture_CV = torch.logaddexp(s_CV + _log(1 - beta), t_CV + _log(beta))
+        teacher_part_C = _dot(work_CV, t_CV.sub_(mixture_CV))
+        torch.exp(s_CV, out=work_CV)
+        student_entropy_C = -_dot(work_CV, s_CV)
+        gap_CV = torch.sub(s_CV, mixture_CV, out=t_CV)
+        student_part_C = _dot(work_CV, gap_CV)
+        value_C = beta * teacher_part_C + (1 - beta) * student_part_C
+        grad_CV = gap_CV.sub_(student_part_C[:, None]).mul_(work_CV).mul_(1 - beta)
+    return value_C, student_entropy_C, teacher_entropy_C, grad_CV
+
+
+def _log(x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float64).log())
+
+
+def _dot(a_CV: Tensor, b_CV: Tensor) -> Tensor:
+    """Row-wise dot product without a C x V product in memory."""
+    return torch.bmm(a_CV[:, None, :], b_CV[:, :, None]).reshape(-1)
+
+
+def _log_softmax_(out_CV: Tensor, hidden_CH: Tensor, head: Head, temperature: float) -> Tensor | None:
+    """Log-probabilities of the shared vocabulary, in float32, into `out_CV`; returns the soft cap's slope if any."""
+    _logits_(out_CV, hidden_CH, head)
+    slope_CV = None
+    if head.softcap is not None:
+        out_CV.div_(head.softcap).tanh_()
+        slope_CV = 1 - out_CV.square()
+        out_CV.mul_(head.softcap)
+    if temperature != 1.0:
+        out_CV.div_(temperature)
+    torch.log_softmax(out_CV, dim=1, out=out_CV)
+    return slope_CV
+
+
+def _logits_(out_CV: Tensor, hidden_CH: Tensor, head: Head) -> None:
+    """scale * (hidden @ head.T + bias) for the first V rows of the head, summed in float32."""
+    vocabulary = out_CV.shape[1]
+    weight_VH = head.weight_VH[:vocabulary].detach()
+    hidden_CH = hidden_CH.detach()
+    if weight_VH.dtype == torch.float32:
+        torch.mm(hidden_CH.float(), weight_VH.t(), out=out_CV)
+    elif _multiplies_bf16(hidden_CH, weight_VH):
+        torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32, out=out_CV)
+    else:
+        for start in range(0, vocabulary, WIDEN_COLUMNS):
+            tile = slice(start, start + WIDEN_COLUMNS)
+            out_CV[:, tile] = hidden_CH.float() @ weight_VH[tile].float().t()
+    if head.bias_V is not None:
+        out_CV.add_(head.bias_V[:vocabulary].detach().float())
+    if head.scale != 1.0:
+        out_CV.mul_(head.scale)
+
+
+def _multiplies_bf16(*tensors: Tensor) -> bool:
+    """CUDA sums products of bfloat16 in float32 at full speed; float16 would underflow on the gradient's side."""
+    return all(tensor.is_cuda and tensor.dtype == torch.bfloat16 for tensor in tensors)
+
+
+def _times_head(grad_CV: Tensor, head_VH: Tensor) -> Tensor:
+    """grad @ head, summed in float32."""
+    head_VH = head_VH[: grad_CV.shape[1]].detach()
+    if head_VH.dtype == torch.float32:
+        return grad_CV @ head_VH
+    if _multiplies_bf16(head_VH):
+        return torch.mm(grad_CV.bfloat16(), head_VH, out_dtype=torch.float32)
+    total_CH = torch.zeros((len(grad_CV), head_VH.shape[1]), device=grad_CV.device)
+    for start in range(0, len(head_VH), WIDEN_COLUMNS):
+        tile = slice(start, start + WIDEN_COLUMNS)
+        total_CH.addmm_(grad_CV[:, tile], head_VH[tile].float())
+    return total_CH
+
+
+def _add_outer_(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, factor_C1: Tensor) -> None:
+    """total += grad.T @ (factor * hidden), summed in float32."""
+    scaled_CH = factor_C1 * hidden_CH.detach().float()
+    if _multiplies_bf16(hidden_CH):
+        torch.addmm(total_VH, grad_CV.bfloat16().t(), scaled_CH.bfloat16(), out_dtype=torch.float32, out=total_VH)
+    else:
+        total_VH.addmm_(grad_CV.t(), scaled_CH)
+
+
+def _check(
+    student_hidden_NH: Tensor,
+    student: Head,
+    teacher_hidden_NG: Tensor,
+    teacher: Head,
+    token_N: Tensor | None,
+    weight_N: Tensor | None,
+    kind: str,
+    beta: float,
+    temperature: float,
+) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind == "jsd" and not 0 < beta < 1:
+        raise ConfigError(f"beta must lie between 0 and 1, got {beta}; the ends are forward_kl (0) and reverse_kl (1)")
+    if temperature <= 0:
+        raise ConfigError(f"temperature must be > 0, got {temperature}")
+    for name, hidden, head in (("student", student_hidden_NH, student), ("teacher", teacher_hidden_NG, teacher)):
+        if hidden.dim() != 2 or head.weight_VH.dim() != 2 or hidden.shape[1] != head.weight_VH.shape[1]:
+            raise ConfigError(
+                f"{name} hidden states {tuple(hidden.shape)} do not fit its head {tuple(head.weight_VH.shape)}; "
+                "both are two-dimensional and share their last dimension"
+            )
+    rows = {"teacher_hidden_NG": teacher_hidden_NG, "token_N": token_N, "weight_N": weight_N}
+    for name, given in rows.items():
+        if given is not None and len(given) != len(student_hidden_NH):
+            raise ConfigError(f"{name} has {len(given)} rows, student_hidden_NH {len(student_hidden_NH)}")
+    if weight_N is not None and bool((weight_N < 0).any()):
+        raise ConfigError("weights must be >= 0")
+    if token_N is not None and token_N.numel():
+        vocabulary = min(len(student.weight_VH), len(teacher.weight_VH))
+        if int(token_N.min()) < 0 or int(token_N.max()) >= vocabulary:
+            raise ConfigError(f"token ids must lie in the shared vocabulary of {vocabulary}, got {int(token_N.max())}")
