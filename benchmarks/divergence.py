@@ -31,16 +31,14 @@ def inputs(shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     return student_hidden, student_head, teacher_hidden, teacher_head, token
 
 
-def stepper(
-    shape: tuple[int, ...], loss_of: Callable[..., torch.Tensor], threads: int | None
-) -> Callable[[], None]:
+def stepper(shape: tuple[int, ...], loss_of: Callable[..., torch.Tensor], threads: int | None) -> Callable[[], None]:
     if threads:
         torch.set_num_threads(threads)
     tensors = inputs(shape)
 
     def step() -> None:
-        tensors[0].grad = tensors[1].grad = None
         loss_of(*tensors).backward()
+        tensors[0].grad = tensors[1].grad = None  # so that the next turn counts the gradients too
 
     return step
 
@@ -52,7 +50,9 @@ def ours(shape: tuple[int, ...], threads: int | None, chunk: int | None, dropped
     weight_N = weight if dropped else None
     return stepper(
         shape,
-        lambda hs, ws, ht, wt, token: fused_divergence(hs, ws, ht, wt, token_N=token, weight_N=weight_N, chunk=chunk).loss,
+        lambda hs, ws, ht, wt, token: (
+            fused_divergence(hs, ws, ht, wt, token_N=token, weight_N=weight_N, chunk=chunk).loss
+        ),
         threads,
     )
 

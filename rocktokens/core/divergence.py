@@ -208,7 +208,11 @@ class _FusedDivergence(torch.autograd.Function):
                     grad_bias_V[: options.vocabulary].addmv_(grad_CV.t(), factor_N[at])
 
         ctx.grads = (grad_hidden_NH, grad_head_VH, grad_bias_V)
-        ctx.dtypes = (student_hidden_NH.dtype, student_head_VH.dtype, None if student_bias_V is None else student_bias_V.dtype)
+        ctx.dtypes = (
+            student_hidden_NH.dtype,
+            student_head_VH.dtype,
+            None if student_bias_V is None else student_bias_V.dtype,
+        )
         loss = torch.where(factor_N == 0, 0.0, factor_N * rows.value_N).sum()
         telemetry = (
             rows.value_N,
