@@ -190,7 +190,9 @@ class _FusedDivergence(torch.autograd.Function):
         needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden_NH = torch.empty_like(student_hidden_NH, dtype=torch.float32) if needs_hidden else None
         grad_head_VH = torch.zeros_like(student_head_VH, dtype=torch.float32) if needs_head else None
-        grad_bias_V = torch.zeros_like(student_bias_V, dtype=torch.float32) if needs_bias else None
+        grad_bias_V = None
+        if student_bias_V is not None and needs_bias:
+            grad_bias_V = torch.zeros_like(student_bias_V, dtype=torch.float32)
         rows = _Rows.empty(num_rows, device)
 
         size = min(options.rows_per_chunk, max(num_rows, 1))

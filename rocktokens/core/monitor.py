@@ -1,0 +1,194 @@
+"""What every token type has cost so far, kept while a model trains: O(V) memory, no scoring pass, any training loop.
+
+Every statistic is a sum, so that monitors of several ranks merge by addition. Three windows are kept for each type:
+`total` (everything), `early` (the first updates) and `recent` (exponentially forgotten). This room does not know where
+the losses come from, nor what is done with the answer.
+
+Shapes: N rows of one update, V vocabulary, W = 3 windows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rocktokens.errors import ConfigError, DataError
+
+WINDOWS = ("total", "early", "recent")
+# Sums kept for every type in every window. weight_sq gives the effective number of rows behind a decayed mean.
+SUMS = ("weight", "weight_sq", "value", "value_sq", "grad_norm")
+VERSION = 1
+
+
+class TokenMonitor:
+    """Per-type count, mean, variance and recent mean of a per-token loss.
+
+    >>> monitor = TokenMonitor(vocabulary=50_000)
+    >>> monitor.update(token_N, loss_N)        # once an optimiser step, or once a micro-batch
+    >>> monitor.table()                        # one row a token type seen
+    >>> monitor.rocks(k=20)                    # the online form of detection
+    """
+
+    def __init__(self, vocabulary: int, *, half_life: float = 50.0) -> None:
+        """`half_life`: updates after which a row's weight in the recent mean is halved; also the early window."""
+        if vocabulary < 1:
+            raise ConfigError(f"vocabulary must be at least 1, got {vocabulary}")
+        if not half_life > 0:
+            raise ConfigError(f"half_life must be > 0 updates, got {half_life}")
+        self.vocabulary, self.half_life = vocabulary, float(half_life)
+        self.num_updates = 0
+        self.num_invalid = 0
+        self._sums_WSV = torch.zeros((len(WINDOWS), len(SUMS), vocabulary), dtype=torch.float64)
+
+    def update(self, token_N: Tensor, value_N: Tensor, grad_norm_N: Tensor | None = None) -> None:
+        """Add one step's tokens. Rows whose value is not finite are counted in `num_invalid` and left out."""
+        token_N, value_N = torch.as_tensor(token_N).detach(), torch.as_tensor(value_N).detach()
+        if token_N.shape != value_N.shape or token_N.dim() != 1:
+            raise DataError(f"token_N and value_N must be one row each, got {token_N.shape} and {value_N.shape}")
+        finite_N = torch.isfinite(value_N)
+        if not bool(finite_N.all()):
+            self.num_invalid += int((~finite_N).sum())
+            token_N, value_N = token_N[finite_N], value_N[finite_N]
+            grad_norm_N = None if grad_norm_N is None else grad_norm_N[finite_N]
+        self._forget()
+        self.num_updates += 1
+        if not len(token_N):
+            return
+        if int(token_N.min()) < 0 or int(token_N.max()) >= self.vocabulary:
+            raise DataError(f"token ids must lie in [0, {self.vocabulary}), got {int(token_N.max())}")
+
+        type_U, index_N = token_N.unique(return_inverse=True)
+        value_N = value_N.double()
+        norm_N = torch.zeros_like(value_N) if grad_norm_N is None else torch.as_tensor(grad_norm_N).detach().double()
+        ones_N = torch.ones_like(value_N)
+        rows_SN = torch.stack([ones_N, ones_N, value_N, value_N.square(), norm_N])
+        sums_SU = torch.zeros((len(SUMS), len(type_U)), dtype=torch.float64, device=value_N.device)
+        sums_SU.index_add_(1, index_N, rows_SN)
+        type_U, sums_SU = type_U.cpu(), sums_SU.cpu()
+        in_early = self.num_updates <= self.half_life
+        for window, counts in enumerate((True, in_early, True)):
+            if counts:
+                self._sums_WSV[window].index_add_(1, type_U, sums_SU)
+
+    def _forget(self) -> None:
+        decay = 0.5 ** (1 / self.half_life)
+        recent_SV = self._sums_WSV[WINDOWS.index("recent")]
+        recent_SV *= decay
+        recent_SV[SUMS.index("weight_sq")] *= decay
+
+    def merge(self, other: TokenMonitor) -> TokenMonitor:
+        """A monitor that has seen what both have; they must have run side by side (ranks of one training run)."""
+        if (other.vocabulary, other.half_life) != (self.vocabulary, self.half_life):
+            raise ConfigError(
+                f"monitors differ: vocabulary {self.vocabulary} and {other.vocabulary}, "
+                f"half_life {self.half_life} and {other.half_life}; merge monitors of one run"
+            )
+        merged = TokenMonitor(self.vocabulary, half_life=self.half_life)
+        merged._sums_WSV = self._sums_WSV + other._sums_WSV
+        merged.num_updates = max(self.num_updates, other.num_updates)
+        merged.num_invalid = self.num_invalid + other.num_invalid
+        return merged
+
+    def gathered(self) -> TokenMonitor:
+        """The sum over all ranks of the running process group; a copy of itself where there is none."""
+        merged = self.merge(TokenMonitor(self.vocabulary, half_life=self.half_life))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            sums_WSV = merged._sums_WSV
+            if torch.distributed.get_backend() == "nccl":
+                sums_WSV = sums_WSV.cuda()
+            torch.distributed.all_reduce(sums_WSV)
+            merged._sums_WSV = sums_WSV.cpu()
+        return merged
+
+    def mean(self, window: str = "total") -> np.ndarray:
+        """Mean loss of every type in a window; NaN where the type has not occurred."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self._sum(window, "value") / self._sum(window, "weight")
+
+    def variance(self, window: str = "total") -> np.ndarray:
+        """Unbiased variance of every type's loss in a window; NaN below two (effective) rows."""
+        weight_V, mean_V = self._sum(window, "weight"), self.mean(window)
+        rows_V = self.effective_rows(window)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            spread_V = np.maximum(self._sum(window, "value_sq") / weight_V - mean_V**2, 0.0)
+            return np.where(rows_V > 1 + 1e-9, spread_V * rows_V / (rows_V - 1), np.nan)
+
+    def effective_rows(self, window: str = "total") -> np.ndarray:
+        """Rows behind a mean; for the recent window, the number of equally weighted rows it is worth."""
+        weight_V, square_V = self._sum(window, "weight"), self._sum(window, "weight_sq")
+        return np.divide(weight_V**2, square_V, out=np.zeros_like(weight_V), where=square_V > 0)
+
+    def _sum(self, window: str, name: str) -> np.ndarray:
+        return self._sums_WSV[WINDOWS.index(window), SUMS.index(name)].numpy()
+
+    @property
+    def count(self) -> np.ndarray:
+        """Occurrences of every type so far."""
+        return self._sum("total", "weight").astype(np.int64)
+
+    def table(self) -> pa.Table:
+        """One row a token type seen, largest total loss first."""
+        seen_T = np.flatnonzero(self.count)
+        seen_T = seen_T[np.argsort(-self._sum("total", "value")[seen_T], kind="stable")]
+        total = max(self._sum("total", "value").sum(), np.finfo(float).tiny)
+        columns = {
+            "token_id": seen_T,
+            "count": self.count[seen_T],
+            "mean": self.mean()[seen_T],
+            "variance": self.variance()[seen_T],
+            "early_mean": self.mean("early")[seen_T],
+            "recent_mean": self.mean("recent")[seen_T],
+            "recent_rows": self.effective_rows("recent")[seen_T],
+            "loss_share": self._sum("total", "value")[seen_T] / total,
+            "grad_norm": self._sum("total", "grad_norm")[seen_T],
+        }
+        return pa.table(columns)
+
+    def rocks(self, k: int | None = None, *, max_fall: float = 0.15) -> list[int]:
+        """Types that cost more than average of late and have not learned, by certain excess, largest first.
+
+        Excess is the recent loss above what as many average occurrences would cost; a type counts when the lower 95 %
+        bound of it is positive and its recent mean is not below (1 - max_fall) of its early mean by more than the
+        standard error of the difference. Needs no scoring pass; `detect` is the exact form.
+        """
+        weight_V, recent_V, early_V = self._sum("recent", "weight"), self.mean("recent"), self.mean("early")
+        if not weight_V.sum():
+            return []
+        average = self._sum("recent", "value").sum() / weight_V.sum()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            recent_se_V = np.sqrt(self.variance("recent") / self.effective_rows("recent"))
+            early_se_V = np.sqrt(self.variance("early") / self.effective_rows("early"))
+            low_V = weight_V * (recent_V - average - 1.96 * recent_se_V)
+            slack_V = np.hypot(recent_se_V, (1 - max_fall) * early_se_V)
+            stayed_V = recent_V + slack_V >= (1 - max_fall) * early_V
+        ranked = np.argsort(-np.nan_to_num(low_V, nan=-np.inf), kind="stable")
+        chosen = [int(v) for v in ranked if low_V[v] > 0 and stayed_V[v]]
+        return chosen[:k]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on where this monitor stands."""
+        return {
+            "version": VERSION,
+            "half_life": self.half_life,
+            "num_updates": self.num_updates,
+            "num_invalid": self.num_invalid,
+            "sums": self._sums_WSV.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another monitor of the same vocabulary stood."""
+        sums_WSV = state["sums"]
+        if state["version"] != VERSION or tuple(sums_WSV.shape) != tuple(self._sums_WSV.shape):
+            raise ConfigError(
+                f"saved monitor (version {state['version']}, vocabulary {sums_WSV.shape[-1]}) does not fit "
+                f"this one (version {VERSION}, vocabulary {self.vocabulary}); was it saved for another model?"
+            )
+        if not math.isclose(state["half_life"], self.half_life):
+            raise ConfigError(f"saved monitor has half_life {state['half_life']}, this one {self.half_life}")
+        self._sums_WSV = sums_WSV.to(torch.float64).clone()
+        self.num_updates, self.num_invalid = int(state["num_updates"]), int(state["num_invalid"])

@@ -1,0 +1,273 @@
+"""A run is a directory: a manifest and Parquet that DuckDB reads where it lies.
+
+Every file is written under a draft name and renamed when it is whole; the manifest is written last. So what the
+manifest lists exists and is complete, and a killed run goes on where it stopped. This room knows tables and stages;
+it does not know what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocktokens.errors import DataError, RunError
+from rocktokens.runs.schema import OCCURRENCES, SCHEMA_VERSION
+
+MANIFEST = "run.json"
+# Rows buffered before a Parquet part is written: about 50 MB.
+PART_ROWS = 1_000_000
+
+
+class Run:
+    """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
+
+    def __init__(self, path: str | Path, manifest: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.manifest = manifest
+
+    @classmethod
+    def create(cls, path: str | Path, config: dict[str, Any] | None = None) -> Run:
+        """Start a run, or go on with the one that is there if it was made with the same configuration.
+
+        `config` holds one entry per section. A section the run already has must be the same; new ones are added.
+        """
+        path, config = Path(path), json.loads(json.dumps(config or {}, default=str))
+        if (path / MANIFEST).exists():
+            run = open_run(path)
+            known = run.manifest["config"]
+            for section in known.keys() & config.keys():
+                if known[section] != config[section]:
+                    difference = _first_difference(section, known[section], config[section])
+                    raise RunError(
+                        f"{path} was made with another configuration: {difference}. "
+                        "Choose another directory, or repeat the first command to go on."
+                    )
+            if config.keys() - known.keys():
+                known.update({section: config[section] for section in config.keys() - known.keys()})
+                run._save()
+            return run
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; a run is a directory. Choose another path.")
+        if path.exists() and any(path.iterdir()):
+            raise RunError(f"{path} is not empty and holds no {MANIFEST}; choose another directory for the run")
+        run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": _versions(), "stages": {}})
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            run._save()
+        except OSError as error:
+            raise RunError(f"cannot write to {path}: {error.strerror}. Choose a directory you can write to.") from error
+        return run
+
+    def _save(self) -> None:
+        draft = self.path / f"{MANIFEST}.tmp"
+        try:
+            with draft.open("w") as file:
+                json.dump(self.manifest, file, indent=2, allow_nan=False)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self.path / MANIFEST)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self.path / MANIFEST}: {error.strerror}; free some space, then repeat"
+            ) from error
+
+    def finish(self, stage: str, facts: dict[str, Any] | None = None) -> None:
+        """Record a stage as complete. Written last and atomically: what is not listed here does not exist."""
+        self.manifest["stages"][stage] = facts or {}
+        self._save()
+
+    def reopen(self, stage: str) -> None:
+        """Forget that a stage was completed, so that it runs again."""
+        if self.manifest["stages"].pop(stage, None) is not None:
+            self._save()
+
+    def done(self, stage: str) -> bool:
+        """Whether a stage is complete."""
+        return stage in self.manifest["stages"]
+
+    def facts(self, stage: str) -> dict[str, Any]:
+        """What a completed stage recorded about itself."""
+        if not self.done(stage):
+            raise RunError(
+                f"{self.path} has no completed stage {stage!r}; run `rocktokens {stage.split('/')[0]}` first"
+            )
+        return self.manifest["stages"][stage]
+
+    # Tables
+
+    def write(self, name: str, table: pa.Table) -> Path:
+        """Write NAME.parquet whole, in place of what was there."""
+        path = self.path / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_parquet(table, path)
+        return path
+
+    def has(self, name: str) -> bool:
+        """Whether NAME.parquet exists."""
+        return (self.path / f"{name}.parquet").exists()
+
+    def read(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """NAME.parquet as an Arrow table."""
+        path = self.path / f"{name}.parquet"
+        if not path.exists():
+            raise RunError(f"{self.path} has no {name}.parquet; the stage that writes it has not run")
+        return _read_parquet(path, columns)
+
+    def steps(self) -> list[int]:
+        """Checkpoints whose occurrences are recorded, in order."""
+        return sorted(int(path.name.removeprefix("step=")) for path in (self.path / "occurrences").glob("step=*"))
+
+    @contextmanager
+    def occurrence_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> Iterator[PartWriter]:
+        """Write occurrences of one checkpoint in parts; `part` distinguishes ranks that write side by side."""
+        writer = PartWriter(self.path / "occurrences" / f"step={step}", OCCURRENCES, prefix=part, part_rows=part_rows)
+        yield writer
+        writer.flush()
+
+    def clear_occurrences(self, step: int) -> None:
+        """Remove a checkpoint's occurrences (those of a stage that did not complete)."""
+        shutil.rmtree(self.path / "occurrences" / f"step={step}", ignore_errors=True)
+
+    def occurrences(self, sql: str | None = None) -> pa.Table:
+        """All occurrences, with their checkpoint as `step`; or the answer to a query over the view `occurrences`."""
+        return self.query(sql or "select * from occurrences")
+
+    def query(self, sql: str) -> pa.Table:
+        """Ask DuckDB; every table of the run is a view of its own name, all checkpoints together as `occurrences`."""
+        import duckdb
+
+        with duckdb.connect() as connection:
+            for path in sorted(self.path.glob("*.parquet")):
+                connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
+            if self.steps():
+                parts = _quote(self.path / "occurrences" / "step=*" / "*.parquet")
+                connection.execute(
+                    "create view occurrences as select * from "
+                    f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
+                )
+            try:
+                return connection.execute(sql).to_arrow_table()
+            except duckdb.CatalogException as error:
+                raise RunError(f"{self.path}: {_first_line(error)}; the stage that writes it has not run") from error
+            except (duckdb.InvalidInputException, duckdb.IOException) as error:
+                raise DataError(f"a table of {self.path} cannot be read: {_first_line(error)}") from error
+            except duckdb.Error as error:
+                raise DataError(f"the query failed: {_first_line(error)}") from error
+
+    def types(self) -> pa.Table:
+        """One row a token type, as `detect` wrote it."""
+        return self.read("types")
+
+    def rocks(self, definition: str | None = None) -> pa.Table:
+        """The rock token types by a definition (default: the one `detect` chose), largest first."""
+        chosen = definition or self.facts("detect")["definition"]
+        order = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
+        if chosen not in order:
+            raise RunError(f"definition must be one of {', '.join(order)}, got {chosen!r}")
+        return self.query(f"select * from types where in_{chosen} order by {order[chosen]} desc, token_id")
+
+    def checkpoint(self, step: int) -> Path:
+        """Directory of a kept checkpoint."""
+        return self.path / "checkpoints" / f"step={step}"
+
+    def checkpoints(self) -> list[int]:
+        """Steps of the kept checkpoints, in order."""
+        return sorted(int(path.name.removeprefix("step=")) for path in (self.path / "checkpoints").glob("step=*"))
+
+
+class PartWriter:
+    """Buffers rows and writes them as Parquet parts, each whole or absent."""
+
+    def __init__(self, directory: Path, schema: pa.Schema, *, prefix: str = "", part_rows: int = PART_ROWS) -> None:
+        self.directory, self.schema, self.part_rows = directory, schema, part_rows
+        self.prefix = f"{prefix}-" if prefix else ""
+        self.num_rows = 0
+        self._tables: list[pa.Table] = []
+        self._buffered = 0
+        self._parts = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows; a part is written when enough have gathered."""
+        self._tables.append(table.select(self.schema.names).cast(self.schema))
+        self._buffered += len(table)
+        self.num_rows += len(table)
+        if self._buffered >= self.part_rows:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered as a part."""
+        if not self._buffered:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"part-{self.prefix}{self._parts:05d}.parquet"
+        _write_parquet(pa.concat_tables(self._tables), path)
+        self._tables, self._buffered, self._parts = [], 0, self._parts + 1
+
+
+def open_run(path: str | Path) -> Run:
+    """Open an existing run directory."""
+    path = Path(path)
+    manifest_path = path / MANIFEST
+    if not manifest_path.exists():
+        raise RunError(f"{path} is no run: it holds no {MANIFEST}")
+    try:
+        manifest = json.loads(manifest_path.read_text())
+    except json.JSONDecodeError as error:
+        raise RunError(
+            f"{manifest_path} is not valid JSON (line {error.lineno}); restore it or start a new run"
+        ) from error
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        raise RunError(
+            f"{path} has schema version {manifest.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
+            "use the rocktokens version that made it"
+        )
+    return Run(path, manifest)
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        pq.write_table(table, draft, compression="zstd")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RunError(
+            f"cannot write {path}: {error}; free some space or choose another directory, then repeat"
+        ) from error
+
+
+def _read_parquet(path: Path, columns: list[str] | None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} cannot be read ({_first_line(error)}); remove it and run its stage again") from error
+
+
+def _quote(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("rocktokens", "torch", "transformers", "trl", "pyarrow", "duckdb")}
+
+
+def _first_difference(section: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                return _first_difference(f"{section}.{key}", old.get(key), new.get(key))
+    return f"{section} was {old!r}, now {new!r}"
