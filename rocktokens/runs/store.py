@@ -147,16 +147,16 @@ class Run:
         import duckdb
 
         with duckdb.connect() as connection:
-            for path in sorted(self.path.glob("*.parquet")):
-                connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
-            if self.steps():
-                parts = _quote(self.path / "occurrences" / "step=*" / "*.parquet")
-                connection.execute(
-                    "create view occurrences as select * from "
-                    f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
-                )
             try:
-                return connection.execute(sql).to_arrow_table()
+                for path in sorted(self.path.glob("*.parquet")):
+                    connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
+                if self.steps():
+                    parts = _quote(self.path / "occurrences" / "step=*" / "*.parquet")
+                    connection.execute(
+                        "create view occurrences as select * from "
+                        f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
+                    )
+                return connection.sql(sql).to_arrow_table()
             except duckdb.CatalogException as error:
                 raise RunError(f"{self.path}: {_first_line(error)}; the stage that writes it has not run") from error
             except (duckdb.InvalidInputException, duckdb.IOException) as error:
