@@ -10,12 +10,14 @@ Shapes: N rows (occurrences), V vocabulary, H student width, G teacher width, C 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rocktokens.core.heads import Head, add_outer_, logits_, times_head
 from rocktokens.errors import ConfigError
 
 Kind = Literal["reverse_kl", "forward_kl", "jsd"]
@@ -23,12 +25,8 @@ KINDS = ("reverse_kl", "forward_kl", "jsd")
 
 # Floor for log-probabilities: exp of it is 0, and a product with that 0 is 0, where -inf would give NaN.
 LOG_ZERO = -1e30
-# A finite stand-in for "infinite divergence" cannot reach this unless some probability was cut off by LOG_ZERO.
-INFINITE = 1e20
 # Logits held at once, per buffer: large enough to keep a matrix multiplication busy, small beside one output head.
 CHUNK_ELEMENTS = 6_500_000
-# Columns of a 16-bit head that are widened to float32 at a time where the device cannot multiply into float32 itself.
-WIDEN_COLUMNS = 8_192
 
 
 class Divergence(NamedTuple):
@@ -46,16 +44,6 @@ class Divergence(NamedTuple):
     teacher_entropy_N: Tensor
     grad_norm_N: Tensor
     """Euclidean norm of the gradient of the row's value in the student's logits."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """An output head: projection, and what the model family does to the logits after it."""
-
-    weight_VH: Tensor
-    bias_V: Tensor | None = None
-    softcap: float | None = None
-    scale: float = 1.0
 
 
 @dataclass
@@ -104,7 +92,8 @@ def fused_divergence(
     """
     student = Head(student_head_VH, student_bias, student_softcap, student_scale)
     teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
-    _check(student_hidden_NH, student, teacher_hidden_NG, teacher, token_N, weight_N, kind, beta, temperature)
+    _check_numbers(student, teacher, kind, beta, temperature, chunk)
+    _check_tensors(student_hidden_NH, student, teacher_hidden_NG, teacher, token_N, weight_N)
     num_rows, device = len(student_hidden_NH), student_hidden_NH.device
 
     keep_K = None
@@ -116,16 +105,21 @@ def fused_divergence(
             weight_K = weight_K[keep_K]
     if denominator is None:
         denominator = weight_K.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    elif len(weight_K) and not 0 < float(denominator) < math.inf:
+        raise ConfigError(
+            f"denominator must be > 0 and finite, got {float(denominator)}; it is the step's sum of weights"
+        )
     student_hidden_KH, teacher_hidden_KG, token_K = student_hidden_NH, teacher_hidden_NG, token_N
     if keep_K is not None:
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
         token_K = None if token_N is None else token_N[keep_K]
 
     options = _Options(kind, beta, temperature, chunk, student, teacher)
+    differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
+    if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
+        differentiable = tuple(None if given is None else given.detach() for given in differentiable)
     loss, value_K, *telemetry_K = _FusedDivergence.apply(
-        student_hidden_KH,
-        student_head_VH,
-        student_bias,
+        *differentiable,
         teacher_hidden_KG.detach(),
         token_K,
         weight_K / denominator,
@@ -203,9 +197,9 @@ class _FusedDivergence(torch.autograd.Function):
                 grad_CV = _chunk(student_hidden_NH[at], teacher_hidden_NG[at], token_N, at, rows, buffers, options)
                 factor_C1 = factor_N[at, None]
                 if grad_hidden_NH is not None:
-                    grad_hidden_NH[at] = factor_C1 * _times_head(grad_CV, student_head_VH)
+                    grad_hidden_NH[at] = factor_C1 * times_head(grad_CV, student_head_VH)
                 if grad_head_VH is not None:
-                    _add_outer_(grad_head_VH[: options.vocabulary], grad_CV, student_hidden_NH[at], factor_C1)
+                    add_outer_(grad_head_VH[: options.vocabulary], grad_CV, student_hidden_NH[at], factor_C1)
                 if grad_bias_V is not None:
                     grad_bias_V[: options.vocabulary].addmv_(grad_CV.t(), factor_N[at])
 
@@ -229,6 +223,8 @@ class _FusedDivergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise RuntimeError("fused_divergence has no second derivative; call backward without create_graph")
         if ctx.grads is None:
             raise RuntimeError("fused_divergence keeps its gradients for one backward; call it again for a second one")
         grads, ctx.grads = ctx.grads, None
@@ -256,22 +252,37 @@ def _chunk(
         rows.student_logprob_N[at] = s_CV.gather(1, token_C1).squeeze(1)
         rows.teacher_logprob_N[at] = t_CV.gather(1, token_C1).squeeze(1)
 
+    infinite_C = None
     measures = _measure_(s_CV, t_CV, work_CV, options)
     if not bool(torch.isfinite(torch.stack(measures[:3])).all()):
         # Some logit is -inf (or NaN): floor the logs so that impossible tokens contribute 0, and measure again.
         _log_softmax_(s_CV, student_hidden_CH, options.student, options.temperature)
         _log_softmax_(t_CV, teacher_hidden_CG, options.teacher, options.temperature)
+        infinite_C = _infinite(s_CV, t_CV, options.kind)
         measures = _measure_(s_CV.clamp_(min=LOG_ZERO), t_CV.clamp_(min=LOG_ZERO), work_CV, options)
     value_C, student_entropy_C, teacher_entropy_C, grad_CV = measures
-    rows.value_N[at] = torch.where(value_C > INFINITE, torch.inf, value_C.clamp_min(0))
+    rows.value_N[at] = value_C.clamp_min(0)
     rows.student_entropy_N[at] = student_entropy_C
     rows.teacher_entropy_N[at] = teacher_entropy_C
     rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_CV, dim=1) / options.temperature
+    if infinite_C is not None:
+        rows.value_N[at].masked_fill_(infinite_C, torch.inf)
+        if options.kind == "reverse_kl":
+            rows.grad_norm_N[at].masked_fill_(infinite_C, torch.inf)
     if slope_CV is not None:
         grad_CV.mul_(slope_CV)
     if options.student.scale != 1.0 or options.temperature != 1.0:
         grad_CV.mul_(options.student.scale / options.temperature)
     return grad_CV
+
+
+def _infinite(s_CV: Tensor, t_CV: Tensor, kind: Kind) -> Tensor:
+    """Rows where the averaging side can emit a token that the other cannot; a mixture can always emit it."""
+    if kind == "reverse_kl":
+        return (s_CV.isfinite() & t_CV.isneginf()).any(1)
+    if kind == "forward_kl":
+        return (t_CV.isfinite() & s_CV.isneginf()).any(1)
+    return torch.zeros(len(s_CV), dtype=torch.bool, device=s_CV.device)
 
 
 def _measure_(s_CV: Tensor, t_CV: Tensor, work_CV: Tensor, options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -314,7 +325,7 @@ def _dot(a_CV: Tensor, b_CV: Tensor) -> Tensor:
 
 def _log_softmax_(out_CV: Tensor, hidden_CH: Tensor, head: Head, temperature: float) -> Tensor | None:
     """Log-probabilities of the shared vocabulary, in float32, into `out_CV`; returns the soft cap's slope if any."""
-    _logits_(out_CV, hidden_CH, head)
+    logits_(out_CV, hidden_CH, head)
     slope_CV = None
     if head.softcap is not None:
         out_CV.div_(head.softcap).tanh_()
@@ -326,83 +337,54 @@ def _log_softmax_(out_CV: Tensor, hidden_CH: Tensor, head: Head, temperature: fl
     return slope_CV
 
 
-def _logits_(out_CV: Tensor, hidden_CH: Tensor, head: Head) -> None:
-    """scale * (hidden @ head.T + bias) for the first V rows of the head, summed in float32."""
-    vocabulary = out_CV.shape[1]
-    weight_VH = head.weight_VH[:vocabulary].detach()
-    hidden_CH = hidden_CH.detach()
-    if weight_VH.dtype == torch.float32:
-        torch.mm(hidden_CH.float(), weight_VH.t(), out=out_CV)
-    elif _multiplies_bf16(hidden_CH, weight_VH):
-        torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32, out=out_CV)
-    else:
-        for start in range(0, vocabulary, WIDEN_COLUMNS):
-            tile = slice(start, start + WIDEN_COLUMNS)
-            out_CV[:, tile] = hidden_CH.float() @ weight_VH[tile].float().t()
-    if head.bias_V is not None:
-        out_CV.add_(head.bias_V[:vocabulary].detach().float())
-    if head.scale != 1.0:
-        out_CV.mul_(head.scale)
+def _check_numbers(student: Head, teacher: Head, kind: str, beta: float, temperature: float, chunk: int | None) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind == "jsd" and not 0 < beta < 1:
+        raise ConfigError(f"beta must lie between 0 and 1, got {beta}; the ends are forward_kl (0) and reverse_kl (1)")
+    if not 0 < temperature < math.inf:
+        raise ConfigError(f"temperature must be > 0 and finite, got {temperature}")
+    if chunk is not None and chunk < 1:
+        raise ConfigError(f"chunk must be at least 1 row, got {chunk}; None chooses one")
+    for name, head in (("student", student), ("teacher", teacher)):
+        if head.softcap is not None and not 0 < head.softcap < math.inf:
+            raise ConfigError(f"{name}_softcap must be > 0 and finite, got {head.softcap}; None means no soft cap")
+        if not math.isfinite(head.scale):
+            raise ConfigError(f"{name}_scale must be finite, got {head.scale}")
 
 
-def _multiplies_bf16(*tensors: Tensor) -> bool:
-    """CUDA sums products of bfloat16 in float32 at full speed; float16 would underflow on the gradient's side."""
-    return all(tensor.is_cuda and tensor.dtype == torch.bfloat16 for tensor in tensors)
-
-
-def _times_head(grad_CV: Tensor, head_VH: Tensor) -> Tensor:
-    """grad @ head, summed in float32."""
-    head_VH = head_VH[: grad_CV.shape[1]].detach()
-    if head_VH.dtype == torch.float32:
-        return grad_CV @ head_VH
-    if _multiplies_bf16(head_VH):
-        return torch.mm(grad_CV.bfloat16(), head_VH, out_dtype=torch.float32)
-    total_CH = torch.zeros((len(grad_CV), head_VH.shape[1]), device=grad_CV.device)
-    for start in range(0, len(head_VH), WIDEN_COLUMNS):
-        tile = slice(start, start + WIDEN_COLUMNS)
-        total_CH.addmm_(grad_CV[:, tile], head_VH[tile].float())
-    return total_CH
-
-
-def _add_outer_(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, factor_C1: Tensor) -> None:
-    """total += grad.T @ (factor * hidden), summed in float32."""
-    scaled_CH = factor_C1 * hidden_CH.detach().float()
-    if _multiplies_bf16(hidden_CH):
-        torch.addmm(total_VH, grad_CV.bfloat16().t(), scaled_CH.bfloat16(), out_dtype=torch.float32, out=total_VH)
-    else:
-        total_VH.addmm_(grad_CV.t(), scaled_CH)
-
-
-def _check(
+def _check_tensors(
     student_hidden_NH: Tensor,
     student: Head,
     teacher_hidden_NG: Tensor,
     teacher: Head,
     token_N: Tensor | None,
     weight_N: Tensor | None,
-    kind: str,
-    beta: float,
-    temperature: float,
 ) -> None:
-    if kind not in KINDS:
-        raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if kind == "jsd" and not 0 < beta < 1:
-        raise ConfigError(f"beta must lie between 0 and 1, got {beta}; the ends are forward_kl (0) and reverse_kl (1)")
-    if temperature <= 0:
-        raise ConfigError(f"temperature must be > 0, got {temperature}")
     for name, hidden, head in (("student", student_hidden_NH, student), ("teacher", teacher_hidden_NG, teacher)):
-        if hidden.dim() != 2 or head.weight_VH.dim() != 2 or hidden.shape[1] != head.weight_VH.shape[1]:
+        weight_VH, bias_V = head.weight_VH, head.bias_V
+        if hidden.dim() != 2 or weight_VH.dim() != 2 or hidden.shape[1] != weight_VH.shape[1] or not len(weight_VH):
             raise ConfigError(
-                f"{name} hidden states {tuple(hidden.shape)} do not fit its head {tuple(head.weight_VH.shape)}; "
+                f"{name} hidden states {tuple(hidden.shape)} do not fit its head {tuple(weight_VH.shape)}; "
                 "both are two-dimensional and share their last dimension"
             )
+        if not (hidden.is_floating_point() and weight_VH.is_floating_point()):
+            raise ConfigError(f"{name} hidden states and head must be float, got {hidden.dtype} and {weight_VH.dtype}")
+        if bias_V is not None and bias_V.shape != weight_VH.shape[:1]:
+            raise ConfigError(f"{name}_bias {tuple(bias_V.shape)} does not fit its head {tuple(weight_VH.shape)}")
     rows = {"teacher_hidden_NG": teacher_hidden_NG, "token_N": token_N, "weight_N": weight_N}
     for name, given in rows.items():
         if given is not None and len(given) != len(student_hidden_NH):
             raise ConfigError(f"{name} has {len(given)} rows, student_hidden_NH {len(student_hidden_NH)}")
-    if weight_N is not None and bool((weight_N < 0).any()):
-        raise ConfigError("weights must be >= 0")
+        if given is not None and name != "teacher_hidden_NG" and given.dim() != 1:
+            raise ConfigError(f"{name} must be one-dimensional, got {tuple(given.shape)}")
+    if weight_N is not None and not bool(((weight_N >= 0) & (weight_N < math.inf)).all()):
+        raise ConfigError("weights must be >= 0 and finite")
     if token_N is not None and token_N.numel():
         vocabulary = min(len(student.weight_VH), len(teacher.weight_VH))
-        if int(token_N.min()) < 0 or int(token_N.max()) >= vocabulary:
-            raise ConfigError(f"token ids must lie in the shared vocabulary of {vocabulary}, got {int(token_N.max())}")
+        low, high = int(token_N.min()), int(token_N.max())
+        if token_N.is_floating_point() or low < 0 or high >= vocabulary:
+            raise ConfigError(
+                f"token_N must hold integer ids of the shared vocabulary of {vocabulary}, "
+                f"got {low if low < 0 else high} ({token_N.dtype}); give rows that do not count a weight of 0"
+            )

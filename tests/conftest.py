@@ -1,0 +1,50 @@
+"""What every test relies on: a CPU, one torch thread, no network, seeded generators."""
+
+from __future__ import annotations
+
+import os
+
+# Before any library reads them. Spawned processes inherit them too.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+    WANDB_MODE="disabled",
+    OMP_NUM_THREADS="1",
+)
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # tiny matrices stall when threads outnumber the free cores
+
+# The same examples on every machine: a red suite means a change, not a draw.
+settings.register_profile("house", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine or this command cannot run, each with the condition that brings it back."""
+    without_cuda = pytest.mark.skip(reason="no CUDA device; runs on a machine with one")
+    unasked_slow = pytest.mark.skip(reason="takes minutes; runs with -m slow")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(without_cuda)
+        if "slow" in item.keywords and "slow" not in config.option.markexpr:
+            item.add_marker(unasked_slow)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A numpy generator, the same in every test."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A torch generator, the same in every test."""
+    return torch.Generator().manual_seed(0)
