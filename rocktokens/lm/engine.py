@@ -1,0 +1,47 @@
+"""What the causal tests and the pipeline ask of whoever generates text: continue these token prefixes.
+
+An engine may be a model in this process (`lm/sampler.py`) or a server elsewhere; this interface knows neither torch
+nor transport. Token ids go in and token ids come out; text is never re-tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Request:
+    """Continue one prefix (prompt and, when resuming, the response so far)."""
+
+    prefix: tuple[int, ...]
+    max_new_tokens: int
+    seed: int
+    banned: tuple[int, ...] = ()
+    """Token types that may not be emitted."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What was generated after the prefix, the end token included."""
+
+    token_ids: tuple[int, ...]
+    truncated: bool
+    """The length limit came before an end token."""
+    invalid: bool = False
+    """The model gave NaN logits; generation stopped there."""
+
+
+class Engine(Protocol):
+    """Anything that continues prefixes, each with its own ban, seed and length."""
+
+    exact_resume: bool
+    """Whether resuming a rollout at a banned token has exactly the law of banning it from the start (METHOD.md §5);
+    false with top-k or top-p."""
+
+    def generate(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in the order of the requests; `progress` is told of rows as they finish."""
+        ...
