@@ -1,0 +1,299 @@
+"""Occurrences as columns: what detection reads, whoever recorded it.
+
+Rows come from the tables of a run (one per checkpoint, scored on the same rollouts) or from anybody's table with
+rollout_id, position, token_id and loss. They are put into one canonical order, by rollout and position, so that
+nothing later can depend on how rows were split into parts. Rows without a finite loss stay as context of their
+neighbours and leave every measurement. This room opens no file and knows no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rocktokens.errors import DataError
+
+# Shapes: M recorded rows, N measured rows (their losses are finite), V token types, H encoding width.
+Array = NDArray[Any]
+SIGNALS = ("kl", "log_ratio")
+KEYS = ("rollout_id", "position", "token_id")
+ENTROPIES = ("teacher_entropy", "student_entropy", "student_entropy_pre")
+
+
+@dataclass(frozen=True)
+class Occurrences:
+    """Measured occurrences in canonical order, with the recorded rows round them."""
+
+    token_ids_V: Array
+    """Token id of every type observed, ascending; `type_M` indexes it."""
+    type_M: Array
+    rollout_M: Array
+    position_M: Array
+    row_N: Array
+    """Where each measured occurrence lies among the recorded rows."""
+    prompt_N: Array
+    loss_post_N: Array
+    loss_pre_N: Array | None = None
+    grad_norm_N: Array | None = None
+    other_post_N: Array | None = None
+    """The signal that is not ranked (log_ratio beside kl), for the overlap of the two rock sets."""
+    other_pre_N: Array | None = None
+    encoding_NH: Array | None = None
+    """An encoding of the context for every occurrence, such as the last hidden state; else windows are encoded."""
+    entropies: dict[str, Array] = field(default_factory=dict)
+    loss_by_step: dict[int, Array] = field(default_factory=dict)
+    """Loss of the same occurrences at every checkpoint, where there are several."""
+    prompt_ids: pa.Array | None = None
+    rollout_ids: pa.Array | None = None
+    rollout_prompt_R: Array | None = None
+    num_prompts: int = 0
+    num_left_out: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.row_N)
+
+    @property
+    def type_N(self) -> Array:
+        return self.type_M if len(self.row_N) == len(self.type_M) else self.type_M[self.row_N]
+
+    @property
+    def rollout_N(self) -> Array:
+        return self.rollout_M if len(self.row_N) == len(self.rollout_M) else self.rollout_M[self.row_N]
+
+    def take(self, chosen_N: Array) -> Occurrences:
+        """Some of the measured occurrences, in their order; the rows round them stay."""
+        changed: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name.endswith(("_N", "_NH")) and value is not None:
+                changed[item.name] = value[chosen_N]
+            elif isinstance(value, dict):
+                changed[item.name] = {key: column[chosen_N] for key, column in value.items()}
+        return replace(self, **changed)
+
+    def other_signal(self) -> Occurrences | None:
+        """The same occurrences ranked by the other signal, where it was recorded."""
+        if self.other_post_N is None:
+            return None
+        return replace(
+            self,
+            loss_post_N=self.other_post_N,
+            loss_pre_N=self.other_pre_N,
+            other_post_N=None,
+            other_pre_N=None,
+            loss_by_step={},
+        )
+
+    @classmethod
+    def from_table(
+        cls, table: pa.Table | Mapping[str, Any], *, signal: str = "kl", encoding: Array | None = None
+    ) -> Occurrences:
+        """From one table of anybody's: rollout_id, position, token_id and loss (or loss_post, or a signal's name).
+
+        Where there are: loss_pre, prompt_id, grad_norm, teacher_entropy, student_entropy, student_entropy_pre.
+        """
+        columns = _columns(table)
+        loss = next((name for name in ("loss_post", "loss", signal) if name in columns), None)
+        missing = [name for name in KEYS if name not in columns]
+        if missing or loss is None:
+            missing += [] if loss else ["loss"]
+            raise DataError(f"occurrences lack the columns {missing}; there are {sorted(columns)}")
+        losses = {"loss_post": columns[loss]}
+        losses |= {"loss_pre": columns["loss_pre"]} if "loss_pre" in columns else {}
+        other = next(name for name in SIGNALS if name != signal)
+        losses |= {"other_post": columns[other]} if loss == signal and other in columns else {}
+        extras = {name: columns[name] for name in ("grad_norm", *ENTROPIES) if name in columns}
+        return _assemble(columns, losses, extras, {}, encoding)
+
+    @classmethod
+    def from_checkpoints(
+        cls, by_step: Mapping[int, pa.Table], *, signal: str = "kl", encoding: Array | None = None
+    ) -> Occurrences:
+        """From the tables of a run, one per checkpoint: the first step is pre, the last is post.
+
+        All must hold the same occurrences; they are joined on prompt, rollout and position, in whatever order.
+        """
+        if not by_step:
+            raise DataError("no scored checkpoint: run `rocktokens score` first")
+        steps = sorted(by_step)
+        post = _columns(by_step[steps[-1]])
+        missing = [name for name in (*KEYS, signal) if name not in post]
+        if missing:
+            raise DataError(f"step {steps[-1]} lacks the columns {missing}; there are {sorted(post)}")
+        other = next(name for name in SIGNALS if name != signal)
+        losses, loss_by_step = {"loss_post": post[signal]}, {}
+        extras: dict[str, Any] = {}
+        losses |= {"other_post": post[other]} if other in post else {}
+        extras |= {name: post[name] for name in ("grad_norm", "teacher_entropy", "student_entropy") if name in post}
+        for step in steps[:-1]:
+            wanted = [name for name in (signal, other, "student_entropy") if name in by_step[step].column_names]
+            found = _join(post, _columns(by_step[step]), wanted, step, steps[-1])
+            loss_by_step[step] = found[signal]
+            if step == steps[0]:
+                losses["loss_pre"] = found[signal]
+                losses |= {"other_pre": found[other]} if other in found else {}
+                extras |= {"student_entropy_pre": found["student_entropy"]} if "student_entropy" in found else {}
+        if loss_by_step:
+            loss_by_step[steps[-1]] = losses["loss_post"]
+        return _assemble(post, losses, extras, loss_by_step, encoding)
+
+
+def _columns(table: pa.Table | Mapping[str, Any]) -> dict[str, Any]:
+    names = table.column_names if isinstance(table, pa.Table) else list(table)
+    return {name: table[name] for name in names}
+
+
+def _arrow(column: Any, name: str) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = array if isinstance(array, pa.Array) else pa.array(array)
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if array.null_count:
+        raise DataError(f"column {name} has {array.null_count} empty values")
+    return array
+
+
+def _numbers(column: Any) -> Array:
+    """A numeric column as numpy; empty values of floats become NaN."""
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    return np.asarray(column)
+
+
+def _factorise(column: Any, name: str) -> tuple[Array, pa.Array]:
+    """(codes, values in ascending order): codes do not depend on the order of rows."""
+    encoded = _arrow(column, name).dictionary_encode()
+    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order))
+
+
+def _rollout_codes(columns: Mapping[str, Any]) -> tuple[Array, Array, pa.Array, pa.Array]:
+    """Codes of rollouts (a number may recur under another prompt) and prompts, with their names."""
+    rollout_N, rollout_ids = _factorise(columns["rollout_id"], "rollout_id")
+    if "prompt_id" not in columns:
+        return rollout_N, rollout_N, rollout_ids, rollout_ids
+    prompt_N, prompt_ids = _factorise(columns["prompt_id"], "prompt_id")
+    pair_N = prompt_N.astype(np.int64) * len(rollout_ids) + rollout_N
+    used, code_N = _unique_codes(pair_N, len(prompt_ids) * len(rollout_ids))
+    return code_N, prompt_N, rollout_ids.take(pa.array(used % len(rollout_ids))), prompt_ids
+
+
+def _unique_codes(value_N: Array, bound: int) -> tuple[Array, Array]:
+    """Distinct values ascending, and each row's index among them; by a table where that fits, else by sorting."""
+    if bound > 50_000_000:
+        distinct, code_N = np.unique(value_N, return_inverse=True)
+        return distinct, code_N.astype(np.int32)
+    seen = np.zeros(bound, bool)
+    seen[value_N] = True
+    code = np.cumsum(seen, dtype=np.int32) - 1
+    return np.flatnonzero(seen), code[value_N]
+
+
+def _join(post: Mapping[str, Any], pre: Mapping[str, Any], wanted: list[str], step: int, last: int) -> dict[str, Array]:
+    """Columns of an earlier checkpoint in the row order of the last one."""
+    keys = [name for name in ("prompt_id", "rollout_id", "position") if name in post]
+    missing = [name for name in (*keys, "token_id", *wanted[:1]) if name not in pre]
+    if missing:
+        raise DataError(f"step {step} lacks the columns {missing}, which step {last} has")
+    order: Array | slice = slice(None)
+    same = all(_arrow(post[name], name).equals(_arrow(pre[name], name)) for name in keys)
+    if not same:
+        names = [f"k{i}" for i in range(len(keys))]
+        left = pa.table([_arrow(post[k], k) for k in keys], names=names)
+        left = left.append_column("row", pa.array(np.arange(len(left))))
+        right = pa.table([_arrow(pre[k], k) for k in keys], names=names)
+        right = right.append_column("found", pa.array(np.arange(len(right))))
+        joined = left.join(right, keys=names, join_type="inner").sort_by("row")
+        if len(joined) != len(left) or len(right) != len(left):
+            raise DataError(
+                f"step {step} and step {last} share {len(joined)} of {len(right)} and {len(left)} occurrences; "
+                "all checkpoints must be scored on the same rollouts: run `rocktokens score --checkpoints all`"
+            )
+        order = joined["found"].to_numpy()
+    if not np.array_equal(_numbers(pre["token_id"])[order], _numbers(post["token_id"])):
+        raise DataError(f"step {step} and step {last} have other tokens at the same positions: another tokenizer?")
+    return {name: _numbers(pre[name])[order] for name in wanted}
+
+
+def _assemble(
+    columns: Mapping[str, Any],
+    losses: Mapping[str, Any],
+    extras: Mapping[str, Any],
+    loss_by_step: Mapping[int, Any],
+    encoding: Array | None,
+) -> Occurrences:
+    """Canonical order, types, and the rows that can be measured."""
+    rollout_M, prompt_M, rollout_ids, prompt_ids = _rollout_codes(columns)
+    if len(rollout_M) == 0:
+        raise DataError("no occurrences: the table has no rows")
+    _arrow(columns["token_id"], "token_id")
+    position_M = _numbers(columns["position"]).astype(np.int64)
+    token_M = _numbers(columns["token_id"]).astype(np.int64)
+    if token_M.min() < 0 or position_M.min() < 0:
+        raise DataError("token_id and position must be >= 0")
+    order = _canonical_order(rollout_M, position_M)
+    token_ids_V, type_M = _unique_codes(token_M, int(token_M.max()) + 1)
+    measured = {name: _numbers(column).astype(np.float32)[order] for name, column in losses.items()}
+    by_step = {step: _numbers(column).astype(np.float32)[order] for step, column in loss_by_step.items()}
+    finite_M = np.ones(len(token_M), bool)
+    for loss_M in (*measured.values(), *by_step.values()):
+        finite_M &= np.isfinite(loss_M)
+    keep: Array | slice = slice(None) if finite_M.all() else finite_M
+    if not finite_M.any():
+        raise DataError("no occurrence has a finite loss")
+    rollout_prompt_R = np.zeros(len(rollout_ids), np.int32)
+    rollout_prompt_R[rollout_M] = prompt_M
+    prompt_N = prompt_M[order][keep]
+    return Occurrences(
+        token_ids_V=token_ids_V,
+        type_M=type_M[order],
+        rollout_M=rollout_M[order],
+        position_M=position_M[order].astype(np.int32),
+        row_N=np.flatnonzero(finite_M).astype(np.int32),
+        prompt_N=prompt_N,
+        **{f"{name}_N": column[keep] for name, column in measured.items()},
+        grad_norm_N=_extra(extras, "grad_norm", order, keep),
+        entropies={name: column for name in ENTROPIES if (column := _extra(extras, name, order, keep)) is not None},
+        encoding_NH=None if encoding is None else np.asarray(encoding)[order][keep],
+        loss_by_step={step: column[keep] for step, column in by_step.items()},
+        prompt_ids=prompt_ids,
+        rollout_ids=rollout_ids,
+        rollout_prompt_R=rollout_prompt_R,
+        num_prompts=len(np.unique(prompt_N)),
+        num_left_out=int((~finite_M).sum()),
+        notes=_notes(columns, finite_M),
+    )
+
+
+def _canonical_order(rollout_M: Array, position_M: Array) -> Array | slice:
+    key_M = rollout_M.astype(np.int64) * (int(position_M.max()) + 1) + position_M
+    step_M = np.diff(key_M)
+    if (step_M > 0).all():
+        return slice(None)
+    order = np.argsort(key_M, kind="stable")
+    if (np.diff(key_M[order]) == 0).any():
+        raise DataError("an occurrence is given twice: the same rollout_id and position; are rollout ids unique?")
+    return order
+
+
+def _extra(extras: Mapping[str, Any], name: str, order: Array | slice, keep: Array | slice) -> Array | None:
+    return _numbers(extras[name]).astype(np.float32)[order][keep] if name in extras else None
+
+
+def _notes(columns: Mapping[str, Any], finite_M: Array) -> tuple[str, ...]:
+    notes = []
+    if not finite_M.all():
+        notes.append(f"{(~finite_M).sum()} of {len(finite_M)} occurrences have no finite loss and are left out")
+    if "prompt_id" not in columns:
+        notes.append("no prompt_id: every rollout counts as a prompt of its own, so intervals may be too narrow")
+    return tuple(notes)

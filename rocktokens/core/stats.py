@@ -1,0 +1,307 @@
+"""Numbers with their errors: bootstrap over prompts, paired effects, multiple testing, equivalence, power.
+
+Tokens of one prompt are not independent, so prompts are what is resampled, everywhere. This room knows arrays of
+per-prompt sums and outcomes; it does not know what a token, a rock or a model is. Every generator is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats as sps
+
+from rocktokens.errors import DataError
+
+# Shapes: P prompts (or groups of prompts), V parallel statistics such as token types, B resamples.
+Floats = NDArray[Any]
+Side = Literal["two-sided", "greater", "less"]
+
+
+class Estimate(NamedTuple):
+    """A value, the ends of its interval, and the number of prompts it rests on."""
+
+    value: float
+    low: float
+    high: float
+    num_prompts: int
+
+
+class Intervals(NamedTuple):
+    """Many estimates of one kind, one for each parallel statistic."""
+
+    value_V: Floats
+    low_V: Floats
+    high_V: Floats
+
+
+class EquivalenceTest(NamedTuple):
+    """Whether an effect is proven to lie inside ±margin, and the larger of the two one-sided p values."""
+
+    equivalent: bool
+    p_value: float
+    estimate: Estimate
+
+
+def resample_counts(num_prompts: int, resamples: int, rng: np.random.Generator) -> Floats:
+    """How often each prompt is drawn in each resample, (B, P): multiplied with per-prompt sums it resamples them."""
+    if num_prompts < 1:
+        raise DataError("nothing to resample: no prompts")
+    return rng.multinomial(num_prompts, np.full(num_prompts, 1.0 / num_prompts), size=resamples).astype(float)
+
+
+def _gradient(statistic: Callable[..., Floats], totals: Sequence[Floats]) -> list[Floats]:
+    """Central differences of a smooth statistic in each of its sums."""
+    slopes = []
+    for k, total in enumerate(totals):
+        step = np.maximum(np.abs(total) * 1e-5, 1e-12)
+        above, below = list(totals), list(totals)
+        above[k], below[k] = total + step, total - step
+        slopes.append((statistic(*above) - statistic(*below)) / (2 * step))
+    return slopes
+
+
+def _delta_variance(
+    statistic: Callable[..., Floats], columns: Sequence[Floats], totals: Sequence[Floats], counts_BP: Floats
+) -> Floats:
+    """Variance of a function of sums by the delta method, within each resample."""
+    num_prompts = counts_BP.shape[1]
+    slopes = _gradient(statistic, totals)
+    variance: Floats = np.zeros(1)
+    for i in range(len(columns)):
+        for j in range(i, len(columns)):
+            covariance = counts_BP @ (columns[i] * columns[j]) - totals[i] * totals[j] / num_prompts
+            variance = variance + (1 if i == j else 2) * slopes[i] * slopes[j] * covariance
+    return variance * num_prompts / (num_prompts - 1)
+
+
+def _jackknife_error(statistic: Callable[..., Floats], columns: Sequence[Floats], totals: Sequence[Floats]) -> Floats:
+    """Standard error from leaving out one prompt at a time; larger, and more honest, than the delta method's."""
+    num_prompts = columns[0].shape[0]
+    scale = num_prompts / (num_prompts - 1)
+    left_out = statistic(*[(total - column) * scale for total, column in zip(totals, columns)])
+    spread = np.nansum((left_out - np.nanmean(left_out, axis=0)) ** 2, axis=0)
+    return np.sqrt(spread / scale)
+
+
+def bootstrap_sums(
+    statistic: Callable[..., Floats], columns: Sequence[ArrayLike], counts_BP: Floats, *, level: float = 0.95
+) -> Intervals:
+    """Bootstrap-t intervals of any smooth function of sums over prompts, for V statistics at once.
+
+    `columns` are per-prompt sums, each (P, V) or (P, 1); `statistic` takes their totals. Percentile intervals cover
+    too little where prompts are few or skewed; studentising within each resample and a jackknife error outside
+    brings 95 % intervals to 93-97 % (benchmarks/detect_calibration.py).
+    """
+    data = [np.asarray(column, float).reshape(len(np.asarray(column)), -1) for column in columns]
+    num_prompts = data[0].shape[0]
+    if num_prompts < 2:
+        raise DataError(f"an interval over prompts needs at least 2 prompts, got {num_prompts}")
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        totals = [column.sum(0, keepdims=True) for column in data]
+        value_V = statistic(*totals)[0]
+        drawn = [counts_BP @ column for column in data]
+        error_BV = np.sqrt(np.maximum(_delta_variance(statistic, data, drawn, counts_BP), 0))
+        t_BV = (statistic(*drawn) - value_V) / error_BV
+        error_V = _jackknife_error(statistic, data, totals)
+        t_BV[~np.isfinite(t_BV)] = np.nan
+        low_t, high_t = _quantiles(t_BV, (1 - level) / 2, (1 + level) / 2)
+        # A statistic that never varies has t = 0/0 throughout and an interval of no width.
+        low_V = value_V - np.where(error_V == 0, 0.0, high_t * error_V)
+        high_V = value_V - np.where(error_V == 0, 0.0, low_t * error_V)
+    return Intervals(value_V, low_V, high_V)
+
+
+def _quantiles(t_BV: Floats, low: float, high: float) -> tuple[Floats, Floats]:
+    """Order statistics per column, NaN left out, by one sort (NaN sorts last); NaN where fewer than 20 are left."""
+    ordered_BV = np.sort(t_BV, axis=0)
+    count_V = np.isfinite(ordered_BV).sum(0)
+    picks = []
+    for share in (low, high):
+        rank_V = np.clip(np.rint(share * (count_V + 1)).astype(int) - 1, 0, np.maximum(count_V - 1, 0))
+        chosen_V = np.take_along_axis(ordered_BV, rank_V[None, :], axis=0)[0]
+        picks.append(np.where(count_V >= 20, chosen_V, np.nan))
+    return picks[0], picks[1]
+
+
+def bootstrap_estimate(
+    statistic: Callable[..., Floats],
+    columns: Sequence[ArrayLike],
+    *,
+    rng: np.random.Generator,
+    resamples: int = 2000,
+    level: float = 0.95,
+) -> Estimate:
+    """One function of per-prompt sums with its bootstrap-t interval, e.g. `lambda s, n: s / n` for a ratio."""
+    num_prompts = len(np.asarray(columns[0]))
+    if num_prompts == 0:
+        raise DataError("no prompts: nothing to estimate")
+    counts_BP = resample_counts(num_prompts, resamples, rng)
+    found = bootstrap_sums(statistic, [np.asarray(c, float).reshape(-1, 1) for c in columns], counts_BP, level=level)
+    return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), num_prompts)
+
+
+def mean_estimate(
+    value_P: ArrayLike, *, rng: np.random.Generator, resamples: int = 2000, level: float = 0.95
+) -> Estimate:
+    """Mean over prompts with its interval."""
+    value = np.asarray(value_P, float)
+    return bootstrap_estimate(
+        lambda s, n: s / n, [value, np.ones_like(value)], rng=rng, resamples=resamples, level=level
+    )
+
+
+def paired_effect(
+    with_P: ArrayLike, without_P: ArrayLike, *, rng: np.random.Generator, resamples: int = 10_000, level: float = 0.95
+) -> Estimate:
+    """Mean change in outcome, with − without, with a bootstrap interval that resamples prompts."""
+    difference_P = _paired_difference(with_P, without_P)
+    if np.ptp(difference_P) == 0:
+        return Estimate(float(difference_P[0]), float(difference_P[0]), float(difference_P[0]), len(difference_P))
+    return mean_estimate(difference_P, rng=rng, resamples=resamples, level=level)
+
+
+def _paired_difference(with_P: ArrayLike, without_P: ArrayLike) -> Floats:
+    with_values, without_values = np.asarray(with_P, float), np.asarray(without_P, float)
+    if len(with_values) == 0 or len(with_values) != len(without_values):
+        raise DataError(f"a paired effect needs matching prompts, got {len(with_values)} and {len(without_values)}")
+    return with_values - without_values
+
+
+def paired_p_value(
+    with_P: ArrayLike, without_P: ArrayLike, *, rng: np.random.Generator, resamples: int = 10_000
+) -> float:
+    """Two-sided p of "no mean change", by flipping the sign of whole prompts."""
+    difference_P = _paired_difference(with_P, without_P)
+    flips_BP = _flips(resamples, len(difference_P), rng)
+    seen = abs(difference_P.sum())
+    beaten = (np.abs(flips_BP @ difference_P) >= seen * (1 - 1e-12)).sum()
+    return float((1 + beaten) / (1 + resamples))
+
+
+def _flips(resamples: int, num_prompts: int, rng: np.random.Generator) -> Floats:
+    return rng.integers(0, 2, size=(resamples, num_prompts)) * 2.0 - 1.0
+
+
+def equivalence_test(
+    with_P: ArrayLike,
+    without_P: ArrayLike,
+    margin: float,
+    *,
+    rng: np.random.Generator,
+    resamples: int = 10_000,
+    alpha: float = 0.05,
+) -> EquivalenceTest:
+    """Two one-sided tests: is the mean change proven to lie inside ±margin?
+
+    Equivalent if the 1 − 2·alpha bootstrap interval lies inside the margin; the p value is the t approximation's.
+    An effect of exactly 0 at every prompt is equivalent whatever the margin.
+    """
+    if margin <= 0:
+        raise DataError(f"an equivalence margin must be > 0, got {margin}")
+    difference_P = _paired_difference(with_P, without_P)
+    estimate = paired_effect(with_P, without_P, rng=rng, resamples=resamples, level=1 - 2 * alpha)
+    error = difference_P.std(ddof=1) / np.sqrt(len(difference_P)) if len(difference_P) > 1 else np.inf
+    if error == 0:
+        return EquivalenceTest(abs(estimate.value) < margin, 0.0 if abs(estimate.value) < margin else 1.0, estimate)
+    t_value = (margin - abs(estimate.value)) / error
+    p_value = float(sps.t.sf(t_value, max(len(difference_P) - 1, 1)))
+    inside = bool(-margin < estimate.low and estimate.high < margin)
+    return EquivalenceTest(inside, p_value, estimate)
+
+
+def sign_test(with_P: ArrayLike, without_P: ArrayLike) -> float:
+    """Exact two-sided sign test; ties say nothing and are left out. All ties: p = 1."""
+    difference_P = _paired_difference(with_P, without_P)
+    ups, downs = int((difference_P > 0).sum()), int((difference_P < 0).sum())
+    return 1.0 if ups + downs == 0 else float(sps.binomtest(ups, ups + downs).pvalue)
+
+
+def bonferroni(p_V: ArrayLike) -> Floats:
+    """Adjusted p values that keep the chance of any false rejection."""
+    p_values = _p_values(p_V)
+    return np.minimum(p_values * len(p_values), 1.0)
+
+
+def benjamini_hochberg(p_V: ArrayLike) -> Floats:
+    """Adjusted p values that keep the share of false rejections."""
+    return np.asarray(sps.false_discovery_control(_p_values(p_V), method="bh"))
+
+
+def _p_values(p_V: ArrayLike) -> Floats:
+    p_values = np.asarray(p_V, float)
+    if p_values.size == 0 or not ((p_values >= 0) & (p_values <= 1)).all():
+        raise DataError("p values must be given, each within [0, 1]")
+    return p_values
+
+
+def max_t(
+    effect_PV: ArrayLike, *, rng: np.random.Generator, resamples: int = 1000, side: Side = "two-sided", block: int = 512
+) -> Floats:
+    """Adjusted p of "mean effect 0" for V effects measured on the same prompts, by flipping whole prompts.
+
+    The t of each effect is set against the largest t over all effects when every prompt's sign is flipped at random:
+    the chance of any false rejection is kept, whatever the dependence between effects. t divides by the root of the
+    sum of squares, which flips leave as it is, and is at most the root of the number of prompts concerned: an effect
+    seen at few prompts can never look significant by accident.
+    """
+    effects = np.asarray(effect_PV, float)
+    if effects.ndim != 2 or effects.size == 0:
+        raise DataError(f"max-T needs a matrix of prompts by effects, got shape {effects.shape}")
+    flips_BP = _flips(resamples, effects.shape[0], rng)
+    norm_V = np.sqrt((effects**2).sum(0))
+    scaled_PV = np.divide(effects, norm_V, out=np.zeros_like(effects), where=norm_V > 0)
+    sign = -1.0 if side == "less" else 1.0
+    seen_V = sign * scaled_PV.sum(0)
+    seen_V = np.abs(seen_V) if side == "two-sided" else seen_V
+    largest_B = np.full(resamples, -np.inf)
+    for start in range(0, effects.shape[1], block):
+        t_BV = flips_BP @ scaled_PV[:, start : start + block]
+        t_BV = np.abs(t_BV) if side == "two-sided" else t_BV
+        largest_B = np.maximum(largest_B, t_BV.max(1))
+    beaten_V = resamples - np.searchsorted(np.sort(largest_B), seen_V * (1 - 1e-12) - 1e-12)
+    return np.where(norm_V > 0, (1.0 + beaten_V) / (1.0 + resamples), 1.0)
+
+
+def smallest_detectable_effect(
+    difference_sd: float, num_prompts: int, *, power: float = 0.8, alpha: float = 0.05
+) -> float:
+    """The mean paired change that a two-sided test at `alpha` would find with the given power."""
+    if num_prompts < 2 or difference_sd < 0:
+        raise DataError(f"power needs at least 2 prompts and a spread >= 0, got {num_prompts} and {difference_sd}")
+    return float((sps.norm.isf(alpha / 2) + sps.norm.ppf(power)) * difference_sd / np.sqrt(num_prompts))
+
+
+def prompts_needed(difference_sd: float, effect: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
+    """How many prompts would show a mean paired change of this size with the given power."""
+    if effect == 0:
+        raise DataError("no number of prompts shows an effect of 0")
+    quantile = sps.norm.isf(alpha / 2) + sps.norm.ppf(power)
+    return max(2, int(np.ceil((quantile * difference_sd / effect) ** 2)))
+
+
+def mann_whitney(first: ArrayLike, second: ArrayLike) -> tuple[float, float]:
+    """(share of pairs in which the first group is larger, two-sided p)."""
+    a, b = np.asarray(first, float), np.asarray(second, float)
+    if len(a) == 0 or len(b) == 0:
+        raise DataError(f"Mann-Whitney needs two groups, got {len(a)} and {len(b)} values")
+    found = sps.mannwhitneyu(a, b, alternative="two-sided")
+    return float(found.statistic / (len(a) * len(b))), float(found.pvalue)
+
+
+def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
+    """Two-sided p of the signed-rank test of paired values; no change anywhere: p = 1."""
+    difference = _paired_difference(after, before)
+    if not np.any(difference):
+        return 1.0
+    return float(sps.wilcoxon(difference).pvalue)
+
+
+def wilson_interval(successes: int, trials: int, *, level: float = 0.95) -> Estimate:
+    """Interval of a share of independent trials."""
+    if trials < 1:
+        raise DataError("a share of no trials has no value")
+    found = sps.binomtest(successes, trials).proportion_ci(confidence_level=level, method="wilson")
+    return Estimate(successes / trials, float(found.low), float(found.high), trials)
