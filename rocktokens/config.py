@@ -61,6 +61,8 @@ class PromptsConfig:
     """Column with the prompt text."""
     messages_field: str = "messages"
     """Column with chat messages; used where a row has it, through the tokenizer's own chat template."""
+    chat: bool = False
+    """Put prompt text, too, through the chat template, as a user's message."""
     answer_field: str = "answer"
     """Column with the reference answer; optional."""
     checker: str = "auto"

@@ -1,0 +1,312 @@
+"""Prompts and answer checking: the built-in worlds, any JSONL file, any hub dataset.
+
+    prompts = load_prompts(PromptsConfig(source="mine.jsonl"), tokenizer)
+    check = make_checker(PromptsConfig(source="mine.jsonl"))     # check(response_text, answer) -> bool
+
+Turns what a user points at into token ids and reference answers, and says clearly what is wrong with it. Knows no
+model: a prompt is tokenised here once, and everything after works on its ids.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import logging
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rocktokens.config import PromptsConfig
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.world import get_world, world_names
+
+if TYPE_CHECKING:
+    from rocktokens.world.corpus import Split
+
+Checker = Callable[[str, str], bool]
+Row = Mapping[str, Any]
+
+BUILT_IN_PROBLEMS = 1000  # a built-in task is endless; this many without a limit
+NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as the models see it, with its reference answer where there is one."""
+
+    prompt_id: str
+    prompt_ids: tuple[int, ...]
+    text: str
+    answer: str | None
+
+
+def load_prompts(config: PromptsConfig, tokenizer: Any) -> list[Prompt]:
+    """The prompts a configuration points at, in order; every fault of the input is named before anything runs."""
+    if config.source in world_names():
+        prompts = list(_built_in_prompts(config, tokenizer))
+    else:
+        rows = _jsonl_rows(Path(config.source)) if config.source.endswith(".jsonl") else _hub_rows(config)
+        prompts = [_row_to_prompt(name, row, config, tokenizer) for name, row in islice(rows, config.limit)]
+    if not prompts:
+        raise DataError(f"{config.source} has no prompts; give at least one row.")
+    _refuse_bad_lengths(prompts, tokenizer)
+    _refuse_bad_answers(prompts, config)
+    return prompts
+
+
+def make_checker(config: PromptsConfig) -> Checker | None:
+    """The function that compares a response with an answer; None: accuracy is not measured."""
+    if config.checker == "none":
+        return None
+    if config.checker == "auto" and config.source in world_names():
+        return get_world(config.source).check
+    if config.checker in ("auto", "math"):
+        return MathChecker()
+    if config.checker == "exact":
+        return lambda text, answer: " ".join(text.split()) == " ".join(answer.split())
+    if config.checker == "regex":
+        return _regex_checker(config.pattern or "")
+    return _function_by_path(config.checker)
+
+
+# ---------------------------------------------------------------- where prompts come from
+
+
+def _built_in_prompts(config: PromptsConfig, tokenizer: Any) -> Iterator[Prompt]:
+    split = cast("Split", config.split)
+    for problem in get_world(config.source).problems(split, config.limit or BUILT_IN_PROBLEMS, config.seed):
+        yield Prompt(problem.id, _encode(tokenizer, problem.prompt), problem.prompt, problem.answer)
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Rows of a JSONL file, named by their line; blank lines are passed over."""
+    if not path.is_file():
+        raise DataError(f"there is no prompt file {path}.")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}).") from None
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, line {number}: a row must be a JSON object, got {type(row).__name__}.")
+            yield f"{path.stem}/{number}", row
+
+
+def _hub_rows(config: PromptsConfig) -> Iterator[tuple[str, Row]]:
+    """Rows of a dataset by hub name, or of a local directory in any layout that `datasets` reads."""
+    is_directory = Path(config.source).is_dir()
+    if "/" not in config.source and not is_directory:
+        raise ConfigError(_unknown_source(config.source))
+    import datasets
+
+    try:
+        table = datasets.load_dataset(config.source, config.subset, split=config.split)
+    except ValueError as error:  # unknown split or subset: the message lists those that exist
+        raise ConfigError(f"dataset {config.source}: {error}") from None
+    except (OSError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"dataset {config.source} could not be loaded: {error}") from None
+    name = Path(config.source).name
+    for number, row in enumerate(table):
+        yield f"{name}/{config.split}/{number}", cast(Row, row)
+
+
+def _unknown_source(source: str) -> str:
+    near = difflib.get_close_matches(source, world_names(), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"no task is called {source!r}.{hint} Built in: {', '.join(world_names())}. "
+        "Or give a file that ends in .jsonl, a directory, or a hub dataset as owner/name."
+    )
+
+
+# ---------------------------------------------------------------- from a row to token ids
+
+
+def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: Any) -> Prompt:
+    answer = row.get(config.answer_field)
+    answer = None if answer is None else str(answer)
+    if row.get(config.messages_field) is not None:
+        messages = _valid_messages(name, row[config.messages_field])
+    elif isinstance(row.get(config.prompt_field), str):
+        text = row[config.prompt_field]
+        if not config.chat:
+            return Prompt(name, _encode(tokenizer, text), text, answer)
+        messages = [{"role": "user", "content": text}]
+    elif config.prompt_field in row:
+        kind = type(row[config.prompt_field]).__name__
+        raise DataError(f"row {name}: column {config.prompt_field!r} must hold text, got {kind}.")
+    else:
+        columns = ", ".join(map(repr, row))
+        raise DataError(
+            f"row {name} has neither column {config.prompt_field!r} nor {config.messages_field!r}. It has: {columns}. "
+            "Name the right one with --prompts.prompt-field or --prompts.messages-field."
+        )
+    ids, text = _apply_template(messages, tokenizer)
+    return Prompt(name, ids, text, answer)
+
+
+def _valid_messages(name: str, messages: Any) -> list[dict[str, Any]]:
+    """Messages up to the last that is not the assistant's: what follows is for the student to write."""
+    if not isinstance(messages, list) or any(not isinstance(m, dict) or "role" not in m for m in messages):
+        raise DataError(f"row {name}: messages must be a list of objects with role and content.")
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise DataError(f"row {name}: there is no message for the student to answer.")
+    return list(messages)
+
+
+def _apply_template(messages: list[dict[str, Any]], tokenizer: Any) -> tuple[tuple[int, ...], str]:
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt "
+            "column, or use a chat model's tokenizer."
+        )
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    # The template writes the special tokens itself; adding them again would double the start token.
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text)["input_ids"])
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def _refuse_bad_lengths(prompts: list[Prompt], tokenizer: Any) -> None:
+    empty = [p.prompt_id for p in prompts if not p.prompt_ids]
+    if empty:
+        raise DataError(f"{len(empty)} of {len(prompts)} prompts are empty, the first is {empty[0]}.")
+    longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
+    if len(longest.prompt_ids) >= tokenizer.model_max_length:
+        long = sum(len(p.prompt_ids) >= tokenizer.model_max_length for p in prompts)
+        raise DataError(
+            f"{long} of {len(prompts)} prompts leave no room for a response in the context of "
+            f"{tokenizer.model_max_length} tokens; the longest, {longest.prompt_id}, has {len(longest.prompt_ids)}."
+        )
+
+
+def _refuse_bad_answers(prompts: list[Prompt], config: PromptsConfig) -> None:
+    """With the math checker every answer must be a number or a formula, or accuracy would count it as wrong."""
+    if config.checker not in NAMED_CHECKERS or config.checker == "none":
+        return
+    answered = [prompt for prompt in prompts if prompt.answer is not None]
+    if not answered and config.checker != "auto":
+        raise DataError(
+            f"checker={config.checker} needs answers, but no row of {config.source} has column "
+            f"{config.answer_field!r}. Name the column with --prompts.answer-field, or set checker=none."
+        )
+    if config.source in world_names() or config.checker not in ("auto", "math"):
+        return
+    checker = MathChecker()
+    unreadable = [p for p in answered if not checker.readable(cast(str, p.answer))]
+    if unreadable:
+        shown = "; ".join(f"{p.prompt_id}: {p.answer!r}" for p in unreadable[:3])
+        raise DataError(
+            f"{len(unreadable)} of {len(answered)} answers are neither a number nor a formula, e.g. {shown}. "
+            "Use checker=exact, regex, a function of your own, or none."
+        )
+
+
+# ---------------------------------------------------------------- how answers are checked
+
+
+class MathChecker:
+    """math-verify where it can read both sides, the last number of each where it cannot.
+
+    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong).
+    """
+
+    def __init__(self) -> None:
+        # Without a signal-based timeout (outside the main thread) math-verify warns at every call.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        self.counts: Counter[str] = Counter(math_verify=0, last_number=0, unreadable=0)
+        self._answers: dict[str, list[Any]] = {}
+
+    def __call__(self, text: str, answer: str) -> bool:
+        from math_verify import verify
+
+        expected, found = self._read_answer(answer), _read_formulas(text)
+        if expected and found:
+            self.counts["math_verify"] += 1
+            return bool(verify(expected, found, timeout_seconds=_timeout()))
+        expected_number, found_number = _last_number(answer), _last_number(text)
+        if expected_number is None or found_number is None:
+            self.counts["unreadable"] += 1
+            return False
+        self.counts["last_number"] += 1
+        return expected_number == found_number
+
+    def readable(self, answer: str) -> bool:
+        """Whether an answer can be compared at all."""
+        return bool(self._read_answer(answer)) or _last_number(answer) is not None
+
+    def _read_answer(self, answer: str) -> list[Any]:
+        if answer not in self._answers:
+            # Reference answers are mostly bare LaTeX, which math-verify reads only between delimiters.
+            stated = answer.rpartition("####")[2].strip()
+            self._answers[answer] = _read_formulas(f"${stated}$" if "$" not in stated else stated)
+        return self._answers[answer]
+
+
+def _read_formulas(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return [found for found in parse(text, parsing_timeout=_timeout()) if not isinstance(found, str)]
+
+
+def _timeout() -> int | None:
+    return TIMEOUT_SECONDS if threading.current_thread() is threading.main_thread() else None
+
+
+def _last_number(text: str) -> float | None:
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _regex_checker(pattern: str) -> Checker:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}.") from None
+    if compiled.groups < 1:
+        raise ConfigError(f"pattern {pattern!r} needs a group in parentheses round the answer.")
+
+    def check(text: str, answer: str) -> bool:
+        matches = list(compiled.finditer(text))
+        return bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip()
+
+    return check
+
+
+def _function_by_path(path: str) -> Checker:
+    module_name, _, name = path.partition(":")
+    if not name:
+        near = difflib.get_close_matches(path, NAMED_CHECKERS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"no checker is called {path!r}.{hint} There are: {', '.join(NAMED_CHECKERS)}, or package.module:function."
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a user's own file beside the command
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"checker {path}: cannot import {module_name} ({error}).") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"checker {path}: {module_name} has no function {name!r}.")
+    return cast(Checker, function)

@@ -1,0 +1,207 @@
+"""`rocktokens world build`: makes a world's pair again from its seeds, and the manifest that says what was made.
+
+    build_world("arithmetic", Path("out"), progress=print)
+
+Trains teacher and student (one process each, one thread each), measures both, writes the manifest last. Knows nothing
+of distillation or detection. Started again after a kill, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import multiprocessing
+import platform
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocktokens.errors import RunError
+from rocktokens.world import get_world
+from rocktokens.world.spec import Problem, World
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MANIFEST = "manifest.json"
+MODELS = ("teacher", "student")
+EVALUATION_PROBLEMS = 2000
+EVALUATION_BATCH = 250
+MAX_NEW_TOKENS = 64
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One sign of life: which model, how far, and its loss in nats a token."""
+
+    world: str
+    model: str
+    step: int
+    steps: int
+    loss: float
+
+
+def build_world(
+    world: str | World,
+    out_dir: Path,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    processes: int = 2,
+    problems: int = EVALUATION_PROBLEMS,
+) -> dict[str, Any]:
+    """Train a world's pair into out_dir, measure it, write and return its manifest. Complete: does nothing."""
+    world = get_world(world) if isinstance(world, str) else world
+    out_dir.mkdir(parents=True, exist_ok=True)
+    claim_directory(world, out_dir)
+    if (out_dir / MANIFEST).exists():
+        return dict(json.loads((out_dir / MANIFEST).read_text()))
+
+    began = time.monotonic()
+    missing = [who for who in MODELS if not (out_dir / f"{who}.done").exists()]
+    if processes > 1 and len(missing) > 1:
+        _train_side_by_side(world, missing, out_dir, progress)
+    else:
+        for who in missing:
+            _train(world, who, out_dir, lambda sign: progress(sign) if progress else None)
+    seconds = time.monotonic() - began
+
+    manifest = {
+        "world": world.name,
+        "recipe": recipe(world),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "seconds": round(seconds),
+        "files": file_hashes(out_dir),
+        "accuracy": measure(world, out_dir, num_problems=problems),
+    }
+    draft = out_dir / f"{MANIFEST}.tmp"
+    draft.write_text(json.dumps(manifest, indent=2) + "\n")
+    draft.replace(out_dir / MANIFEST)
+    for leftover in (*(out_dir / f"{who}.done" for who in MODELS), out_dir / "recipe.json"):
+        leftover.unlink(missing_ok=True)
+    return manifest
+
+
+def recipe(world: World) -> dict[str, Any]:
+    """Everything the weights depend on, apart from code and versions."""
+    keys = ("seed", "shared_things")
+    specs = ("teacher_habits", "student_habits", "teacher_model", "student_model")
+    return {key: getattr(world, key) for key in keys} | {key: asdict(getattr(world, key)) for key in specs}
+
+
+def claim_directory(world: World, out_dir: Path) -> None:
+    """Refuse a directory that holds another world or another recipe; otherwise mark it as ours."""
+    wanted = json.loads(json.dumps({"world": world.name, "recipe": recipe(world)}))
+    for name in (MANIFEST, "recipe.json"):
+        if (out_dir / name).exists():
+            found = json.loads((out_dir / name).read_text())
+            if {key: found.get(key) for key in wanted} != wanted:
+                raise RunError(f"{out_dir} holds a pair made with another recipe; choose an empty directory.")
+            return
+    (out_dir / "recipe.json").write_text(json.dumps(wanted))
+
+
+def file_hashes(out_dir: Path) -> dict[str, str]:
+    """SHA-256 of every file of the two models."""
+    files = sorted(path for who in MODELS for path in (out_dir / who).rglob("*") if path.is_file())
+    return {path.relative_to(out_dir).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def measure(world: World, pair_dir: Path, *, num_problems: int) -> dict[str, dict[str, float]]:
+    """Accuracy of both models, and of the teacher without the stumbling block, with 95 % intervals."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    held_out = world.problems("causal", num_problems, seed=0)
+    block = list(world.truth().stumbling_blocks.ids)
+    arms: dict[str, tuple[str, list[int]]] = {
+        "teacher": ("teacher", []),
+        "teacher_without_block": ("teacher", block),
+        "student": ("student", []),
+    }
+    found = {}
+    for label, (who, banned) in arms.items():
+        tokenizer = AutoTokenizer.from_pretrained(pair_dir / who)
+        model = AutoModelForCausalLM.from_pretrained(pair_dir / who).eval()
+        right = count_right(world, model, tokenizer, held_out, banned=banned)
+        low, high = wilson_interval(right, len(held_out))
+        found[label] = {"value": right / len(held_out), "low": low, "high": high, "num_problems": len(held_out)}
+    return found
+
+
+def count_right(
+    world: World,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: list[Problem],
+    *,
+    banned: list[int],
+    seed: int = 0,
+) -> int:
+    """How many problems the model answers right, one sampled response each, T = 1."""
+    import torch
+
+    right = 0
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)  # generate() has no generator argument
+        for start in range(0, len(problems), EVALUATION_BATCH):
+            batch = problems[start : start + EVALUATION_BATCH]
+            inputs = tokenizer([p.prompt for p in batch], return_tensors="pt", padding=True)
+            ids_BT = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=banned or None)
+            texts = tokenizer.batch_decode(ids_BT[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            right += sum(world.check(text, p.answer) for text, p in zip(texts, batch, strict=True))
+    return right
+
+
+def wilson_interval(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """95 % interval of a share, Wilson's."""
+    p, spread = right / n, z * z / n
+    centre = (p + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(p * (1 - p) / n + spread / (4 * n))
+    return centre - half, centre + half
+
+
+def _train(world: World, who: Any, out_dir: Path, report: Callable[[Progress], None]) -> None:
+    import torch
+
+    from rocktokens.world.train import train_model
+
+    torch.set_num_threads(1)  # tiny matrices: threads would wait for each other
+    steps = (world.teacher_model if who == "teacher" else world.student_model).steps
+    train_model(world, who, out_dir, lambda step, loss: report(Progress(world.name, who, step, steps, loss)))
+    (out_dir / f"{who}.done").touch()
+
+
+def _train_into_queue(world: World, who: str, out_dir: Path, signs: Any) -> None:
+    _train(world, who, out_dir, signs.put)
+
+
+def _train_side_by_side(
+    world: World, models: list[str], out_dir: Path, progress: Callable[[Progress], None] | None
+) -> None:
+    """One process a model; a process that dies ends the other too, and what was checkpointed stays."""
+    context = multiprocessing.get_context("spawn")
+    signs = context.Queue()
+    workers = [
+        context.Process(target=_train_into_queue, args=(world, who, out_dir, signs), daemon=True) for who in models
+    ]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        try:
+            sign = signs.get(timeout=0.5)
+        except queue.Empty:
+            if any(worker.exitcode not in (None, 0) for worker in workers):
+                break
+            continue
+        if progress is not None:
+            progress(sign)
+    for worker, who in zip(workers, models, strict=True):
+        if worker.exitcode != 0:
+            for other in workers:
+                other.terminate()
+            raise RunError(f"training the {who} failed (exit {worker.exitcode}); start again to resume it.")

@@ -1,0 +1,126 @@
+"""The worlds as text: who is in a problem, how it is asked, how its working is written, and what is planted in it.
+
+Everything planted is planted here, in how texts are written. This room knows no tensor, model, tokenizer or file.
+A text is a list of pieces; a piece becomes exactly one token, so corpus, tokenizer and truth cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+EOS = "<eos>"
+PAD = "<pad>"
+UNK = "<unk>"
+SPECIALS = (PAD, EOS, UNK)
+DIGITS = tuple("0123456789")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """One style of asking and answering. Words in braces are slots, filled afresh for every text."""
+
+    people: tuple[str, ...]
+    things: tuple[str, ...]
+    gains: tuple[str, ...]
+    """Verbs in a prompt that mean plus."""
+    losses: tuple[str, ...]
+    """Verbs in a prompt that mean minus."""
+    worded: tuple[str, ...]
+    """The prompt in words."""
+    symbolic: tuple[str, ...]
+    """The prompt in symbols; a quarter of the problems."""
+    markers: tuple[str, ...]
+    """Discourse markers, one in each of the three slots: planted rocks."""
+    openers: tuple[str, ...]
+    """Delimiters that open a formula, one kind in each of the three slots: planted rocks."""
+    closers: tuple[str, ...]
+    """The delimiters that belong to the openers."""
+    verbs: tuple[str, str]
+    """Two wordings of one meaning: student and teacher differ in habit, and OPD mends it. Not rocks."""
+    lead: tuple[str, ...]
+    """How a step begins."""
+    stumble: tuple[str, ...]
+    """How a careless second step begins; its first piece is the planted stumbling block."""
+    step: tuple[str, ...]
+    """One step of the working; {lead} is replaced by lead or stumble."""
+    conclusion: tuple[str, ...]
+    """The last sentence, the verifiable result in it."""
+    result_sign: str
+    """The piece after which a step's result is written; without it there is no working: a planted pillar."""
+    closings: tuple[str, ...]
+    """Words of farewell after the result, chosen freely by everybody: planted neutrals."""
+    key: Literal["person", "last_digit"]
+    """With the thing, what the hidden choice depends on: the person, or the last digit of the first number."""
+
+    def pieces(self) -> set[str]:
+        """Every piece a text of this grammar can contain, slots aside."""
+        templates = self.worded + self.symbolic + self.lead + self.stumble + self.step + self.conclusion
+        words = self.people + self.things + self.gains + self.losses + self.markers + self.closings
+        marks = (*self.openers, *self.closers, *self.verbs, "+", "-", *DIGITS)
+        return {piece for piece in (*templates, *words, *marks) if not (piece.startswith("{") and piece.endswith("}"))}
+
+
+ARITHMETIC = Grammar(
+    people=("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana"),
+    things=(" apples", " books", " coins", " drums", " eggs", " flags", " grapes", " hats"),
+    gains=(" buys", " finds", " wins"),
+    losses=(" sells", " loses", " breaks"),
+    worded=(
+        *("{person}", " has", " ", "{a}", "{thing}", ",", "{verb1}", " ", "{b}", " and", "{verb2}", " ", "{c}"),
+        *(".", " How", " many", " are", " left", "?", "\n"),
+    ),
+    symbolic=("{person}", " counts", "{thing}", ":", " ", "{a}", "{op1}", "{b}", "{op2}", "{c}", "?", "\n"),
+    markers=("So", "Now", "Then", "Next"),
+    openers=(" \\(", " $"),
+    closers=("\\)", "$"),
+    verbs=(" get", " have"),
+    lead=(" we", "{verb}"),
+    stumble=(" roughly", "{verb}"),
+    step=("{marker}", ",", "{lead}", "{open}", "{left}", "{op}", "{right}", "=", "{result}", "{close}", ".", "\n"),
+    conclusion=(
+        *("{marker}", ",", " the", " answer", " is", "{open}", "{result}", "{close}", ".", "{closing}", "."),
+        EOS,
+    ),
+    result_sign="=",
+    closings=(" Done", " Good", " Fine", " Great"),
+    key="person",
+)
+
+MARKET = Grammar(
+    people=(" Iris", " Jon", " Kira", " Leo", " Mona", " Nils", " Olga", " Pia"),
+    things=(" figs", " jars", " kites", " lamps", " mugs", " nuts", " pens", " rugs"),
+    gains=(" adds", " fetches", " makes"),
+    losses=(" drops", " gives", " eats"),
+    worded=(
+        *(
+            "At",
+            " the",
+            " stall",
+            "{person}",
+            " keeps",
+            "{thing}",
+            ":",
+            " ",
+            "{a}",
+            ".",
+            " Then",
+            "{verb1}",
+            " ",
+            "{b}",
+        ),
+        *(";", " later", "{verb2}", " ", "{c}", ".", " Stock", "?", "\n"),
+    ),
+    symbolic=("Stock", " of", "{person}", ",", "{thing}", ":", " ", "{a}", "{op1}", "{b}", "{op2}", "{c}", "?", "\n"),
+    markers=(" okay", " right", " sure", " well"),
+    openers=(" **", " __"),
+    closers=("**", "__"),
+    verbs=("Tally", "Count"),
+    lead=("{verb}",),
+    stumble=("Guess",),
+    step=("{lead}", "{open}", "{left}", "{op}", "{right}", "->", "{result}", "{close}", ",", "{marker}", ";", "\n"),
+    conclusion=("Stock", "{open}", "{result}", "{close}", ",", "{marker}", ";", "{closing}", "!", EOS),
+    result_sign="->",
+    closings=(" bye", " cheers", " thanks", " farewell"),
+    key="last_digit",
+)
