@@ -36,6 +36,8 @@ Row = Mapping[str, Any]
 BUILT_IN_PROBLEMS = 1000  # a built-in task is endless; this many without a limit
 NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
+WORD = re.compile(r"[A-Za-z]{3,}")
 TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
 
 
@@ -256,9 +258,11 @@ class MathChecker:
 
     def _read_answer(self, answer: str) -> list[Any]:
         if answer not in self._answers:
-            # Reference answers are mostly bare LaTeX, which math-verify reads only between delimiters.
+            # Reference answers are mostly bare LaTeX, which math-verify reads only between delimiters; a plain word
+            # between them it would take for a product of letters.
             stated = answer.rpartition("####")[2].strip()
-            self._answers[answer] = _read_formulas(f"${stated}$" if "$" not in stated else stated)
+            bare = "$" not in stated and not WORD.search(COMMAND.sub(" ", stated))
+            self._answers[answer] = _read_formulas(f"${stated}$" if bare else stated)
         return self._answers[answer]
 
 
