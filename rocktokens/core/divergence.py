@@ -27,6 +27,8 @@ KINDS = ("reverse_kl", "forward_kl", "jsd")
 LOG_ZERO = -1e30
 # Logits held at once, per buffer: large enough to keep a matrix multiplication busy, small beside one output head.
 CHUNK_ELEMENTS = 6_500_000
+# Products held at once while a dot product is summed: they stay in the cache.
+DOT_ELEMENTS = 131_072
 
 
 class Divergence(NamedTuple):
@@ -319,8 +321,14 @@ def _log(x: float) -> float:
 
 
 def _dot(a_CV: Tensor, b_CV: Tensor) -> Tensor:
-    """Row-wise dot product without a C x V product in memory."""
-    return torch.bmm(a_CV[:, None, :], b_CV[:, :, None]).reshape(-1)
+    """Row-wise dot product through a product of a few rows at a time.
+
+    `sum` adds pairwise. A matrix product adds in order: too large by 7e-4 nats at V = 152k, and no faster.
+    """
+    if a_CV.is_cuda:  # many small kernels would cost more than one product
+        return torch.linalg.vecdot(a_CV, b_CV)
+    rows = max(1, DOT_ELEMENTS // a_CV.shape[1])
+    return torch.cat([(a_RV * b_RV).sum(1) for a_RV, b_RV in zip(a_CV.split(rows), b_CV.split(rows))])
 
 
 def _log_softmax_(out_CV: Tensor, hidden_CH: Tensor, head: Head, temperature: float) -> Tensor | None:

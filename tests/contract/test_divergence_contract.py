@@ -1,0 +1,183 @@
+"""fused_divergence against what others wrote: TRL's and Liger's chunked losses, values and gradients.
+
+Where Liger's is not the divergence it names, a test here says so, so that nobody "fixes" ours to agree with it:
+it fills the student's missing vocabulary with zero logits, takes log-softmax in the logits' 16 bits, multiplies every
+ignored row through both heads, and mixes in half a cross-entropy by default. It has no soft cap and no logit scale.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, as_numpy, make_case
+
+from rocktokens.core.divergence import fused_divergence
+
+chunked_divergence = pytest.importorskip(
+    "trl.kernels.chunked_divergence", reason="TRL is not installed; runs with the pinned dependencies"
+)
+chunked_loss = pytest.importorskip(
+    "liger_kernel.chunked_loss.jsd_loss", reason="liger-kernel is not installed; runs with the dev dependencies"
+)
+
+# TRL's and Liger's beta: 0 is forward KL, 1 reverse KL, between them the generalised JSD.
+BETAS = {0.0: {"kind": "forward_kl"}, 0.5: {"kind": "jsd", "beta": 0.5}, 0.3: {"kind": "jsd", "beta": 0.3}, 1.0: {}}
+
+
+def leaves(case: Case, bias: torch.Tensor | None) -> list[torch.Tensor | None]:
+    tensors = [case.student_hidden, case.student_head, bias]
+    return [None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+def trl(case: Case, beta: float, weight_N: torch.Tensor, student_bias=None, teacher_bias=None, **options):
+    """Weighted mean of TRL's per-token divergence; its gradients and its entropy."""
+    hidden, head, bias = leaves(case, student_bias)
+    value_N, entropy_N = chunked_divergence.ChunkedDivergenceFunction.apply(
+        hidden,
+        head,
+        bias,
+        case.teacher_hidden,
+        case.teacher_head,
+        teacher_bias,
+        beta,
+        options.get("temperature", 1.0),
+        options.get("student_scale", 1.0),
+        options.get("student_softcap"),
+        options.get("teacher_scale", 1.0),
+        options.get("teacher_softcap"),
+    )
+    ((value_N * weight_N).sum() / weight_N.sum()).backward()
+    return value_N, entropy_N, [hidden.grad, head.grad, None if bias is None else bias.grad]
+
+
+FAMILIES = {
+    "plain": {},
+    "temperature": {"temperature": 1.7},
+    "scale": {"student_scale": 0.3, "teacher_scale": 1.6},
+    "softcap": {"student_softcap": 2.0, "teacher_softcap": 3.0},
+    "everything": {
+        "student_softcap": 2.0,
+        "teacher_softcap": 3.0,
+        "student_scale": 1.4,
+        "teacher_scale": 0.6,
+        "temperature": 0.8,
+    },
+}
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("beta", BETAS)
+def test_values_and_gradients_equal_trl(beta, family, with_bias, generator):
+    options = dict(FAMILIES[family])
+    if with_bias:
+        options["student_bias"], options["teacher_bias"] = torch.randn(2, 101, generator=generator)
+    weight_N = torch.rand(33, generator=generator)
+    case = make_case(rows=33, vocabulary=101, spread=3.0)
+    value_N, entropy_N, expected = trl(case, beta, weight_N, **options)
+    result, grads = case.run(weight_N=weight_N, chunk=10, **options, **BETAS[beta])
+    torch.testing.assert_close(result.value_N, value_N, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.student_entropy_N, entropy_N, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads["hidden"], expected[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(grads["head"], expected[1], rtol=1e-4, atol=1e-6)
+    if with_bias:
+        torch.testing.assert_close(grads["bias"], expected[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_values_equal_trl_on_several_of_its_vocabulary_tiles(beta):
+    vocabulary = chunked_divergence.VOCAB_CHUNK_SIZE + 77
+    case = make_case(rows=5, vocabulary=vocabulary, spread=3.0)
+    value_N, _, expected = trl(case, beta, torch.ones(5))
+    result, grads = case.run(**BETAS[beta])
+    torch.testing.assert_close(result.value_N, value_N, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads["hidden"], expected[0], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(grads["head"], expected[1], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_bfloat16_is_at_least_as_close_to_the_truth_as_trl(beta):
+    """Both sum in float32; TRL rounds the logits' gradient to bfloat16 before the products, ours does not on a CPU."""
+    case = make_case(rows=16, vocabulary=101, spread=2.0, dtype=torch.bfloat16)
+    _, _, theirs = trl(case, beta, torch.ones(16))
+    result, grads = case.run(**BETAS[beta])
+    oracle = case.oracle(**BETAS[beta])
+    np.testing.assert_allclose(as_numpy(result.value_N), oracle.value, rtol=1e-4, atol=1e-6)
+    for ours, their, want in (
+        (grads["hidden"], theirs[0], oracle.grad_hidden),
+        (grads["head"], theirs[1], oracle.grad_head),
+    ):
+        assert np.linalg.norm(as_numpy(ours) - want) <= 1.05 * np.linalg.norm(as_numpy(their) - want)
+
+
+def liger(case: Case, beta: float, *, ignored=(), student_bias=None, teacher_bias=None, hard: float = 0.0, **options):
+    """Liger's loss with the cross-entropy off unless asked for; rows in `ignored` carry its ignore_index."""
+    hidden, head, bias = leaves(case, student_bias)
+    labels = case.tokens.clone()
+    labels[list(ignored)] = -100
+    loss_function = chunked_loss.LigerFusedLinearJSDLoss(
+        weight_hard_loss=hard, weight_soft_loss=1.0 - hard, beta=beta, compiled=False, chunk_size=8, **options
+    )
+    loss = loss_function(hidden, head, case.teacher_hidden, case.teacher_head, labels, bias, teacher_bias)
+    loss.backward()
+    return loss, [hidden.grad, head.grad, None if bias is None else bias.grad]
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+@pytest.mark.parametrize("beta", BETAS)
+def test_loss_and_gradients_equal_liger_where_it_is_correct(beta, temperature, with_bias, generator):
+    """float32, one vocabulary, no soft cap, no scale, weights 0 or 1, cross-entropy off."""
+    biases = {}
+    if with_bias:
+        biases["student_bias"], biases["teacher_bias"] = torch.randn(2, 101, generator=generator)
+    case = make_case(rows=33, vocabulary=101, spread=2.0)
+    ignored = [0, 7, 32]
+    weight_N = torch.ones(33).index_fill(0, torch.tensor(ignored), 0)
+    loss, expected = liger(case, beta, ignored=ignored, temperature=temperature, **biases)
+    result, grads = case.run(weight_N=weight_N, temperature=temperature, **biases, **BETAS[beta])
+    torch.testing.assert_close(result.loss, loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(grads["hidden"], expected[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(grads["head"], expected[1], rtol=1e-4, atol=1e-6)
+    if with_bias:
+        torch.testing.assert_close(grads["bias"], expected[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_liger_is_not_correct_when_the_teacher_has_padding_rows(beta):
+    """It gives the student zero logits there: identical models no longer cost nothing. Ours cuts both sides."""
+    case = make_case(rows=9, vocabulary=20)
+    case.teacher_hidden = case.student_hidden
+    case.teacher_head = torch.cat([case.student_head, torch.randn(6, 6, generator=torch.Generator().manual_seed(3))])
+    loss, _ = liger(case, beta)
+    assert loss > 0.01
+    assert case.run(**BETAS[beta])[0].loss < 1e-6
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_liger_is_not_precise_in_bfloat16(beta):
+    """As the student converges the differences drown in its 16-bit log-softmax; ours stays with the oracle."""
+    case = make_case(rows=33, vocabulary=101, spread=3.0)
+    nudge = 0.02 * torch.randn(case.student_hidden.shape, generator=torch.Generator().manual_seed(5))
+    case.teacher_hidden, case.teacher_head = (case.student_hidden + nudge).bfloat16(), case.student_head.bfloat16()
+    case.student_hidden, case.student_head = case.student_hidden.bfloat16(), case.student_head.bfloat16()
+    oracle = case.oracle(**BETAS[beta])
+    loss, grads_of_liger = liger(case, beta)
+    result, grads = case.run(**BETAS[beta])
+
+    def error(gradient):
+        return np.linalg.norm(as_numpy(gradient) - oracle.grad_hidden) / np.linalg.norm(oracle.grad_hidden)
+
+    assert result.loss.item() == pytest.approx(oracle.loss, rel=0.01)
+    assert abs(loss.item() - oracle.loss) > 0.25 * oracle.loss
+    assert error(grads["hidden"]) < 0.01
+    assert error(grads_of_liger[0]) > 0.10
+
+
+def test_liger_trains_another_objective_by_default():
+    """Half of its default loss is the cross-entropy with the labels."""
+    case = make_case(rows=9, vocabulary=20)
+    case.teacher_hidden, case.teacher_head = case.student_hidden, case.student_head
+    assert liger(case, 0.5, hard=0.5)[0] > 1
+    assert fused_divergence(case.student_hidden, case.student_head, case.teacher_hidden, case.teacher_head).loss < 1e-6

@@ -1,0 +1,207 @@
+"""What must change nothing in fused_divergence, over drawn shapes, options and weights."""
+
+from __future__ import annotations
+
+import torch
+from cases import Case, assert_matches, make_case
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocktokens.core.divergence import KINDS
+
+PER_ROW = (
+    "value_N",
+    "log_ratio_N",
+    "student_logprob_N",
+    "teacher_logprob_N",
+    "student_entropy_N",
+    "teacher_entropy_N",
+    "grad_norm_N",
+)
+
+
+@st.composite
+def cases(draw, min_rows: int = 1) -> Case:
+    """Any kind, family options and shapes; logits from nearly uniform to very sharp."""
+    options = {
+        "kind": draw(st.sampled_from(KINDS)),
+        "beta": draw(st.floats(0.05, 0.95)),
+        "temperature": draw(st.sampled_from([1.0, 0.6, 2.0])),
+        "student_softcap": draw(st.sampled_from([None, 4.0])),
+        "teacher_softcap": draw(st.sampled_from([None, 6.0])),
+        "student_scale": draw(st.sampled_from([1.0, 0.5])),
+    }
+    return make_case(
+        draw(st.integers(0, 10_000)),
+        rows=draw(st.integers(min_rows, 12)),
+        vocabulary=draw(st.integers(1, 40)),
+        student_width=draw(st.integers(1, 8)),
+        teacher_width=draw(st.integers(1, 8)),
+        spread=draw(st.sampled_from([0.01, 1.0, 5.0])),
+        **options,
+    )
+
+
+def weights(rows: int) -> st.SearchStrategy[torch.Tensor]:
+    """Weights of which some are 0 and the sum is not."""
+    one = st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0])
+    return st.lists(one, min_size=rows, max_size=rows).filter(any).map(torch.tensor)
+
+
+def subset(case: Case, rows) -> Case:
+    """The same models on some of the rows."""
+    return Case(
+        case.student_hidden[rows], case.student_head, case.teacher_hidden[rows], case.teacher_head, case.tokens[rows],
+        case.options,
+    )  # fmt: skip
+
+
+def close(got: torch.Tensor, want: torch.Tensor, name: str = "") -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-6, equal_nan=True, msg=lambda text: f"{name}: {text}")
+
+
+def same(got, want) -> None:
+    """Loss, every per-row measure and every gradient."""
+    (result, grads), (expected, expected_grads) = got, want
+    close(result.loss, expected.loss, "loss")
+    for name in PER_ROW:
+        close(getattr(result, name), getattr(expected, name), name)
+    for name in expected_grads:
+        close(grads[name], expected_grads[name], name)
+
+
+@given(cases())
+def test_divergence_is_never_negative(case):
+    result, _ = case.run()
+    assert (result.value_N >= 0).all()
+    assert (result.student_entropy_N >= -1e-6).all()
+    assert torch.isfinite(result.value_N).all()
+
+
+@given(cases())
+def test_the_jensen_shannon_divergence_is_bounded_by_the_entropy_of_beta(case):
+    beta = case.options["beta"]
+    bound = -(beta * torch.tensor(beta).log() + (1 - beta) * torch.tensor(1 - beta).log())
+    assert (case.run(kind="jsd")[0].value_N <= bound + 1e-5).all()
+
+
+@given(cases(), st.integers(1, 15))
+def test_chunk_size_is_irrelevant(case, chunk):
+    same(case.run(chunk=chunk), case.run())
+
+
+@given(cases(), st.data())
+def test_row_order_is_irrelevant(case, data):
+    rows = len(case.tokens)
+    order = torch.tensor(data.draw(st.permutations(range(rows))))
+    weight_N = data.draw(weights(rows))
+    result, grads = case.run(weight_N=weight_N)
+    shuffled, shuffled_grads = subset(case, order).run(weight_N=weight_N[order])
+    close(shuffled.loss, result.loss)
+    for name in PER_ROW:
+        close(getattr(shuffled, name), getattr(result, name)[order], name)
+    close(shuffled_grads["hidden"], grads["hidden"][order])
+    close(shuffled_grads["head"], grads["head"])
+
+
+@given(cases(min_rows=2), st.data())
+def test_batch_split_is_irrelevant(case, data):
+    """Two micro-batches that share the denominator add up to the whole; losses and gradients alike."""
+    rows = len(case.tokens)
+    cut = data.draw(st.integers(1, rows - 1))
+    weight_N = data.draw(weights(rows))
+    whole, grads = case.run(weight_N=weight_N)
+    parts = [
+        subset(case, part).run(weight_N=weight_N[part], denominator=weight_N.sum())
+        for part in (slice(0, cut), slice(cut, rows))
+    ]
+    close(sum(result.loss for result, _ in parts), whole.loss)
+    close(sum(part["head"] for _, part in parts), grads["head"])
+    close(torch.cat([part["hidden"] for _, part in parts]), grads["hidden"])
+    for name in PER_ROW:
+        close(torch.cat([getattr(result, name) for result, _ in parts]), getattr(whole, name), name)
+
+
+@given(cases(min_rows=8))
+def test_one_batch_of_eight_equals_eight_batches_of_one(case):
+    case = subset(case, slice(0, 8))
+    whole, grads = case.run()
+    singles = [subset(case, slice(i, i + 1)).run(denominator=8) for i in range(8)]
+    close(sum(result.loss for result, _ in singles), whole.loss)
+    close(sum(part["head"] for _, part in singles), grads["head"])
+    close(torch.cat([part["hidden"] for _, part in singles]), grads["hidden"])
+
+
+@given(cases(), st.data())
+def test_relabelling_the_vocabulary_is_irrelevant(case, data):
+    order = torch.tensor(data.draw(st.permutations(range(len(case.student_head)))))
+    result, grads = case.run()
+    relabelled = Case(
+        case.student_hidden,
+        case.student_head[order],
+        case.teacher_hidden,
+        case.teacher_head[order],
+        order.argsort()[case.tokens],
+        case.options,
+    )
+    relabelled_result, relabelled_grads = relabelled.run()
+    relabelled_grads["head"] = relabelled_grads["head"][order.argsort()]
+    same((relabelled_result, relabelled_grads), (result, grads))
+
+
+@given(cases(), st.integers(0, 9), st.booleans())
+def test_vocabulary_padding_is_irrelevant(case, extra, on_student):
+    """Whatever stands in the rows that one model has and the other lacks."""
+    want = case.run()
+    side = "student_head" if on_student else "teacher_head"
+    head = getattr(case, side)
+    setattr(case, side, torch.cat([head, torch.full((extra, head.shape[1]), 50.0)]))
+    result, grads = case.run()
+    padding = grads["head"][len(head) :] if on_student else torch.zeros(0)
+    assert (padding == 0).all()
+    grads["head"] = grads["head"][: len(head)]
+    same((result, grads), want)
+
+
+@given(cases())
+def test_weights_of_one_equal_no_weights(case):
+    same(case.run(weight_N=torch.ones(len(case.tokens))), case.run())
+
+
+@given(cases(), st.data())
+def test_weight_zero_equals_row_removed(case, data):
+    weight_N = data.draw(weights(len(case.tokens)))
+    kept = weight_N.nonzero().squeeze(1)
+    result, grads = case.run(weight_N=weight_N)
+    removed, removed_grads = subset(case, kept).run(weight_N=weight_N[kept])
+    close(result.loss, removed.loss)
+    close(grads["head"], removed_grads["head"])
+    close(grads["hidden"], torch.zeros_like(grads["hidden"]).index_copy(0, kept, removed_grads["hidden"]))
+    for name in PER_ROW:
+        close(getattr(result, name)[kept], getattr(removed, name), name)
+
+
+@given(cases(), st.data(), st.floats(1e-3, 1e3))
+def test_scaling_the_weights_is_irrelevant(case, data, factor):
+    weight_N = data.draw(weights(len(case.tokens)))
+    same(case.run(weight_N=weight_N * factor), case.run(weight_N=weight_N))
+
+
+@given(cases(), st.data())
+def test_shifting_all_logits_of_a_model_is_irrelevant(case, data):
+    """Through the bias, where there is no soft cap."""
+    shift = data.draw(st.floats(-20, 20))
+    plain = {"student_softcap": None, "teacher_softcap": None}
+    vocabulary = len(case.student_head)
+    result, grads = case.run(**plain)
+    shifted, shifted_grads = case.run(
+        **plain, student_bias=torch.full((vocabulary,), shift), teacher_bias=torch.full((vocabulary,), -shift)
+    )
+    for name in PER_ROW:
+        torch.testing.assert_close(getattr(shifted, name), getattr(result, name), rtol=1e-3, atol=5e-5)
+    torch.testing.assert_close(shifted_grads["hidden"], grads["hidden"], rtol=1e-3, atol=5e-5)
+
+
+@given(cases(), st.data())
+def test_everything_equals_the_oracle(case, data):
+    assert_matches(case, weight_N=data.draw(weights(len(case.tokens))), rtol=1e-4, atol=1e-5)
