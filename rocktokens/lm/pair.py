@@ -1,0 +1,243 @@
+"""Load a student, a teacher and their tokenizer, and refuse pairs whose tokens do not mean the same.
+
+Weights come from safetensors or GGUF; pickles and code that ships with a model are refused unless asked for. A family's
+last step from hidden state to logits (bias, scale, soft cap) is read from its configuration and then compared with the
+model's own logits, so that a family this room does not know is noticed here and not in the results.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rocktokens.config import PairConfig
+from rocktokens.core.divergence import Head
+from rocktokens.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Below this many parameters a model's matrices are too small to share between threads.
+TINY_PARAMETERS = 20_000_000
+# Our logits may differ from the model's own by this much of their spread; an unknown family differs by far more.
+HEAD_TOLERANCE = 2e-2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models over one tokenizer."""
+
+    student: PreTrainedModel
+    teacher: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+    """Token types both heads have; rows beyond it are padding."""
+    eos_ids: tuple[int, ...]
+    pad_id: int
+
+
+def load_pair(config: PairConfig) -> Pair:
+    """Load both models and check that they fit."""
+    if not config.student or not config.teacher:
+        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
+    tokenizer, num_types = check_tokenizers(config)
+    student, teacher = load_model(config.student, config), load_model(config.teacher, config)
+    vocabulary = min(_head_rows(student), _head_rows(teacher))
+    if num_types > vocabulary:
+        raise ConfigError(
+            f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
+            "one of the models does not belong to this tokenizer"
+        )
+    eos_ids = end_tokens(student, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+    for name, model in (("student", student), ("teacher", teacher)):
+        check_head(name, model, vocabulary)
+    choose_threads(config.threads, student, teacher)
+    return Pair(student, teacher, tokenizer, vocabulary, eos_ids, int(pad_id))
+
+
+def load_model(name: str, config: PairConfig) -> PreTrainedModel:
+    """One causal language model, in evaluation mode, on the device asked for."""
+    device = choose_device(config.device)
+    dtype: Any = config.dtype
+    if dtype == "auto":
+        dtype = torch.float32 if device == "cpu" else "auto"
+    source, options = _source(name, config)
+    if config.device_map is not None:
+        options["device_map"] = config.device_map
+    if "gguf_file" not in options:
+        options["use_safetensors"] = None if config.allow_pickle else True
+    with _named_errors(name):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+    if config.device_map is None:
+        model.to(device)  # type: ignore[arg-type]
+    return model.eval()
+
+
+def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside a model."""
+    source, options = _source(name, config)
+    with _named_errors(name, "tokenizer"):
+        return AutoTokenizer.from_pretrained(source, **options)
+
+
+def check_tokenizers(config: PairConfig) -> tuple[PreTrainedTokenizerBase, int]:
+    """Refuse tokenizers that differ in content; returns the student's, and the number of token types both know."""
+    student, teacher = load_tokenizer(config.student, config), load_tokenizer(config.teacher, config)
+    ours, theirs = ({id_: token for token, id_ in tok.get_vocab().items()} for tok in (student, teacher))
+    for id_ in sorted(ours.keys() & theirs.keys()):
+        if ours[id_] != theirs[id_]:
+            raise ConfigError(
+                f"the tokenizers differ: id {id_} is {ours[id_]!r} for the student, {theirs[id_]!r} for the teacher; "
+                "per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+            )
+    extra = sorted(ours.keys() ^ theirs.keys())
+    if extra:
+        owner, vocabulary = ("student", ours) if extra[0] in ours else ("teacher", theirs)
+        raise ConfigError(
+            f"the tokenizers differ: only the {owner} has id {extra[0]} ({vocabulary[extra[0]]!r}), one of {len(extra)} "
+            "such; per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+        )
+    for special in ("bos_token", "eos_token", "unk_token"):
+        if getattr(student, special) != getattr(teacher, special):
+            raise ConfigError(
+                f"the tokenizers differ in their {special}: {getattr(student, special)!r} for the student, "
+                f"{getattr(teacher, special)!r} for the teacher. Choose a teacher of the same tokenizer family."
+            )
+    probe = "Rock tokens: 3 + 4 = 7, so\n\\(x\\) is 7."
+    if student(probe)["input_ids"] != teacher(probe)["input_ids"]:
+        raise ConfigError(
+            "the tokenizers have one vocabulary but split text differently (merges or normalisation); "
+            "choose a teacher of the same tokenizer family"
+        )
+    return student, max(ours) + 1
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends a response: the generation config's (one or several) and the tokenizer's."""
+    named = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = set(named if isinstance(named, list) else [] if named is None else [named])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    if not ids:
+        raise ConfigError("neither the student's generation config nor its tokenizer names an end token; set eos_token")
+    return tuple(sorted(int(id_) for id_ in ids))
+
+
+def head_of(model: PreTrainedModel) -> Head:
+    """The output head and what the family does to the logits after it."""
+    config = model.config.get_text_config()
+    layer: Any = model.get_output_embeddings()
+    scale = 1.0
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) is not None:
+            scale = float(getattr(config, name))
+            break
+    else:
+        divisor = getattr(config, "logits_scaling", None)
+        if divisor is not None:
+            scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
+    return Head(layer.weight, getattr(layer, "bias", None), getattr(config, "final_logit_softcapping", None), scale)
+
+
+def hidden_states(model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+    """Last hidden state at every position: what the output head is applied to."""
+    return model.base_model(input_ids=input_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+
+
+@torch.inference_mode()
+def check_head(name: str, model: PreTrainedModel, vocabulary: int) -> None:
+    """Compare our last step from hidden state to logits with the model's own."""
+    device: Any = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    input_BT = torch.arange(min(8, vocabulary), device=device)[None]
+    own = model(input_ids=input_BT, use_cache=False).logits[0].float()
+    head = head_of(model)
+    state = hidden_states(model, input_BT)[0].to(head.weight_VH.device)
+    ours = (state @ head.weight_VH.t()).float()
+    if head.bias_V is not None:
+        ours = ours + head.bias_V.float()
+    ours = ours * head.scale
+    if head.softcap is not None:
+        ours = head.softcap * torch.tanh(ours / head.softcap)
+    ours = ours.to(own.device)[:, : own.shape[1]]
+    spread = own[:, : ours.shape[1]].std().clamp_min(1e-6)
+    if not torch.isfinite(own).all():
+        log.warning("the %s's logits on a probe are not finite; its weights may be damaged", name)
+    elif float((ours - own).abs().max() / spread) > HEAD_TOLERANCE:
+        raise ConfigError(
+            f"the {name} ({model.config.model_type}) computes its logits in a way this version does not know; "
+            "its divergences would be wrong. Please report the model type."
+        )
+
+
+def choose_device(device: str) -> str:
+    """The device a setting of `auto` stands for."""
+    if device != "auto":
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:
+    """Set torch's CPU threads: as told, else one for tiny models (more only wait for each other), else the free cores."""
+    if threads is None:
+        largest = max(sum(p.numel() for p in model.parameters()) for model in models)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = 1 if largest < TINY_PARAMETERS else cores
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _head_rows(model: PreTrainedModel) -> int:
+    layer: Any = model.get_output_embeddings()
+    return int(layer.weight.shape[0])
+
+
+def _source(name: str, config: PairConfig) -> tuple[str, dict[str, Any]]:
+    """Where transformers is to look, and with which options."""
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {name}")
+        return str(path.parent), {**options, "gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ConfigError(f"{name} holds no config.json; a model directory is what save_pretrained wrote")
+        return str(path), options
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ConfigError(f"there is no directory {name}; give a model directory, a hub name or a .gguf file")
+    return name, options
+
+
+class _named_errors:
+    """Turn whatever a loader raises into one sentence that names the model and the remedy."""
+
+    def __init__(self, name: str, what: str = "model") -> None:
+        self.name, self.what = name, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, ConfigError):
+            return
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            remedy = "it needs Python code of its own; pass --pair.trust-remote-code if you trust its author"
+        elif "safetensors" in text and ("use_safetensors" in text or "no file named" in text.lower()):
+            remedy = "it has no safetensors weights; convert it, or pass --pair.allow-pickle if you trust its author"
+        elif type(error).__name__ == "SafetensorError" or "incomplete" in text.lower():
+            remedy = f"its weights are damaged or half-written ({text[:120]}); copy or download it again"
+        else:
+            remedy = f"{type(error).__name__}: {text[:200]}"
+        raise ConfigError(f"cannot load the {self.what} of {self.name}: {remedy}") from error

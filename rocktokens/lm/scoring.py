@@ -1,0 +1,204 @@
+"""Rollouts in, scored occurrences out: what every sampled token cost under a student and the teacher.
+
+Rows are packed by length into micro-batches of a token budget and padded on the right, where causal attention never
+looks, so real positions need no mask. Only response positions count, the end token included; the state that scores the
+token at position t is the one before it. The teacher's backbone runs once for all the students it is compared with.
+
+Shapes: B rollouts of a micro-batch, T positions, N response positions of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rocktokens.core.divergence import Divergence, fused_divergence
+from rocktokens.errors import DataError
+from rocktokens.lm.pair import head_of, hidden_states
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled response as token ids."""
+
+    prompt_id: str
+    rollout_id: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass
+class ScoreFacts:
+    """What a scoring pass did, for the manifest."""
+
+    occurrences: int = 0
+    padded_tokens: int = 0
+    real_tokens: int = 0
+    invalid: dict[str, int] = field(default_factory=dict)
+    """Occurrences whose measures are not finite, by rollout; their rows are kept, marked by NaN."""
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the work that was padding."""
+        return self.padded_tokens / max(self.padded_tokens + self.real_tokens, 1)
+
+
+def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[list[Rollout]]:
+    """Rollouts of similar length together, at most `token_budget` padded tokens each (one rollout at least)."""
+    batch: list[Rollout] = []
+    for rollout in sorted(rollouts, key=lambda r: (len(r.prompt_ids) + len(r.token_ids), r.rollout_id)):
+        length = len(rollout.prompt_ids) + len(rollout.token_ids)
+        if batch and length * (len(batch) + 1) > token_budget:
+            yield batch
+            batch = []
+        batch.append(rollout)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def score(
+    rollouts: Sequence[Rollout],
+    students: Mapping[int, PreTrainedModel],
+    teacher: PreTrainedModel,
+    *,
+    eos_ids: Sequence[int],
+    vocabulary: int,
+    write: Callable[[int, pa.Table], None],
+    token_budget: int = 8192,
+    chunk: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[int, ScoreFacts]:
+    """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch."""
+    for rollout in rollouts:
+        _check(rollout, vocabulary)
+    facts = {step: ScoreFacts() for step in students}
+    for batch in micro_batches(rollouts, token_budget):
+        layout = _Layout.of(batch)
+        teacher_NG = layout.response_states(teacher)
+        for step, student in students.items():
+            measured = _measure(
+                layout.response_states(student), teacher_NG, student, teacher, layout, vocabulary, chunk
+            )
+            table = _table(layout, measured, eos_ids)
+            write(step, table)
+            facts[step].occurrences += len(table)
+            facts[step].real_tokens += layout.real_tokens
+            facts[step].padded_tokens += layout.input_BT.numel() - layout.real_tokens
+            _note_invalid(table, facts[step])
+        if progress is not None:
+            progress(len(batch))
+    return facts
+
+
+def _measure(
+    student_NH: Tensor,
+    teacher_NG: Tensor,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    layout: _Layout,
+    vocabulary: int,
+    chunk: int | None,
+) -> Divergence:
+    ours, theirs = head_of(student), head_of(teacher)
+    device = ours.weight_VH.device
+    return fused_divergence(
+        student_NH.to(device),
+        ours.weight_VH[:vocabulary],
+        teacher_NG.to(device),
+        theirs.weight_VH[:vocabulary].to(device),
+        token_N=layout.token_N.to(device),
+        student_bias=ours.bias_V,
+        teacher_bias=theirs.bias_V,
+        student_softcap=ours.softcap,
+        teacher_softcap=theirs.softcap,
+        student_scale=ours.scale,
+        teacher_scale=theirs.scale,
+        chunk=chunk,
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the response positions of a micro-batch lie."""
+
+    batch: list[Rollout]
+    input_BT: Tensor
+    row_N: Tensor
+    column_N: Tensor
+    """Column of the state that predicts the token: one before the token's own."""
+    token_N: Tensor
+    position_N: np.ndarray
+    real_tokens: int
+
+    @classmethod
+    def of(cls, batch: list[Rollout]) -> _Layout:
+        sequences = [rollout.prompt_ids + rollout.token_ids for rollout in batch]
+        input_BT = torch.zeros((len(batch), max(map(len, sequences))), dtype=torch.long)
+        for row, sequence in enumerate(sequences):
+            input_BT[row, : len(sequence)] = torch.tensor(sequence)
+        counts = [len(rollout.token_ids) for rollout in batch]
+        position_N = np.concatenate([np.arange(count) for count in counts])
+        start_N = np.repeat([len(rollout.prompt_ids) for rollout in batch], counts)
+        row_N = torch.from_numpy(np.repeat(np.arange(len(batch)), counts))
+        column_N = torch.from_numpy(start_N + position_N - 1)
+        token_N = input_BT[row_N, column_N + 1]
+        return cls(batch, input_BT, row_N, column_N, token_N, position_N, sum(map(len, sequences)))
+
+    def response_states(self, model: PreTrainedModel) -> Tensor:
+        device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
+        state_BTH = hidden_states(model, self.input_BT.to(device))
+        return state_BTH[self.row_N.to(state_BTH.device), self.column_N.to(state_BTH.device)]
+
+
+def _table(layout: _Layout, measured: Divergence, eos_ids: Sequence[int]) -> pa.Table:
+    counts = [len(rollout.token_ids) for rollout in layout.batch]
+    row_N = np.repeat(np.arange(len(layout.batch)), counts)
+    token_N = layout.token_N.numpy()
+
+    def column(tensor: Tensor | None) -> np.ndarray:
+        assert tensor is not None
+        return tensor.float().cpu().numpy()
+
+    return pa.table(
+        {
+            "prompt_id": pa.array([rollout.prompt_id for rollout in layout.batch]).take(pa.array(row_N)),
+            "rollout_id": pa.array([rollout.rollout_id for rollout in layout.batch]).take(pa.array(row_N)),
+            "position": layout.position_N.astype(np.int32),
+            "token_id": token_N.astype(np.int32),
+            "kl": column(measured.value_N),
+            "log_ratio": column(measured.log_ratio_N),
+            "student_logprob": column(measured.student_logprob_N),
+            "teacher_logprob": column(measured.teacher_logprob_N),
+            "student_entropy": column(measured.student_entropy_N),
+            "teacher_entropy": column(measured.teacher_entropy_N),
+            "grad_norm": column(measured.grad_norm_N),
+            "is_eos": np.isin(token_N, list(eos_ids)),
+        }
+    )
+
+
+def _note_invalid(table: pa.Table, facts: ScoreFacts) -> None:
+    bad_N = ~np.isfinite(table["kl"].to_numpy())
+    if bad_N.any():
+        for rollout_id in table["rollout_id"].to_numpy(zero_copy_only=False)[bad_N]:
+            facts.invalid[rollout_id] = facts.invalid.get(rollout_id, 0) + 1
+
+
+def _check(rollout: Rollout, vocabulary: int) -> None:
+    if not rollout.prompt_ids:
+        raise DataError(f"rollout {rollout.rollout_id} has an empty prompt; the first response token has no prefix")
+    if not rollout.token_ids:
+        raise DataError(f"rollout {rollout.rollout_id} has no response tokens; leave it out")
+    highest = max(max(rollout.prompt_ids), max(rollout.token_ids))
+    if highest >= vocabulary or min(min(rollout.prompt_ids), min(rollout.token_ids)) < 0:
+        raise DataError(
+            f"rollout {rollout.rollout_id} holds token id {highest}, the pair shares {vocabulary} token types; "
+            "it was made with another tokenizer"
+        )
