@@ -378,7 +378,7 @@ def _check_tensors(
             )
         if not (hidden.is_floating_point() and weight_VH.is_floating_point()):
             raise ConfigError(f"{name} hidden states and head must be float, got {hidden.dtype} and {weight_VH.dtype}")
-        if bias_V is not None and bias_V.shape != weight_VH.shape[:1]:
+        if bias_V is not None and (bias_V.dim() != 1 or len(bias_V) < len(weight_VH)):
             raise ConfigError(f"{name}_bias {tuple(bias_V.shape)} does not fit its head {tuple(weight_VH.shape)}")
     rows = {"teacher_hidden_NG": teacher_hidden_NG, "token_N": token_N, "weight_N": weight_N}
     for name, given in rows.items():

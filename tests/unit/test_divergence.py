@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import as_numpy, assert_matches, from_logits, make_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -370,6 +371,14 @@ def test_rows_beyond_the_shared_vocabulary_are_cut_on_both_sides(kind, student_e
     assert grads["head"].shape == case.student_head.shape
     assert (grads["head"][shared:] == 0).all()
     assert (grads["bias"][shared:] == 0).all()
+
+
+def test_a_bias_longer_than_a_head_that_was_already_cut_is_cut_too():
+    case = make_case()
+    expected, expected_grads = case.run(student_bias=torch.arange(23.0) / 23)
+    result, grads = case.run(student_bias=torch.cat([torch.arange(23.0) / 23, torch.ones(4)]))
+    torch.testing.assert_close(result.value_N, expected.value_N)
+    torch.testing.assert_close(grads["bias"], F.pad(expected_grads["bias"], (0, 4)))
 
 
 # --- weights and denominator ---

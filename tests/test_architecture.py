@@ -1,0 +1,118 @@
+"""House rules that a machine can check: who may import whom, how long things get, what loads before --help."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "rocktokens"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Room → what it may import of ours. DESIGN.md: core ← lm ← pipeline ← cli; runs ← pipeline; report reads runs and
+# core.stats only. Rooms that are not listed (pipeline and what stands beside it) may import everything but cli.
+MAY_IMPORT = {
+    "errors": (),
+    "progress": ("errors",),
+    "config": ("errors",),
+    "core": ("core", "config", "errors"),
+    "runs": ("runs", "config", "errors"),
+    "world": ("world", "core", "config", "errors", "progress"),
+    "lm": ("lm", "core", "world", "config", "errors", "progress"),
+    "engines": ("engines", "lm", "core", "config", "errors", "progress"),
+    "report": ("report", "runs", "core.stats", "config", "errors"),
+}
+
+
+def name_of(path: Path) -> str:
+    """Dotted name below the package: core.divergence, cli, world."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Our own modules that a module imports anywhere in it, inside functions too, as dotted names below the package."""
+    package = ["rocktokens", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.removeprefix("rocktokens.") for name in names if name.startswith("rocktokens."))
+
+
+def allowed(importer: str, imported: str) -> bool:
+    room = importer.split(".")[0]
+    if imported.split(".")[0] == "cli":
+        return room == "__main__"
+    if room not in MAY_IMPORT or imported.startswith("__version__"):
+        return True
+    return any(imported == name or imported.startswith(f"{name}.") for name in MAY_IMPORT[room])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down(path):
+    wrong = [name for name in imports_of(path) if name_of(path) != "" and not allowed(name_of(path), name)]
+    assert not wrong, f"{name_of(path)} may import {MAY_IMPORT[name_of(path).split('.')[0]]}, but imports {wrong}"
+
+
+def test_the_import_rule_sees_what_it_forbids(tmp_path):
+    assert not allowed("core.divergence", "lm.pair.Pair")
+    assert not allowed("report.build", "core.detect.detect_rocks")
+    assert allowed("report.build", "core.stats.Estimate")
+    assert not allowed("pipeline", "cli.main")
+    assert allowed("pipeline", "runs.store.Run")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_and_functions_stay_small(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = node.end_lineno - node.lineno + 1
+            assert length <= limit(node), f"{node.name} has {length} lines"
+
+
+def limit(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """60 lines of code; the signature and the docstring do not count."""
+    first = function.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return 60 + (first.end_lineno if is_docstring else first.lineno - 1) - function.lineno + 1
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_says_what_it_is(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+def loaded_after(code: str) -> set[str]:
+    """Modules that a fresh interpreter has loaded after this code."""
+    code = f"import sys\n{code}\nprint('loaded:' + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("loaded:")[2].split())
+
+
+HEAVY = {"torch", "transformers", "trl", "scipy", "pyarrow", "duckdb", "plotly", "pandas"}
+
+
+@pytest.mark.parametrize("module", ["rocktokens", "rocktokens.config", "rocktokens.errors", "rocktokens.world"])
+def test_light_modules_load_nothing_heavy(module):
+    assert not HEAVY & loaded_after(f"import {module}")
+
+
+@pytest.mark.parametrize("room", ["core.detect", "core.stats", "runs.store", "report"])
+def test_detection_store_and_report_load_no_model_library(room):
+    assert not {"transformers", "trl"} & loaded_after(f"import rocktokens.{room}")
