@@ -6,8 +6,7 @@ what a user may set; it is imported on the `--help` path and therefore imports n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
 from rocktokens.errors import ConfigError

@@ -101,8 +101,8 @@ def check_tokenizers(config: PairConfig) -> tuple[PreTrainedTokenizerBase, int]:
     if extra:
         owner, vocabulary = ("student", ours) if extra[0] in ours else ("teacher", theirs)
         raise ConfigError(
-            f"the tokenizers differ: only the {owner} has id {extra[0]} ({vocabulary[extra[0]]!r}), one of {len(extra)} "
-            "such; per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+            f"the tokenizers differ: only the {owner} has id {extra[0]} ({vocabulary[extra[0]]!r}), one of "
+            f"{len(extra)}; per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
         )
     for special in ("bos_token", "eos_token", "unk_token"):
         if getattr(student, special) != getattr(teacher, special):
@@ -188,7 +188,7 @@ def choose_device(device: str) -> str:
 
 
 def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:
-    """Set torch's CPU threads: as told, else one for tiny models (more only wait for each other), else the free cores."""
+    """Set torch's CPU threads: as told, else one for tiny models (more would only wait), else the free cores."""
     if threads is None:
         largest = max(sum(p.numel() for p in model.parameters()) for model in models)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -127,10 +127,14 @@ class Run:
         """Checkpoints whose occurrences are recorded, in order."""
         return sorted(int(path.name.removeprefix("step=")) for path in (self.path / "occurrences").glob("step=*"))
 
+    def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> PartWriter:
+        """Writes occurrences of one checkpoint in parts; flush it at the end. `part` tells apart ranks side by side."""
+        return PartWriter(self.path / "occurrences" / f"step={step}", OCCURRENCES, prefix=part, part_rows=part_rows)
+
     @contextmanager
     def occurrence_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> Iterator[PartWriter]:
-        """Write occurrences of one checkpoint in parts; `part` distinguishes ranks that write side by side."""
-        writer = PartWriter(self.path / "occurrences" / f"step={step}", OCCURRENCES, prefix=part, part_rows=part_rows)
+        """The same as a block that flushes itself."""
+        writer = self.part_writer(step, part=part, part_rows=part_rows)
         yield writer
         writer.flush()
 

@@ -1,0 +1,201 @@
+"""The command line: flags become a configuration, the configuration goes to the pipeline. It decides nothing.
+
+Nothing heavy is imported before a command is known to be valid, so that help and mistakes answer at once.
+Exit status: 0 done, 1 failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rocktokens import __version__
+from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
+from rocktokens.errors import ConfigError, RockTokensError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckCommand:
+    """Say whether a student and a teacher fit, and what a run will need."""
+
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+
+    def run(self) -> None:
+        from rocktokens.check import check
+
+        check(self.pair, self.prompts, self.rollouts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCommand:
+    """Sample rollouts of the student into a run."""
+
+    path: Path
+    """The run directory; made if it is not there."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    checkpoint: str = "last"
+    """Who writes: last (kept checkpoint, else the student), student, teacher, or a step."""
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    def run(self) -> None:
+        from rocktokens.pipeline import sample
+
+        run = sample(self.path, self.pair, self.prompts, self.rollouts, checkpoint=self.checkpoint, again=self.again)
+        _say_facts(run, "sample")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreCommand:
+    """Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint."""
+
+    path: Path
+    """The run directory."""
+    checkpoints: str = "all"
+    """all kept checkpoints, or their steps as a comma-separated list."""
+    token_budget: int = ScoreConfig.token_budget
+    """Padded tokens in one forward pass; sets the memory scoring takes."""
+    chunk: int | None = None
+    """Rows of logits that exist at once; unset: chosen for the vocabulary."""
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    def run(self) -> None:
+        from rocktokens.pipeline import score
+
+        config = ScoreConfig(checkpoints=self.checkpoints, token_budget=self.token_budget, chunk=self.chunk)
+        run = score(self.path, config, again=self.again)
+        _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
+
+
+COMMANDS: dict[str, type] = {
+    "check": CheckCommand,
+    "sample": SampleCommand,
+    "score": ScoreCommand,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `rocktokens` command."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(_main(arguments))
+    except ConfigError as error:
+        print(f"rocktokens: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RockTokensError as error:
+        print(f"rocktokens: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("rocktokens: stopped; the same command goes on where it was", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def _main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"rocktokens {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`rocktokens --help` lists them"
+        raise ConfigError(f"there is no command {name!r}; {hint}")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "transformers", "datasets", "absl"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    _parse(name, rest).run()
+    return 0
+
+
+def _parse(name: str, rest: list[str]) -> Any:
+    """Flags over the YAML file over the defaults."""
+    import tyro
+
+    from rocktokens.settings import from_mapping, load_yaml
+
+    kind = COMMANDS[name]
+    path, rest = _take_flag(rest, "--config")
+    positional, rest = _take_path(kind, rest)
+    values: dict[str, Any] = load_yaml(path) if path else {}
+    if positional:
+        values["path"] = positional
+    if "path" in _fields(kind) and "path" not in values and not {"-h", "--help"} & set(rest):
+        raise ConfigError(f"which run? Say `rocktokens {name} DIRECTORY`")
+    if "path" in _fields(kind):
+        values.setdefault("path", "RUN")
+    default: Any = from_mapping(kind, values)
+    rest = ["--prompts.source" if word == "--prompts" else word for word in rest]
+    return tyro.cli(
+        kind,
+        args=rest,
+        default=default,
+        prog=f"rocktokens {name}",
+        description=kind.__doc__,
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
+    )
+
+
+def _take_flag(words: list[str], flag: str) -> tuple[str | None, list[str]]:
+    if flag not in words:
+        return None, words
+    at = words.index(flag)
+    if at + 1 >= len(words):
+        raise ConfigError(f"{flag} needs a file")
+    return words[at + 1], words[:at] + words[at + 2 :]
+
+
+def _take_path(kind: type, words: list[str]) -> tuple[str | None, list[str]]:
+    """The run directory is the first word of the commands that work on one."""
+    if "path" in _fields(kind) and words and not words[0].startswith("-"):
+        return words[0], words[1:]
+    return None, words
+
+
+def _fields(kind: type) -> set[str]:
+    return {item.name for item in fields(kind)}  # type: ignore[arg-type]
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()]
+    return "\n".join(
+        [
+            "rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.",
+            "",
+            "usage: rocktokens COMMAND [RUN] [--section.field value ...] [--config file.yaml]",
+            "",
+            *lines,
+            "",
+            "`rocktokens COMMAND --help` lists a command's settings; `--version` the version.",
+        ]
+    )
+
+
+def _say_facts(run: Any, *stages: str) -> None:
+    for stage in stages:
+        facts = ", ".join(
+            f"{key} {_short(value)}" for key, value in run.facts(stage).items() if value not in ([], None)
+        )
+        print(f"{stage}: {facts}")
+    print(f"run: {run.path}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""One function per stage: read what the run has, call the rooms, write what the stage makes, record it as complete.
+
+A stage that the manifest lists is complete and does nothing when called again. This room decides the order of work and
+the names of files; it computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.progress import progress
+from rocktokens.runs.schema import ROLLOUTS
+from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.settings import from_mapping, to_mapping
+
+log = logging.getLogger(__name__)
+
+# Several students are scored beside one pass of the teacher while their weights stay below this share of memory.
+STUDENTS_MEMORY_SHARE = 0.25
+
+
+def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairConfig, PromptsConfig]:
+    """Fill in the pair: from the run that is there, or the built-in world's own."""
+    from rocktokens.world import get_world, world_names
+
+    known: dict[str, Any] = open_run(path).manifest["config"] if (path / MANIFEST).exists() else {}
+    if not pair.student and not pair.teacher and "pair" in known:
+        pair = dataclasses.replace(from_mapping(PairConfig, known["pair"]), threads=pair.threads)
+    if prompts == PromptsConfig() and "prompts" in known:
+        prompts = from_mapping(PromptsConfig, known["prompts"])
+    if prompts.source in world_names() and not pair.student and not pair.teacher:
+        world = get_world(prompts.source)
+        pair = dataclasses.replace(pair, student=str(world.student_path), teacher=str(world.teacher_path))
+    return pair, prompts
+
+
+def sample(
+    path: Path,
+    pair: PairConfig,
+    prompts: PromptsConfig,
+    rollouts: RolloutConfig,
+    *,
+    checkpoint: str = "last",
+    again: bool = False,
+) -> Run:
+    """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet."""
+    from rocktokens.lm.pair import load_pair
+    from rocktokens.lm.rollouts import check_lengths, make_sampler, sample_rollouts
+    from rocktokens.lm.tasks import load_prompts, make_checker
+
+    pair, prompts = resolve(path, pair, prompts)
+    run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "rollouts": to_mapping(rollouts)})
+    if run.done("sample") and not again:
+        log.info("%s: rollouts are there; nothing to do", path)
+        return run
+    run.reopen("sample")
+    if again:
+        shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
+
+    models = load_pair(dataclasses.replace(pair, student=_student_source(run, pair, checkpoint)))
+    asked = load_prompts(prompts, models.tokenizer)
+    engine = make_sampler(models, rollouts, of_teacher=checkpoint == "teacher")
+    check_lengths(asked, engine.context)
+    checker = make_checker(prompts)
+    per_part = max(1, 4 * rollouts.batch_size // rollouts.num_rollouts)
+    parts = [asked[start : start + per_part] for start in range(0, len(asked), per_part)]
+    with progress("sampling", len(asked) * rollouts.num_rollouts, "rollouts") as advance:
+        for number, part in enumerate(parts):
+            name = f"rollouts.parts/{number:05d}"
+            if run.has(name):
+                advance(len(part) * rollouts.num_rollouts)
+                continue
+            table = sample_rollouts(engine, part, rollouts, models.tokenizer, checker, progress=advance)
+            run.write(name, table.cast(ROLLOUTS))
+    table = pa.concat_tables(run.read(f"rollouts.parts/{number:05d}") for number in range(len(parts)))
+    run.write("rollouts", table)
+    run.finish("sample", {"checkpoint": checkpoint, **_rollout_facts(table)})
+    shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
+    return run
+
+
+def _student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
+    kept = run.checkpoints()
+    if checkpoint in ("student", "teacher") or (checkpoint == "last" and not kept):
+        return pair.student
+    step = kept[-1] if checkpoint == "last" else int(checkpoint) if checkpoint.isdigit() else None
+    if step not in kept:
+        raise ConfigError(
+            f"checkpoint must be last, student, teacher or one of {kept or 'none kept yet'}, got {checkpoint!r}"
+        )
+    return str(run.checkpoint(step))
+
+
+def _rollout_facts(table: pa.Table) -> dict[str, Any]:
+    import pyarrow.compute as pc
+
+    checked = pc.count(table["correct"]).as_py()
+    return {
+        "rollouts": len(table),
+        "tokens": int(pc.sum(pc.list_value_length(table["token_ids"])).as_py() or 0),
+        "truncated": int(pc.sum(table["truncated"]).as_py() or 0),
+        "checked": checked,
+        "accuracy": pc.mean(table["correct"]).as_py() if checked else None,
+    }
+
+
+def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
+    """Score the run's rollouts under the chosen checkpoints and the teacher into occurrences/step=N."""
+    from rocktokens.lm.pair import load_model, load_pair
+    from rocktokens.lm.rollouts import rollouts_of
+
+    run = open_run(path)
+    if not run.done("sample"):
+        raise RunError(f"{path} has no rollouts yet; run `rocktokens sample {path}` first")
+    pair = from_mapping(PairConfig, run.manifest["config"]["pair"])
+    steps = _steps_to_score(run, config.checkpoints)
+    missing = [step for step in steps if again or not run.done(f"score/step={step}")]
+    if not missing:
+        log.info("%s: all checkpoints are scored; nothing to do", path)
+        return run
+    rollouts = rollouts_of(run.read("rollouts"))
+
+    def source(step: int) -> str:
+        return str(run.checkpoint(step)) if step in run.checkpoints() else pair.student
+
+    models = load_pair(dataclasses.replace(pair, student=source(missing[0])))
+    students = {missing[0]: models.student}
+    for group in _groups(missing, models.student):
+        for step in group:
+            run.reopen(f"score/step={step}")
+            run.clear_occurrences(step)
+            students.setdefault(
+                step, models.student if source(step) == source(missing[0]) else load_model(source(step), pair)
+            )
+        _score_group(run, rollouts, {step: students.pop(step) for step in group}, models, config)
+    run.finish("score", {"steps": sorted({*steps, *run.steps()})})
+    return run
+
+
+def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: ScoreConfig) -> None:
+    from rocktokens.lm.scoring import score as score_rollouts
+
+    writers = {step: run.part_writer(step) for step in students}
+    names = ", ".join(map(str, students))
+    with progress(f"scoring checkpoint {names}", len(rollouts), "rollouts") as advance:
+        facts = score_rollouts(
+            rollouts,
+            students,
+            models.teacher,
+            eos_ids=models.eos_ids,
+            vocabulary=models.vocabulary,
+            write=lambda step, table: writers[step].write(table),
+            token_budget=config.token_budget,
+            chunk=config.chunk,
+            progress=advance,
+        )
+    for step, writer in writers.items():
+        writer.flush()
+        done = facts[step]
+        if done.invalid:
+            first, count = next(iter(done.invalid.items()))
+            log.warning(
+                "checkpoint %d gave NaN or infinite logits at %d occurrences of %d rollouts, first in rollout %s (%d); "
+                "their rows are kept, marked by NaN",
+                step,
+                sum(done.invalid.values()),
+                len(done.invalid),
+                first,
+                count,
+            )
+        run.finish(
+            f"score/step={step}",
+            {
+                "occurrences": done.occurrences,
+                "invalid": sum(done.invalid.values()),
+                "invalid_rollouts": sorted(done.invalid)[:20],
+                "padding_share": round(done.padding_share, 4),
+            },
+        )
+
+
+def _groups(steps: list[int], model: Any) -> Iterable[list[int]]:
+    """As many students at once as memory allows, so that the teacher runs as seldom as possible."""
+    import psutil
+
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    at_once = max(1, int(STUDENTS_MEMORY_SHARE * psutil.virtual_memory().available // max(size, 1)))
+    return [steps[start : start + at_once] for start in range(0, len(steps), at_once)]
+
+
+def _steps_to_score(run: Run, wanted: str) -> list[int]:
+    kept = run.checkpoints() or [0]
+    if wanted == "all":
+        return kept
+    try:
+        steps = sorted({int(part) for part in wanted.split(",")})
+    except ValueError:
+        raise ConfigError(f"checkpoints must be all or steps such as 0,100; got {wanted!r}") from None
+    unknown = [step for step in steps if step not in kept]
+    if unknown:
+        raise ConfigError(f"the run keeps no checkpoint {unknown[0]}; it has {', '.join(map(str, kept))}")
+    return steps
