@@ -11,7 +11,7 @@ from rocktokens.errors import ConfigError
 
 
 def check(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig) -> None:
-    """Print the verdict, sizes, and the memory and time a run will need; a pair that does not fit raises ConfigError."""
+    """Print the verdict, sizes, and what memory and time a run needs; raise ConfigError where the pair does not fit."""
     from pathlib import Path
 
     from rocktokens.lm.needs import needs_of

@@ -1,0 +1,48 @@
+# Every target does its own set-up in .venv; only Python 3.11, make and a C library are assumed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+RUN ?= runs/arithmetic
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_DISABLE_TELEMETRY = 1
+
+.PHONY: help setup study test test-slow bench lint format clean
+
+help:
+	@echo "make study    the whole story on the built-in pair, offline; ends by naming its results"
+	@echo "make test     the test suite"
+	@echo "make lint     ruff format and check, mypy"
+	@echo "make bench    every benchmark; results to docs/results/"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps liger-kernel
+	touch $@
+
+study: setup
+	$(BIN)/rocktokens study arithmetic --path $(RUN)
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+bench: setup
+	$(BIN)/python benchmarks/sampling.py
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/divergence.py
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
