@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 # Before any library reads them. Spawned processes inherit them too.
 os.environ.update(
@@ -48,3 +49,11 @@ def rng() -> np.random.Generator:
 def generator() -> torch.Generator:
     """A torch generator, the same in every test."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A TCP port on this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

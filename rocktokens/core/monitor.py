@@ -48,23 +48,24 @@ class TokenMonitor:
     def update(self, token_N: Tensor, value_N: Tensor, grad_norm_N: Tensor | None = None) -> None:
         """Add one step's tokens. Rows whose value is not finite are counted in `num_invalid` and left out."""
         token_N, value_N = torch.as_tensor(token_N).detach(), torch.as_tensor(value_N).detach()
-        if token_N.shape != value_N.shape or token_N.dim() != 1:
-            raise DataError(f"token_N and value_N must be one row each, got {token_N.shape} and {value_N.shape}")
+        norm_N = torch.zeros_like(value_N) if grad_norm_N is None else torch.as_tensor(grad_norm_N).detach()
+        if not token_N.shape == value_N.shape == norm_N.shape or token_N.dim() != 1:
+            shapes = ", ".join(str(tuple(given.shape)) for given in (token_N, value_N, norm_N))
+            raise DataError(f"tokens, values and gradient norms must be of one length each, got {shapes}")
+        if len(token_N) and not (int(token_N.min()) >= 0 and int(token_N.max()) < self.vocabulary):
+            found = f"{int(token_N.min())} to {int(token_N.max())}"
+            raise DataError(f"token ids must lie in [0, {self.vocabulary}), got {found}")
         finite_N = torch.isfinite(value_N)
         if not bool(finite_N.all()):
             self.num_invalid += int((~finite_N).sum())
-            token_N, value_N = token_N[finite_N], value_N[finite_N]
-            grad_norm_N = None if grad_norm_N is None else grad_norm_N[finite_N]
+            token_N, value_N, norm_N = token_N[finite_N], value_N[finite_N], norm_N[finite_N]
         self._forget()
         self.num_updates += 1
         if not len(token_N):
             return
-        if int(token_N.min()) < 0 or int(token_N.max()) >= self.vocabulary:
-            raise DataError(f"token ids must lie in [0, {self.vocabulary}), got {int(token_N.max())}")
 
         type_U, index_N = token_N.unique(return_inverse=True)
-        value_N = value_N.double()
-        norm_N = torch.zeros_like(value_N) if grad_norm_N is None else torch.as_tensor(grad_norm_N).detach().double()
+        value_N, norm_N = value_N.double(), norm_N.double()
         ones_N = torch.ones_like(value_N)
         rows_SN = torch.stack([ones_N, ones_N, value_N, value_N.square(), norm_N])
         sums_SU = torch.zeros((len(SUMS), len(type_U)), dtype=torch.float64, device=value_N.device)
@@ -98,11 +99,13 @@ class TokenMonitor:
         """The sum over all ranks of the running process group; a copy of itself where there is none."""
         merged = self.merge(TokenMonitor(self.vocabulary, half_life=self.half_life))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            sums_WSV = merged._sums_WSV
+            invalid_1 = torch.tensor([merged.num_invalid], dtype=torch.float64)
+            everything = torch.cat([merged._sums_WSV.flatten(), invalid_1])
             if torch.distributed.get_backend() == "nccl":
-                sums_WSV = sums_WSV.cuda()
-            torch.distributed.all_reduce(sums_WSV)
-            merged._sums_WSV = sums_WSV.cpu()
+                everything = everything.cuda()
+            torch.distributed.all_reduce(everything)
+            merged._sums_WSV = everything[:-1].cpu().view_as(merged._sums_WSV)
+            merged.num_invalid = int(everything[-1])
         return merged
 
     def mean(self, window: str = "total") -> np.ndarray:
@@ -122,6 +125,10 @@ class TokenMonitor:
         """Rows behind a mean; for the recent window, the number of equally weighted rows it is worth."""
         weight_V, square_V = self._sum(window, "weight"), self._sum(window, "weight_sq")
         return np.divide(weight_V**2, square_V, out=np.zeros_like(weight_V), where=square_V > 0)
+
+    def sums(self, window: str, name: str) -> np.ndarray:
+        """One of the kept sums for every type, e.g. ("recent", "weight"); see WINDOWS and SUMS."""
+        return self._sum(window, name)
 
     def _sum(self, window: str, name: str) -> np.ndarray:
         return self._sums_WSV[WINDOWS.index(window), SUMS.index(name)].numpy()

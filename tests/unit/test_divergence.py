@@ -220,7 +220,7 @@ def test_a_sharp_student_far_from_a_sharp_teacher_keeps_its_precision():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_large_vocabulary_keeps_its_precision(kind):
-    """Sums over 152k tokens in order were too large by 7e-4 nats; pairwise ones, with a float32 log-softmax, stay within 2e-5 of the value."""
+    """Sums over 152k tokens in order were too large by 7e-4 nats; pairwise ones keep to 2e-5 of the value."""
     case = make_case(kind=kind, rows=2, vocabulary=151_936, spread=3.0)
     result, _ = case.run()
     for i in range(2):
