@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -116,6 +117,8 @@ def _main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     _parse(name, rest).run()
     return 0
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from rocktokens.config import PairConfig
 from rocktokens.core.divergence import Head
@@ -73,7 +76,7 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
         options["device_map"] = config.device_map
     if "gguf_file" not in options:
         options["use_safetensors"] = None if config.allow_pickle else True
-    with _named_errors(name):
+    with _named_errors(name), _no_bars():
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     if config.device_map is None:
         model.to(device)  # type: ignore[arg-type]
@@ -217,6 +220,18 @@ def _source(name: str, config: PairConfig) -> tuple[str, dict[str, Any]]:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ConfigError(f"there is no directory {name}; give a model directory, a hub name or a .gguf file")
     return name, options
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' bar for every model: ours says what is going on."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 class _named_errors:

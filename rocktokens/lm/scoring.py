@@ -22,6 +22,9 @@ from rocktokens.core.divergence import Divergence, fused_divergence
 from rocktokens.errors import DataError
 from rocktokens.lm.pair import head_of, hidden_states
 
+# A micro-batch is closed before more than this share of it is padding.
+MAX_PADDING = 0.08
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -50,14 +53,17 @@ class ScoreFacts:
 
 
 def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[list[Rollout]]:
-    """Rollouts of similar length together, at most `token_budget` padded tokens each (one rollout at least)."""
+    """Rollouts of similar length together: at most `token_budget` padded tokens, little of it padding."""
     batch: list[Rollout] = []
+    real = 0
     for rollout in sorted(rollouts, key=lambda r: (len(r.prompt_ids) + len(r.token_ids), r.rollout_id)):
         length = len(rollout.prompt_ids) + len(rollout.token_ids)
-        if batch and length * (len(batch) + 1) > token_budget:
+        padded = length * (len(batch) + 1)
+        if batch and (padded > token_budget or padded - real - length > MAX_PADDING * padded):
             yield batch
-            batch = []
+            batch, real = [], 0
         batch.append(rollout)
+        real += length
     if batch:
         yield batch
 
