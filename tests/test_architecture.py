@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +117,19 @@ def test_light_modules_load_nothing_heavy(module):
 @pytest.mark.parametrize("room", ["core.detect", "core.stats", "runs.store", "report"])
 def test_detection_store_and_report_load_no_model_library(room):
     assert not {"transformers", "trl"} & loaded_after(f"import rocktokens.{room}")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["stdy"]], ids=str)
+def test_help_version_and_mistakes_load_nothing_heavy(arguments):
+    code = f"from rocktokens.cli import main\ntry: main({arguments})\nexcept SystemExit: pass"
+    assert not HEAVY & loaded_after(code)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_answer_at_once(flag):
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "rocktokens.cli", flag], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5  # the quickest of five: what the program costs, not what else runs here
