@@ -24,6 +24,7 @@ from rocktokens.errors import DataError, RunError
 from rocktokens.runs.schema import OCCURRENCES, SCHEMA_VERSION
 
 MANIFEST = "run.json"
+DRAFT = f"{MANIFEST}.tmp"
 # Rows buffered before a Parquet part is written: about 50 MB.
 PART_ROWS = 1_000_000
 
@@ -58,7 +59,7 @@ class Run:
             return run
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is a directory. Choose another path.")
-        if path.exists() and any(path.iterdir()):
+        if path.exists() and any(item.name != DRAFT for item in path.iterdir()):
             raise RunError(f"{path} is not empty and holds no {MANIFEST}; choose another directory for the run")
         run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": _versions(), "stages": {}})
         try:
@@ -69,7 +70,7 @@ class Run:
         return run
 
     def _save(self) -> None:
-        draft = self.path / f"{MANIFEST}.tmp"
+        draft = self.path / DRAFT
         try:
             with draft.open("w") as file:
                 json.dump(self.manifest, file, indent=2, allow_nan=False)
@@ -153,9 +154,10 @@ class Run:
         with duckdb.connect() as connection:
             try:
                 for path in sorted(self.path.glob("*.parquet")):
-                    connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
-                if self.steps():
-                    parts = _quote(self.path / "occurrences" / "step=*" / "*.parquet")
+                    if path.stem in sql.lower():  # a damaged table must not hide the others
+                        connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
+                if "occurrences" in sql.lower() and self.steps():
+                    parts = _quote(self.path, "/occurrences/step=*/*.parquet")
                     connection.execute(
                         "create view occurrences as select * from "
                         f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
@@ -230,9 +232,11 @@ def open_run(path: str | Path) -> Run:
         raise RunError(
             f"{manifest_path} is not valid JSON (line {error.lineno}); restore it or start a new run"
         ) from error
-    if manifest.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(manifest, dict) or not {"schema_version", "config", "stages"} <= manifest.keys():
+        raise RunError(f"{manifest_path} is not the manifest of a run; restore it or start a new run")
+    if manifest["schema_version"] != SCHEMA_VERSION:
         raise RunError(
-            f"{path} has schema version {manifest.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
+            f"{path} has schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}; "
             "use the rocktokens version that made it"
         )
     return Run(path, manifest)
@@ -257,8 +261,10 @@ def _read_parquet(path: Path, columns: list[str] | None) -> pa.Table:
         raise DataError(f"{path} cannot be read ({_first_line(error)}); remove it and run its stage again") from error
 
 
-def _quote(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
+def _quote(path: Path, pattern: str = "") -> str:
+    """A path, taken literally, and a pattern below it, as a SQL string; DuckDB reads every path as a pattern."""
+    literal = "".join(f"[{letter}]" if letter in "[*?" else letter for letter in str(path))
+    return "'" + (literal + pattern).replace("'", "''") + "'"
 
 
 def _first_line(error: Exception) -> str:
