@@ -12,6 +12,10 @@ _HOMES = {
     "Divergence": "rocktokens.core.divergence",
     "fused_divergence": "rocktokens.core.divergence",
     "TokenMonitor": "rocktokens.core.monitor",
+    "RockDistillationTrainer": "rocktokens.lm.trainer",
+    "Selector": "rocktokens.core.selectors",
+    "SelectorBatch": "rocktokens.core.selectors",
+    "make_selector": "rocktokens.core.selectors",
     "Run": "rocktokens.runs.store",
     "open_run": "rocktokens.runs.store",
 }

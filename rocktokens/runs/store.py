@@ -139,6 +139,13 @@ class Run:
         yield writer
         writer.flush()
 
+    @contextmanager
+    def telemetry_writer(self, step: int, *, part: str = "") -> Iterator[PartWriter]:
+        """Write occurrences of one training step's own rollouts: other texts at every step, unlike `occurrences`."""
+        writer = PartWriter(self.path / "telemetry" / f"step={step}", OCCURRENCES, prefix=part)
+        yield writer
+        writer.flush()
+
     def clear_occurrences(self, step: int) -> None:
         """Remove a checkpoint's occurrences (those of a stage that did not complete)."""
         shutil.rmtree(self.path / "occurrences" / f"step={step}", ignore_errors=True)
