@@ -114,16 +114,21 @@ def simulate(
     learning=0.5,
     prompt_sd=0.5,
     topics=0.3,
+    types_rng=None,
 ):
     """A corpus with planted rocks: columns, the rocks' ids, and the mean loss of every type.
 
     Zipf-distributed types; rocks come in fixed surroundings (two templates each) and cost `rock_loss` before and after;
     other types cost 0.1 to 0.3 after and 1 / learning times that before. Prompts differ in how hard they are by a
-    log-normal factor, and a share `topics` of each prompt's tokens comes from a topic of its own.
+    log-normal factor, and a share `topics` of each prompt's tokens comes from a topic of its own. `types_rng` draws
+    what belongs to types, so that several corpora can come from one population.
     """
+    types_rng = rng if types_rng is None else types_rng
     rows = num_prompts * num_rollouts * length
-    token_id = np.sort(rng.choice(vocab, num_types, replace=False))
+    token_id = np.sort(types_rng.choice(vocab, num_types, replace=False))
     rocks, common = np.arange(num_rocks), np.arange(num_rocks, num_types)
+    mean = np.where(np.arange(num_types) < num_rocks, rock_loss, types_rng.uniform(0.1, 0.3, num_types))
+    template = types_rng.choice(common, (num_rocks, 2, 9))
     weight = 1.0 / np.arange(1, len(common) + 1)
     kind = rng.choice(common, rows, p=weight / weight.sum()).astype(np.int32)
     prompt = np.repeat(np.arange(num_prompts, dtype=np.int32), num_rollouts * length)
@@ -132,8 +137,7 @@ def simulate(
     kind[from_topic] = topic[prompt[from_topic], rng.integers(0, 5, int(from_topic.sum()))]
     position = np.tile(np.arange(length, dtype=np.int32), num_prompts * num_rollouts)
     if num_rocks:
-        _plant(rng, kind, position, length, rocks, common, rock_share)
-    mean = np.where(np.arange(num_types) < num_rocks, rock_loss, rng.uniform(0.1, 0.3, num_types))
+        _plant(rng, kind, position, length, rocks, common, rock_share, template)
     hard = np.exp(rng.normal(0, prompt_sd, num_prompts) - prompt_sd**2 / 2)
     level = mean[kind] * hard[prompt]
     post = (level * rng.standard_exponential(rows, dtype=np.float32)).astype(np.float32)
@@ -151,9 +155,8 @@ def simulate(
     return columns, token_id[rocks], dict(zip(token_id.tolist(), mean.tolist()))
 
 
-def _plant(rng, kind, position, length, rocks, common, rock_share):
+def _plant(rng, kind, position, length, rocks, common, rock_share, template):
     """Overwrite stretches of nine tokens with a rock in the middle of one of its two templates."""
-    template = rng.choice(common, (len(rocks), 2, 9))
     starts = np.arange(0, len(kind) - 9, 9)
     starts = starts[position[starts] + 9 <= length]
     starts = starts[rng.random(len(starts)) < rock_share * 9 / 2]

@@ -10,13 +10,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from rocktokens.core.occurrences import Array, Occurrences
 from rocktokens.errors import DataError
 
 # Shapes: M recorded rows, Q persistent occurrences, V token types, H vector width, D distances, G thresholds.
 Floats = Array  # float32
-BLOCK_CELLS = 1_000_000  # cosines that exist at once: 4 MB, near the cache
+BLOCK_CELLS = 500_000  # cosines that exist at once: 2 MB, near the cache
+ENCODE_ROWS = 16_384  # contexts encoded in one go
 POOL, PAIRS = 20_000, 100_000  # contexts and pairs that calibrate γ: its share of 5 % then errs by 0.1 %
 ROUNDING = 1e-5  # cosines of identical contexts differ from 1 in float32
 
@@ -44,17 +46,19 @@ def unit(vector_QH: Floats) -> Floats:
 
 def encode_windows(occurrences: Occurrences, row_Q: Array, vector_VH: Floats, window: int) -> Floats:
     """Unit encodings of the ±window tokens round the given recorded rows, weighted by 1 / distance."""
-    last = len(occurrences.type_M) - 1
-    rollout_Q, position_Q = occurrences.rollout_M[row_Q], occurrences.position_M[row_Q]
-    total_QH = np.zeros((len(row_Q), vector_VH.shape[1]), np.float32)
-    for offset in (*range(-window, 0), *range(1, window + 1)):
-        near_Q = np.clip(row_Q + offset, 0, last)
-        # Where positions are missing from the record, distance is that of the positions, not of the rows.
-        distance_Q = np.abs(occurrences.position_M[near_Q] - position_Q)
-        inside_Q = (occurrences.rollout_M[near_Q] == rollout_Q) & (distance_Q <= window) & (distance_Q > 0)
-        weight_Q = np.divide(1.0, distance_Q, out=np.zeros(len(row_Q), np.float32), where=inside_Q)
-        total_QH += weight_Q[:, None] * vector_VH[occurrences.type_M[near_Q]]
-    return unit(total_QH)
+    offset_D = np.array([*range(-window, 0), *range(1, window + 1)], row_Q.dtype)
+    wanted_QD = row_Q[:, None] + offset_D
+    near_QD = np.clip(wanted_QD, 0, len(occurrences.type_M) - 1)
+    # Where positions are missing from the record, distance is that of the positions, not of the rows.
+    distance_QD = np.abs(occurrences.position_M[near_QD] - occurrences.position_M[row_Q][:, None])
+    inside_QD = (near_QD == wanted_QD) & (occurrences.rollout_M[near_QD] == occurrences.rollout_M[row_Q][:, None])
+    inside_QD &= distance_QD <= window
+    weight_QD = np.divide(1, distance_QD, out=np.zeros(near_QD.shape, np.float32), where=inside_QD, dtype=np.float32)
+    ends = np.arange(len(row_Q) + 1) * len(offset_D)
+    mix_QV = csr_array(
+        (weight_QD.ravel(), occurrences.type_M[near_QD].ravel(), ends), shape=(len(row_Q), len(vector_VH))
+    )
+    return unit(mix_QV @ vector_VH)
 
 
 class Contexts:
@@ -104,36 +108,37 @@ class Contexts:
         rho_GN = np.zeros((len(gammas), len(self.occurrences)), np.float32)
         # One random key a row: a type's sample does not depend on the order of types.
         key_Q = rng.random(len(self.occurrences), dtype=np.float32)[self.index_Q]
-        bounds = np.flatnonzero(np.diff(self.type_Q, prepend=-1, append=-1))
-        for start, stop in pairwise(bounds.tolist()):
+        bounds = np.flatnonzero(np.diff(self.type_Q, prepend=-1, append=-1)).tolist()
+        block, block_end = np.empty((0, 0), np.float32), 0
+        block_start = 0
+        for start, stop in pairwise(bounds):
             if stop - start < 2:
                 continue
-            rho_GN[:, self.index_Q[start:stop]] = self._consistency_of_type(start, stop, gammas, max_others, key_Q)
+            if stop > block_end:  # encode many small types in one go
+                block_start, block_end = start, max(stop, min(start + ENCODE_ROWS, len(self.index_Q)))
+                block = self.encode(slice(block_start, block_end))
+            own_qH = block[start - block_start : stop - block_start]
+            rho_GN[:, self.index_Q[start:stop]] = similar_shares(own_qH, gammas, max_others, key_Q[start:stop])
         return rho_GN
 
-    def _consistency_of_type(
-        self, start: int, stop: int, gammas: list[float], max_others: int, key_Q: Floats
-    ) -> Floats:
-        count = stop - start
-        sampled = np.zeros(count, bool)
-        if count > max_others + 1:
-            sampled[np.argpartition(key_Q[start:stop], max_others)[:max_others]] = True
-        else:
-            sampled[:] = True
-        others_OH = self.encode(start + np.flatnonzero(sampled))
-        rho_Gq = np.empty((len(gammas), count), np.float32)
-        size = max(1, BLOCK_CELLS // len(others_OH))
-        for begin in range(0, count, size):
-            part = slice(begin, min(begin + size, count))
-            own_qH = (
-                others_OH
-                if sampled.all() and size >= count
-                else self.encode(slice(start + part.start, start + part.stop))
-            )
-            cosine_qO = own_qH @ others_OH.T
-            self_q = np.einsum("qh,qh->q", own_qH, own_qH)
-            num_others_q = len(others_OH) - sampled[part]
-            for g, gamma in enumerate(np.asarray(gammas, np.float32) - np.float32(ROUNDING)):
-                similar_q = np.count_nonzero(cosine_qO >= gamma, axis=1) - (sampled[part] & (self_q >= gamma))
-                rho_Gq[g, part] = np.clip(similar_q, 0, None) / num_others_q
-        return rho_Gq
+
+def similar_shares(own_qH: Floats, gammas: list[float], max_others: int, key_q: Floats) -> Floats:
+    """For each encoding of one type, the share of the OTHERS, or of those with the least keys, at cosine >= γ."""
+    count = len(own_qH)
+    sampled_q = np.ones(count, bool)
+    if count > max_others + 1:
+        sampled_q[np.argpartition(key_q, max_others)[max_others:]] = False
+    others_HO = np.ascontiguousarray(own_qH[sampled_q].T)
+    limits = np.asarray(gammas, np.float32) - np.float32(ROUNDING)
+    length_q = np.einsum("qh,qh->q", own_qH, own_qH)
+    rho_Gq = np.empty((len(gammas), count), np.float32)
+    size = max(1, BLOCK_CELLS // others_HO.shape[1])
+    for begin in range(0, count, size):
+        part = slice(begin, begin + size)
+        cosine_qO = own_qH[part] @ others_HO
+        num_others_q = others_HO.shape[1] - sampled_q[part]
+        for g, limit in enumerate(limits):
+            similar_q = (cosine_qO >= limit).view(np.uint8).sum(1, dtype=np.uint32).astype(np.int64)
+            similar_q -= sampled_q[part] & (length_q[part] >= limit)
+            rho_Gq[g, part] = np.maximum(similar_q, 0) / num_others_q
+    return rho_Gq

@@ -86,14 +86,30 @@ def persistent(occurrences: Occurrences, tau_pre: float | None, tau_post: float)
 
 
 def base_sums(occurrences: Occurrences, config: DetectConfig) -> TypeSums:
-    """Per type and prompt: occurrences, loss, loss above its prompt's mean, gradient norm."""
+    """Per type and prompt: occurrences, loss, loss and rank above the mean of the prompt, gradient norm."""
     loss_N = occurrences.loss_post_N
     count_P = np.bincount(occurrences.prompt_N)
     mean_P = np.bincount(occurrences.prompt_N, weights=loss_N) / np.maximum(count_P, 1)
     columns = {"loss": loss_N, "within": loss_N - mean_P[occurrences.prompt_N]}
+    columns["rank"] = ranks_within(occurrences.prompt_N, loss_N)
     columns |= {} if occurrences.loss_pre_N is None else {"loss_pre": occurrences.loss_pre_N}
     columns |= {} if occurrences.grad_norm_N is None else {"grad": occurrences.grad_norm_N}
     return TypeSums(occurrences, columns, rng_for(config.seed, "units"))
+
+
+def ranks_within(prompt_N: Array, loss_N: Array) -> Array:
+    """Rank of each loss among those of its prompt, from −0.5 to 0.5; equal losses share their mean rank."""
+    order = np.lexsort((loss_N, prompt_N))
+    prompt, loss = prompt_N[order], loss_N[order]
+    new_prompt = np.diff(prompt, prepend=prompt[0] - 1) != 0
+    tie_starts = np.flatnonzero(new_prompt | (np.diff(loss, prepend=loss[0]) != 0))
+    tie_sizes = np.diff(tie_starts, append=len(loss))
+    place = np.repeat(tie_starts + (tie_sizes - 1) / 2, tie_sizes)
+    starts = np.flatnonzero(new_prompt)
+    sizes = np.diff(starts, append=len(loss))
+    ranks_N = np.empty(len(loss_N), np.float32)
+    ranks_N[order] = (place - np.repeat(starts + (sizes - 1) / 2, sizes)) / np.repeat(sizes, sizes)
+    return ranks_N
 
 
 def score(
@@ -183,11 +199,14 @@ def excess_test(scores: Scores, config: DetectConfig) -> ExcessTest:
     """Which types cost more than the mean token, beyond doubt?
 
     A type that merely lives in hard prompts has an excess over the mean of all. So a type must also cost more than the
-    other tokens of its own prompts: flipping the sign of whole prompts gives the law of the largest t over all types
-    when none does. Lower bounds are computed for types that pass; the others' are −inf.
+    other tokens of its own prompts, in loss or in rank (which heavy tails cannot blur): flipping the sign of whole
+    prompts gives the law of the largest t over all types, loss and rank together, when none does. Lower bounds are
+    computed for types that pass; the others' are −inf.
     """
     sums = scores.sums
-    p_V = max_t(sums.cells["within"].T, rng=rng_for(config.seed, "flips"), resamples=config.resamples, side="greater")
+    both = np.concatenate([sums.cells["within"], sums.cells["rank"]]).T
+    p_both = max_t(both, rng=rng_for(config.seed, "flips"), resamples=config.resamples, side="greater")
+    p_V = p_both.reshape(2, -1).min(0)
     low_V = np.full(sums.num_types, -np.inf)
     passed = np.flatnonzero(p_V <= 1 - config.level)
     if len(passed):

@@ -82,8 +82,10 @@ def _jackknife_error(statistic: Callable[..., Floats], columns: Sequence[Floats]
     num_prompts = columns[0].shape[0]
     scale = num_prompts / (num_prompts - 1)
     left_out = statistic(*[(total - column) * scale for total, column in zip(totals, columns)])
-    spread = np.nansum((left_out - np.nanmean(left_out, axis=0)) ** 2, axis=0)
-    return np.sqrt(spread / scale)
+    known = np.isfinite(left_out)
+    mean = np.where(known, left_out, 0).sum(0) / np.maximum(known.sum(0), 1)
+    spread = np.where(known, left_out - mean, 0) ** 2
+    return np.sqrt(spread.sum(0) / scale)
 
 
 def bootstrap_sums(

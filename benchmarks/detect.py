@@ -1,0 +1,179 @@
+"""Detection at scale: 10 million occurrences, 5,000 types, vocabulary 152k, planted rocks.
+
+Prints seconds and peak memory of all of detection at two sizes, how the cost grows, and the ratio to the
+straightforward per-occurrence Python loop that keeps lists of losses per token; and the geometry's memory at
+152k vocabulary × 5k types. Each measurement is a process of its own. Results go to docs/results/detect.json.
+
+    python benchmarks/detect.py                 # everything
+    python benchmarks/detect.py --only detect --rows 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+RESULTS = ROOT / "docs" / "results" / "detect.json"
+NUM_TYPES, VOCAB, NUM_ROCKS = 5_000, 152_000, 100
+
+
+def corpus(rows: int) -> tuple[dict[str, np.ndarray], set[int]]:
+    """Planted corpus: prompts of 4 rollouts of 500 tokens."""
+    from oracles_detect import simulate
+
+    columns, rocks, _ = simulate(
+        np.random.default_rng(0),
+        num_prompts=rows // 2_000,
+        num_rollouts=4,
+        length=500,
+        num_types=NUM_TYPES,
+        vocab=VOCAB,
+        num_rocks=NUM_ROCKS,
+        topics=0.1,
+    )
+    return columns, set(rocks.tolist())
+
+
+def run_detect(rows: int) -> dict[str, float]:
+    """All of detection, from columns in memory to the report's tables."""
+    from rocktokens.config import DetectConfig
+    from rocktokens.core.detect import detect_rocks
+
+    columns, rocks = corpus(rows)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    start = time.perf_counter()
+    report = detect_rocks(columns, config=DetectConfig(k=NUM_ROCKS))
+    tables = [report.types_table(), report.sweep_table(), report.sensitivity_table(), report.persistence_table()]
+    seconds = time.perf_counter() - start
+    found = {
+        f"recall_{name}": len(rocks & set(token_ids.tolist())) / len(rocks) for name, token_ids in report.sets.items()
+    }
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"rows": rows, "seconds": seconds, "peak_mb": peak, "before_mb": before, "tables": len(tables), **found}
+
+
+def run_loop(rows: int) -> dict[str, float]:
+    """The peer: one Python step an occurrence, lists of losses per token, burden and the pre/post means from them.
+
+    It does a fraction of the work: no contexts, no intervals, no sweep, no controls.
+    """
+    columns, _ = corpus(rows)
+    records = list(zip(columns["token_id"].tolist(), columns["loss_pre"].tolist(), columns["loss_post"].tolist()))
+    start = time.perf_counter()
+    pre, post = defaultdict(list), defaultdict(list)
+    for token, loss_pre, loss_post in records:
+        pre[token].append(loss_pre)
+        post[token].append(loss_post)
+    scored = [(sum(post[t]), t, np.mean(pre[t]), np.mean(post[t])) for t in post]
+    scored.sort(reverse=True)
+    return {"rows": rows, "seconds": time.perf_counter() - start, "types": len(scored)}
+
+
+def run_loop_context(rows: int) -> dict[str, float]:
+    """The peer doing detection's context step too: one Python step an occurrence, and one a pair of occurrences.
+
+    Losses and windows in lists per token, cosines by numpy dot one occurrence against all its others at a time.
+    """
+    columns, _ = corpus(rows)
+    tokens, rollouts = columns["token_id"].tolist(), columns["rollout_id"].tolist()
+    pre, post = columns["loss_pre"].tolist(), columns["loss_post"].tolist()
+    vectors = np.random.default_rng(0).standard_normal((VOCAB, 64)).astype(np.float32)
+    start = time.perf_counter()
+    tau_pre, tau_post = np.quantile(pre, 0.8), np.quantile(post, 0.8)
+    losses, contexts = defaultdict(list), defaultdict(list)
+    for i, token in enumerate(tokens):
+        losses[token].append(post[i])
+        if pre[i] >= tau_pre and post[i] >= tau_post:
+            total = np.zeros(64, np.float32)
+            for offset in (-4, -3, -2, -1, 1, 2, 3, 4):
+                j = i + offset
+                if 0 <= j < len(tokens) and rollouts[j] == rollouts[i]:
+                    total += vectors[tokens[j]] / abs(offset)
+            contexts[token].append(total / (np.linalg.norm(total) or 1.0))
+    for encoded in contexts.values():
+        others = np.array(encoded[:2048])
+        for own in encoded:
+            (others @ own >= 0.3).mean()
+    return {"rows": rows, "seconds": time.perf_counter() - start, "types": len(losses)}
+
+
+def run_geometry(rows: int) -> dict[str, float]:
+    """Gradient geometry at 152k vocabulary × 5k types, streamed: memory whatever the number of occurrences."""
+    import torch
+
+    from rocktokens.config import GeometryConfig
+    from rocktokens.core.geometry import GradientGeometry
+
+    rng = np.random.default_rng(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    geometry = GradientGeometry(VOCAB, GeometryConfig())
+    batch = 16
+    start = time.perf_counter()
+    for begin in range(0, rows, batch):
+        token_N = (np.arange(begin, begin + batch) % NUM_TYPES).astype(np.int64)
+        grad_NV = torch.from_numpy(rng.standard_normal((batch, VOCAB), dtype=np.float32))
+        geometry.update(torch.from_numpy(token_N), grad_NV)
+    table = geometry.result()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "rows": rows,
+        "types": len(table.token_id_T),
+        "seconds": time.perf_counter() - start,
+        "peak_mb": peak,
+        "before_mb": before,
+        "added_mb": peak - before,
+    }
+
+
+JOBS = {"detect": run_detect, "loop": run_loop, "loop_context": run_loop_context, "geometry": run_geometry}
+
+
+def in_a_process(job: str, rows: int) -> dict[str, float]:
+    """Run one job in a fresh process, so that peaks do not mix."""
+    command = [sys.executable, __file__, "--only", job, "--rows", str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=sorted(JOBS))
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    args = parser.parse_args()
+    if args.only:
+        print(json.dumps(JOBS[args.only](args.rows)))
+        return
+    small, large = in_a_process("detect", args.rows // 10), in_a_process("detect", args.rows)
+    loop = in_a_process("loop_context", args.rows // 50)
+    result = {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        "detect_small": small,
+        "detect_large": large,
+        "growth": large["seconds"] / small["seconds"],
+        "loop": loop,
+        "loop_without_contexts": in_a_process("loop", args.rows // 10),
+        "speed_up_per_row": (loop["seconds"] / loop["rows"]) / (large["seconds"] / large["rows"]),
+        "geometry": in_a_process("geometry", 6_000),
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

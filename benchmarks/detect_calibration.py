@@ -1,0 +1,231 @@
+"""Is detection calibrated? Simulations with a known truth, saved with their circumstances.
+
+null       200 corpora in which no type costs more than another (losses shuffled within prompts; or two identical
+           models that differ by rounding): how often does `excess` declare any rock? At most 5 %.
+coverage   500 corpora with prompt-level correlation: how often do 95 % intervals hold the truth? 93 to 97 %.
+           Beside them, the plain percentile bootstrap on the same corpora.
+regression a run in which nothing learns: what the naive comparison reports, what ours does; and the figure.
+
+    python benchmarks/detect_calibration.py [null coverage regression]
+
+Writes docs/results/detect_calibration.json and docs/results/regression_to_the_mean.html (a figure of its own).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from oracles_detect import shuffle_within_prompts, simulate  # noqa: E402
+
+from rocktokens.config import DetectConfig  # noqa: E402
+from rocktokens.core.choosing import split_halves  # noqa: E402
+from rocktokens.core.detect import detect_rocks  # noqa: E402
+from rocktokens.core.footprint import footprint  # noqa: E402
+from rocktokens.core.occurrences import Occurrences  # noqa: E402
+from rocktokens.core.persistence import type_means  # noqa: E402
+from rocktokens.core.ranking import base_sums, excess_statistic  # noqa: E402
+from rocktokens.core.stats import resample_counts, wilcoxon, wilson_interval  # noqa: E402
+
+RESULTS = ROOT / "docs" / "results"
+
+
+def null(num_corpora: int = 200) -> dict[str, object]:
+    """Share of corpora without rocks in which `excess` declares one."""
+    found = {}
+    for kind, num_prompts in (("shuffled", 60), ("shuffled", 200), ("rounding", 60)):
+        rng = np.random.default_rng([1, num_prompts, len(kind)])
+        declared = 0
+        for seed in range(num_corpora):
+            columns, _, _ = simulate(rng, num_prompts=num_prompts, prompt_sd=0.8, num_types=300)
+            if kind == "shuffled":
+                columns = shuffle_within_prompts(rng, columns)
+            else:
+                noise = np.abs(rng.normal(0, 1e-7, len(columns["loss_post"])))
+                columns |= {"loss_post": noise, "loss_pre": np.abs(rng.normal(0, 1e-7, len(noise)))}
+            report = detect_rocks(columns, config=DetectConfig(k=10, seed=seed, resamples=500))
+            declared += len(report.sets["excess"]) > 0
+        share = wilson_interval(declared, num_corpora)
+        found[f"{kind}, {num_prompts} prompts"] = {
+            "declared": declared,
+            "corpora": num_corpora,
+            "share": share.value,
+            "interval": share[1:3],
+        }
+        print("null", kind, num_prompts, declared, "of", num_corpora, flush=True)
+    return found
+
+
+def population(num_prompts: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A corpus from one and the same population of types; prompts differ in difficulty and topic."""
+    columns, rocks, _ = simulate(
+        np.random.default_rng([2, seed]), num_prompts=num_prompts, prompt_sd=0.6, types_rng=np.random.default_rng(0)
+    )
+    return columns, rocks
+
+
+def totals(columns: dict[str, np.ndarray], kind: np.ndarray) -> np.ndarray:
+    """(loss, occurrences) of some types, then of all, per prompt on average."""
+    own = np.isin(columns["token_id"], kind)
+    loss = columns["loss_post"].astype(float)
+    return np.array([loss[own].sum(), own.sum(), loss.sum(), len(loss)]) / (columns["prompt_id"].max() + 1)
+
+
+def percentile(statistic, columns, counts_BU):
+    """The plain bootstrap, for comparison."""
+    drawn = [counts_BU @ column for column in columns]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nanquantile(statistic(*drawn), [0.025, 0.975])
+
+
+def coverage(num_corpora: int = 500) -> dict[str, object]:
+    """How often intervals hold the truth, by quantity and number of prompts."""
+    large, rocks = population(60_000, 10**6)
+    by_count = np.bincount(large["token_id"], minlength=1000)
+    common = np.setdiff1d(np.flatnonzero(by_count), rocks)
+    common = common[np.argsort(-by_count[common])]
+    types = {"a rock": rocks[0], "the most frequent type": common[0], "the 30th type": common[29]}
+    shares = {"share_positions": (1, 3), "share_loss": (0, 2)}
+    found: dict[str, object] = {}
+    for num_prompts in (30, 100):
+        hits, plain = defaultdict(int), defaultdict(int)
+        truth_set = totals(large, rocks)
+        truths = {name: truth_set[a] / truth_set[b] for name, (a, b) in shares.items()}
+        truths["enrichment"] = truths["share_loss"] / truths["share_positions"]
+        truths["mean_loss"] = truth_set[0] / truth_set[1]
+        truth_of = {name: totals(large, np.array([token])) * num_prompts for name, token in types.items()}
+        for seed in range(num_corpora):
+            columns, _ = population(num_prompts, seed)
+            occurrences = Occurrences.from_table(columns)
+            config = DetectConfig(seed=seed)
+            sums = base_sums(occurrences, config)
+            counts_BU = resample_counts(sums.num_units, 1000, np.random.default_rng([3, seed]))
+            chosen_N = np.isin(columns["token_id"], rocks)
+            measured = footprint(
+                "rocks", occurrences, chosen_N, sums.unit_N, num_types=8, observed_types=200,
+                rng=np.random.default_rng([3, seed]), resamples=1000, level=0.95,
+            )  # fmt: skip
+            for name, truth in truths.items():
+                estimate = getattr(measured, name)
+                hits[name] += estimate.low <= truth <= estimate.high
+            own = np.searchsorted(occurrences.token_ids_V, rocks)
+            parts = [sums.by_unit(c, own) for c in ("loss", "n")] + [sums.by_unit(c) for c in ("loss", "n")]
+            low, high = percentile(lambda s, n, t, m: (s / t) / (n / m), parts, counts_BU)
+            plain["enrichment"] += low <= truths["enrichment"] <= high
+            _types(sums, occurrences, types, truth_of, counts_BU, hits, plain)
+        for name, hit in hits.items():
+            share = wilson_interval(hit, num_corpora)
+            found[f"{name}, {num_prompts} prompts"] = {
+                "covered": hit,
+                "corpora": num_corpora,
+                "share": share.value,
+                "interval": share[1:3],
+                "percentile_bootstrap": plain[name] / num_corpora if name in plain else None,
+            }
+            print(
+                "coverage", num_prompts, name, share.value, "percentile", plain.get(name, 0) / num_corpora, flush=True
+            )
+    return found
+
+
+def _types(sums, occurrences, types, truth_of, counts_BU, hits, plain) -> None:
+    """Burden, mean loss and excess of single types."""
+    from rocktokens.core.stats import bootstrap_sums
+
+    everything = [sums.by_unit("loss")[:, None], sums.by_unit("n")[:, None]]
+    for name, token in types.items():
+        v = int(np.searchsorted(occurrences.token_ids_V, token))
+        if v >= len(occurrences.token_ids_V) or occurrences.token_ids_V[v] != token:
+            continue
+        own = [sums.cells[c][v].astype(float)[:, None] for c in ("loss", "n")]
+        loss, n, all_loss, all_n = truth_of[name]
+        for quantity, statistic, columns, truth in (
+            ("burden", lambda s: s, own[:1], loss),
+            ("mean loss", lambda s, m: s / m, own, loss / n),
+            ("excess", excess_statistic, own + everything, loss - n * all_loss / all_n),
+        ):
+            interval = bootstrap_sums(statistic, columns, counts_BU)
+            key = f"{quantity} of {name}"
+            hits[key] += bool(interval.low_V[0] <= truth <= interval.high_V[0])
+            low, high = percentile(statistic, columns, counts_BU)
+            plain[key] += bool(low <= truth <= high)
+
+
+def regression() -> dict[str, object]:
+    """Nothing learns. The naive comparison, ours, and the A/A arm, for the rare high-loss group; with a figure."""
+    columns, _, _ = simulate(np.random.default_rng(8), learning=1.0, num_prompts=200, num_types=400)
+    config = DetectConfig(k=8)
+    halves = split_halves(Occurrences.from_table(columns), config)
+    before, after = halves.selection, halves.measurement
+    size = len(before.token_ids_V)
+    enough = np.bincount(before.type_N, minlength=size) >= 2
+    first_V = type_means(before.type_N, before.loss_pre_N, size)
+    second_V = type_means(after.type_N, after.loss_post_N, size)
+    chosen = np.argsort(-np.where(enough, np.nan_to_num(first_V), -1))[8:108]
+    chosen = chosen[np.isfinite(second_V[chosen])]
+    rows = {
+        "naive: chosen before, measured after on other texts": (
+            float(first_V[chosen].mean()),
+            float(second_V[chosen].mean()),
+            wilcoxon(first_V[chosen], second_V[chosen]),
+        )
+    }
+    names = {"checkpoint": "ours: same texts, not those chosen on", "aa_selected": "A/A: one checkpoint, two halves"}
+    for row in detect_rocks(columns, config=config).persistence:
+        if row.group == "rare high-loss" and row.arm in names:
+            rows[names[row.arm]] = (row.type_before, row.type_after, row.p_value)
+    _figure(rows)
+    return {name: {"before": b, "after": a, "change": a / b - 1, "p": p} for name, (b, a, p) in rows.items()}
+
+
+def _figure(rows: dict[str, tuple[float, float, float]]) -> None:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, (before, after, p_value) in rows.items():
+        label = f"{name}<br>{100 * (after / before - 1):+.0f} %, p = {p_value:.2g}"
+        figure.add_trace(go.Scatter(x=["first", "second"], y=[before, after], mode="lines+markers", name=label))
+    figure.update_layout(
+        title="Nothing learns here, yet a group chosen for its high loss looks better when measured elsewhere",
+        yaxis_title="mean loss of the 100 rare high-loss types (nats)",
+        xaxis_title="measurement",
+        yaxis_rangemode="tozero",
+        template="plotly_white",
+    )
+    figure.write_html(RESULTS / "regression_to_the_mean.html", include_plotlyjs="cdn")
+
+
+def main() -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / "detect_calibration.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    jobs = {"null": null, "coverage": coverage, "regression": regression}
+    for name in sys.argv[1:] or jobs:
+        start = time.perf_counter()
+        found = jobs[name]()
+        result[name] = {
+            "command": shlex.join(["python", "benchmarks/detect_calibration.py", name]),
+            "date": time.strftime("%Y-%m-%d"),
+            "seconds": round(time.perf_counter() - start, 1),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "results": found,
+        }
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
