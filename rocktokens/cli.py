@@ -10,13 +10,15 @@ import difflib
 import logging
 import os
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rocktokens import __version__
-from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
+from rocktokens.config import DetectConfig, GeometryConfig, PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
 from rocktokens.errors import ConfigError, RockTokensError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +68,74 @@ class ScoreCommand:
     """Padded tokens in one forward pass; sets the memory scoring takes."""
     chunk: int | None = None
     """Rows of logits that exist at once; unset: chosen for the vocabulary."""
+    gradients: bool = True
+    """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.pipeline import score
 
-        config = ScoreConfig(checkpoints=self.checkpoints, token_budget=self.token_budget, chunk=self.chunk)
+        config = ScoreConfig(
+            checkpoints=self.checkpoints, token_budget=self.token_budget, chunk=self.chunk, gradients=self.gradients
+        )
         run = score(self.path, config, again=self.again)
         _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectCommand(DetectConfig):
+    """Find the rocks of a scored run, or of anybody's occurrences (--occurrences FILE --out DIR)."""
+
+    path: Path | None = None
+    """The run directory."""
+    occurrences: Path | None = None
+    """A Parquet file with rollout_id, position, token_id and loss, in place of a run."""
+    out: Path | None = None
+    """Where the results for --occurrences go."""
+    tokenizer: str | None = None
+    """Tokenizer that names the tokens of --occurrences: a directory or hub name."""
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    def run(self) -> None:
+        from rocktokens.finding import detect, detect_table
+
+        config = _part(DetectConfig, self)
+        if self.occurrences is not None:
+            if self.out is None:
+                raise ConfigError("say where the results go: --out DIRECTORY")
+            run = detect_table(self.occurrences, self.out, config, tokenizer=self.tokenizer)
+        elif self.path is None:
+            raise ConfigError(
+                "which run? Say `rocktokens detect DIRECTORY`, or give --occurrences FILE --out DIRECTORY"
+            )
+        else:
+            run = detect(self.path, config, again=self.again)
+        print(f"run: {run.path}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometryCommand(GeometryConfig):
+    """Say which way the token types' gradients point and how much they pull."""
+
+    path: Path
+    """The run directory."""
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    def run(self) -> None:
+        from rocktokens.finding import geometry
+
+        print(f"run: {geometry(self.path, _part(GeometryConfig, self), again=self.again).path}")
 
 
 COMMANDS: dict[str, type] = {
     "check": CheckCommand,
     "sample": SampleCommand,
     "score": ScoreCommand,
+    "detect": DetectCommand,
+    "geometry": GeometryCommand,
 }
 
 
@@ -135,9 +190,10 @@ def _parse(name: str, rest: list[str]) -> Any:
     values: dict[str, Any] = load_yaml(path) if path else {}
     if positional:
         values["path"] = positional
-    if "path" in _fields(kind) and "path" not in values and not {"-h", "--help"} & set(rest):
+    needs_path = any(item.name == "path" and item.default is MISSING for item in fields(kind))
+    if needs_path and "path" not in values and not {"-h", "--help"} & set(rest):
         raise ConfigError(f"which run? Say `rocktokens {name} DIRECTORY`")
-    if "path" in _fields(kind):
+    if needs_path:
         values.setdefault("path", "RUN")
     default: Any = from_mapping(kind, values)
     rest = ["--prompts.source" if word == "--prompts" else word for word in rest]
@@ -165,6 +221,11 @@ def _take_path(kind: type, words: list[str]) -> tuple[str | None, list[str]]:
     if "path" in _fields(kind) and words and not words[0].startswith("-"):
         return words[0], words[1:]
     return None, words
+
+
+def _part(kind: type[T], command: Any) -> T:
+    """The stage's configuration out of a command that extends it."""
+    return kind(**{name: getattr(command, name) for name in _fields(kind)})
 
 
 def _fields(kind: type) -> set[str]:

@@ -124,6 +124,8 @@ class ScoreConfig:
     """Padded tokens in one forward pass; sets the memory scoring takes."""
     chunk: int | None = None
     """Rows of logits that exist at once; unset: chosen for the vocabulary."""
+    gradients: bool = True
+    """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
 
     def __post_init__(self) -> None:
         require(self.token_budget >= 1, f"token_budget must be at least 1, got {self.token_budget}")

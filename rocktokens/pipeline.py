@@ -147,9 +147,12 @@ def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
 
 
 def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: ScoreConfig) -> None:
+    from rocktokens.core.geometry import GradientGeometry
     from rocktokens.lm.scoring import score as score_rollouts
 
     writers = {step: run.part_writer(step) for step in students}
+    last = max([0, *run.checkpoints()])
+    gradients = GradientGeometry(models.vocabulary) if config.gradients and last in students else None
     names = ", ".join(map(str, students))
     with progress(f"scoring checkpoint {names}", len(rollouts), "rollouts") as advance:
         facts = score_rollouts(
@@ -161,8 +164,11 @@ def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: 
             write=lambda step, table: writers[step].write(table),
             token_budget=config.token_budget,
             chunk=config.chunk,
+            observers={last: gradients.update} if gradients is not None else None,
             progress=advance,
         )
+    if gradients is not None:
+        run.write_tensors("gradients", gradients.state())
     for step, writer in writers.items():
         writer.flush()
         done = facts[step]

@@ -62,7 +62,8 @@ def _value(hint: Any, value: Any, where: str, default: Any) -> Any:
         return float(value)
     if typing.get_origin(hint) is tuple:
         return tuple(value)
-    return Path(value) if hint is Path else value
+    takes_path = hint is Path or Path in typing.get_args(hint)
+    return Path(value) if takes_path and isinstance(value, str) else value
 
 
 def _fits(hint: Any, value: Any) -> bool:

@@ -11,6 +11,7 @@ Shapes: N rows (occurrences), V vocabulary, H student width, G teacher width, C 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -83,6 +84,7 @@ def fused_divergence(
     teacher_scale: float = 1.0,
     chunk: int | None = None,
     denominator: Tensor | float | None = None,
+    observe: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Divergence:
     """Divergence of student and teacher from hidden states and output heads; float32 inside, whatever comes in.
 
@@ -91,6 +93,8 @@ def fused_divergence(
     Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
     vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
     weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call.
+    `observe(token_C, grad_CV)` is shown every chunk's gradients of `value` in the student's logits (at temperature 1),
+    to be read at once: the next chunk overwrites them. It needs `token_N`.
     """
     student = Head(student_head_VH, student_bias, student_softcap, student_scale)
     teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
@@ -116,7 +120,7 @@ def fused_divergence(
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
         token_K = None if token_N is None else token_N[keep_K]
 
-    options = _Options(kind, beta, temperature, chunk, student, teacher)
+    options = _Options(kind, beta, temperature, chunk, student, teacher, observe if token_N is not None else None)
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
@@ -158,6 +162,7 @@ class _Options:
     chunk: int | None
     student: Head
     teacher: Head
+    observe: Callable[[Tensor, Tensor], None] | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -267,6 +272,8 @@ def _chunk(
     rows.student_entropy_N[at] = student_entropy_C
     rows.teacher_entropy_N[at] = teacher_entropy_C
     rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_CV, dim=1) / options.temperature
+    if options.observe is not None and token_N is not None:
+        options.observe(token_N[at], grad_CV)
     if infinite_C is not None:
         rows.value_N[at].masked_fill_(infinite_C, torch.inf)
         if options.kind == "reverse_kl":

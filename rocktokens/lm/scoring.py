@@ -22,6 +22,7 @@ from rocktokens.core.divergence import Divergence, fused_divergence
 from rocktokens.errors import DataError
 from rocktokens.lm.pair import head_of, hidden_states
 
+Observer = Callable[[Tensor, Tensor], None]
 # A micro-batch is closed before more than this share of it is padding.
 MAX_PADDING = 0.08
 
@@ -79,9 +80,13 @@ def score(
     write: Callable[[int, pa.Table], None],
     token_budget: int = 8192,
     chunk: int | None = None,
+    observers: Mapping[int, Observer] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, ScoreFacts]:
-    """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch."""
+    """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
+
+    `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk.
+    """
     for rollout in rollouts:
         _check(rollout, vocabulary)
     facts = {step: ScoreFacts() for step in students}
@@ -89,9 +94,9 @@ def score(
         layout = _Layout.of(batch)
         teacher_NG = layout.response_states(teacher)
         for step, student in students.items():
-            measured = _measure(
-                layout.response_states(student), teacher_NG, student, teacher, layout, vocabulary, chunk
-            )
+            observe = (observers or {}).get(step)
+            states_NH = layout.response_states(student)
+            measured = _measure(states_NH, teacher_NG, student, teacher, layout, vocabulary, chunk, observe)
             table = _table(layout, measured, eos_ids)
             write(step, table)
             facts[step].occurrences += len(table)
@@ -111,6 +116,7 @@ def _measure(
     layout: _Layout,
     vocabulary: int,
     chunk: int | None,
+    observe: Observer | None,
 ) -> Divergence:
     ours, theirs = head_of(student), head_of(teacher)
     device = ours.weight_VH.device
@@ -127,7 +133,19 @@ def _measure(
         student_scale=ours.scale,
         teacher_scale=theirs.scale,
         chunk=chunk,
+        observe=None if observe is None else _finite_only(observe),
     )
+
+
+def _finite_only(observe: Observer) -> Observer:
+    def seen(token_C: Tensor, grad_CV: Tensor) -> None:
+        finite_C = torch.isfinite(grad_CV.sum(dim=1))
+        if bool(finite_C.all()):
+            observe(token_C, grad_CV)
+        else:
+            observe(token_C[finite_C], grad_CV[finite_C])
+
+    return seen
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,16 @@ class Run:
         _write_parquet(table, path)
         return path
 
+    def write_tensors(self, name: str, tensors: dict[str, Any]) -> Path:
+        """Write NAME.safetensors whole, in place of what was there."""
+        from safetensors.torch import save_file
+
+        path = self.path / f"{name}.safetensors"
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        save_file(tensors, draft)
+        draft.replace(path)
+        return path
+
     def has(self, name: str) -> bool:
         """Whether NAME.parquet exists."""
         return (self.path / f"{name}.parquet").exists()

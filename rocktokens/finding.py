@@ -1,0 +1,175 @@
+"""The stages that find rocks: `detect` and `geometry`. They read Parquet and load no model.
+
+Names of tokens come from the tokenizer that lies beside the student, encodings of contexts from its embedding matrix,
+read as one tensor from its safetensors file; where either cannot be had, detection goes on without it and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from rocktokens.config import DetectConfig, GeometryConfig, PairConfig
+from rocktokens.core.detect import Occurrences, detect_rocks
+from rocktokens.errors import ConfigError, DataError, RockTokensError
+from rocktokens.runs.store import Run, open_run
+from rocktokens.settings import from_mapping, to_mapping
+
+log = logging.getLogger(__name__)
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
+
+
+def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
+    """Which token types are rocks, by every definition; writes the tables and prints one."""
+    run = open_run(path)
+    if run.done("detect") and not again and run.manifest["config"].get("detect") == to_mapping(config):
+        log.info("%s: rocks are there; nothing to do", path)
+        return run
+    steps = run.steps()
+    if not steps:
+        raise DataError(f"{path} has no scored occurrences; run `rocktokens score {path}` first")
+    by_step = {step: _step_table(run, step) for step in steps}
+    occurrences = Occurrences.from_checkpoints(by_step, signal=config.signal)
+    report = detect_rocks(occurrences, _tokenizer(run), config, embedding_VH=_embedding(run))
+    _write(run, report, config)
+    return run
+
+
+def detect_table(occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None) -> Run:
+    """The same for anybody's Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
+    if not occurrences.exists():
+        raise DataError(f"there is no file {occurrences}")
+    try:
+        table = pq.read_table(occurrences)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{occurrences} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+    run = Run.create(out, {"occurrences": {"source": str(occurrences), "tokenizer": tokenizer}})
+    named = None
+    if tokenizer is not None:
+        from rocktokens.lm.pair import load_tokenizer
+
+        named = load_tokenizer(tokenizer, PairConfig())
+    report = detect_rocks(Occurrences.from_table(table, signal=config.signal), named, config)
+    _write(run, report, config)
+    return run
+
+
+def _write(run: Run, report: Any, config: DetectConfig) -> None:
+    run.reopen("detect")
+    for name in ("types", "sweep", "sensitivity", "persistence", "footprint", "cluster"):
+        table = getattr(report, f"{name}_table")()
+        if table.num_columns:
+            run.write({"cluster": "clusters", "footprint": "footprints"}.get(name, name), table)
+    run.manifest["config"]["detect"] = to_mapping(config)
+    groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
+    run.finish("detect", {**report.facts(), "groups": groups})
+    Console().print(report.render())
+
+
+def _step_table(run: Run, step: int) -> Any:
+    return run.query(f"select * exclude (step) from occurrences where step = {int(step)}")
+
+
+def _source(run: Run) -> Path | None:
+    """The directory of the model whose occurrences were scored last, if it is on this disk."""
+    kept = run.checkpoints()
+    if kept:
+        return run.checkpoint(kept[-1])
+    student = run.manifest["config"].get("pair", {}).get("student", "")
+    return Path(student) if student and Path(student).is_dir() else None
+
+
+def _tokenizer(run: Run) -> Any | None:
+    from rocktokens.lm.pair import load_tokenizer
+
+    pair = from_mapping(PairConfig, run.manifest["config"].get("pair", {}))
+    if not pair.student:
+        return None
+    try:
+        return load_tokenizer(pair.student, pair)
+    except RockTokensError as error:
+        log.warning("tokens are named by their ids: %s", error)
+        return None
+
+
+def _embedding(run: Run) -> np.ndarray | None:
+    """The student's input embeddings, read alone from its safetensors file; None where there is no such file."""
+    from safetensors import safe_open
+
+    directory = _source(run)
+    if directory is None:
+        return None
+    index = directory / "model.safetensors.index.json"
+    files = (
+        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    )
+    for name in files:
+        if not (directory / name).exists():
+            continue
+        with safe_open(directory / name, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - a safetensors file is not a mapping
+                if key.endswith(EMBEDDINGS):
+                    return tensors.get_tensor(key).float().numpy()
+    return None
+
+
+def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
+    """Which way the token types' gradients point and how much they pull, from what scoring gathered."""
+    from safetensors.torch import load_file
+
+    from rocktokens.core.geometry import GradientGeometry, compare_groups
+
+    run = open_run(path)
+    if run.done("geometry") and not again and run.manifest["config"].get("geometry") == to_mapping(config):
+        log.info("%s: geometry is there; nothing to do", path)
+        return run
+    groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
+    gathered = run.path / "gradients.safetensors"
+    if not gathered.exists():
+        raise ConfigError(f"{path} holds no gradients; score it again with --gradients True")
+    result = GradientGeometry.restore(load_file(gathered), config).result()
+    comparisons = compare_groups(result, groups)
+    run.write("geometry", result.table(groups))
+    run.manifest["config"]["geometry"] = to_mapping(config)
+    rock_N = np.isin(result.token_id_T, groups["rocks"])
+    run.finish(
+        "geometry",
+        {
+            "sketched": result.sketched,
+            "pooled_types": result.num_pooled_types,
+            "rock_grad_share": float(result.grad_share_T[rock_N].sum()),
+            "rock_position_share": float(result.position_share_T[rock_N].sum()),
+            "comparisons": [row._asdict() for row in comparisons],
+        },
+    )
+    _print_geometry(run, comparisons)
+    return run
+
+
+def _print_geometry(run: Run, comparisons: list[Any]) -> None:
+    facts = run.facts("geometry")
+    table = Table(title="Gradients of the groups of token types (Mann–Whitney)")
+    for name in ("measure", "groups", "medians", "larger in", "p"):
+        table.add_column(name, justify="left" if name in ("measure", "groups") else "right")
+    for row in comparisons:
+        table.add_row(
+            row.metric,
+            f"{row.first} / {row.second}",
+            f"{row.median_first:.3g} / {row.median_second:.3g}",
+            f"{100 * row.share_larger:.0f} %",
+            f"{row.p_value:.2g}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Rocks hold {100 * facts['rock_grad_share']:.1f} % of the gradient norm on "
+        f"{100 * facts['rock_position_share']:.1f} % of the positions."
+    )
