@@ -40,8 +40,14 @@ class Sampler:
         top_p: float | None = None,
         batch_size: int = 64,
     ) -> None:
-        if temperature <= 0:
+        if not 0 < temperature < float("inf"):
             raise ConfigError(f"temperature must be > 0, got {temperature}; for greedy decoding pass greedy=True")
+        if top_k is not None and top_k < 1:
+            raise ConfigError(f"top_k must be at least 1, got {top_k}; None turns it off")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ConfigError(f"top_p must be in (0, 1], got {top_p}; None turns it off")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         if not eos_ids:
             raise ConfigError("sampling needs at least one end token; the model's generation config names none")
         self.model, self.pad_id, self.vocabulary = model, pad_id, vocabulary
@@ -83,7 +89,15 @@ class Sampler:
                 f"a prompt has {len(request.prefix)} tokens and the model's context is {self.context}; "
                 "shorten the prompt or leave it out"
             )
+        known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
+        if not 0 <= min(request.prefix) <= max(request.prefix) < known:
+            raise DataError(
+                f"a prompt holds token ids {min(request.prefix)} to {max(request.prefix)}, the model knows {known}; "
+                "it was made with another tokenizer"
+            )
         rows = self.vocabulary or self.model.get_output_embeddings().weight.shape[0]
+        if request.banned and not 0 <= min(request.banned) <= max(request.banned) < rows:
+            raise ConfigError(f"banned token ids must lie in [0, {rows}), got {sorted(request.banned)}")
         if len(set(request.banned)) >= rows:
             raise ConfigError("every token type is banned; nothing can be sampled")
 
