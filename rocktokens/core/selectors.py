@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rocktokens.config import SelectorConfig
 from rocktokens.core.controls import matched_control
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.seeds import derive_seed
@@ -103,6 +104,14 @@ def make_selector(name: str, **options: Any) -> Selector:
             takes = f"it takes: {', '.join(known)}" if known else "it takes no options"
             raise ConfigError(f"selector {name} has no option {option!r}; {takes}")
     return kind(**options)
+
+
+def selector_of(config: SelectorConfig, rocks: Iterable[int] = ()) -> Selector:
+    """The selector a configuration asks for; `rocks` stand in where it needs some and names none."""
+    options = config.options()
+    if "rocks" in options and not config.rocks:
+        options["rocks"] = tuple(rocks)
+    return make_selector(config.name, **options)
 
 
 def _class_by_path(path: str) -> type[Selector]:
@@ -257,11 +266,11 @@ class Prefix(Selector):
 
     name = "prefix"
 
-    def __init__(self, *, share: float = 0.5) -> None:
-        self.share = _share("share", share)
+    def __init__(self, *, keep: float = 0.5) -> None:
+        self.keep = _share("keep", keep)
 
     def length(self, limit: int) -> int:
-        return max(1, math.ceil(self.share * limit))
+        return max(1, math.ceil(self.keep * limit))
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         return (batch.position_N < self.length(batch.length_limit)).float()

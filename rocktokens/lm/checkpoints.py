@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rocktokens.core.monitor import TokenMonitor
     from rocktokens.core.selectors import Selector
     from rocktokens.lm.meter import Meter
-    from rocktokens.lm.record import TrainingRecord
-    from rocktokens.runs.store import Run
+    from rocktokens.lm.record import RunDirectory, TrainingRecord
 else:
     _Base = object
 
@@ -57,14 +56,17 @@ def _is_complete(path: Path) -> bool:
 class CheckpointMixin(_Base):
     """Saving and resuming for the trainer; every rank takes part."""
 
-    run: Run | None
+    args: Any
+    model: Any
+    optimizer: Any
+    run: RunDirectory | None
     monitor: TokenMonitor
     selector: Selector
     shadows: dict[str, Selector]
     record: TrainingRecord
     meter: Meter
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **settings: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, **settings: Any) -> Any:  # type: ignore[override]
         """Train; `resume_from_checkpoint=True` goes on from the newest complete checkpoint."""
         if resume_from_checkpoint is True:
             found = last_complete_checkpoint(self.args.output_dir)
@@ -132,9 +134,12 @@ class CheckpointMixin(_Base):
                 self.record.write(self.run)
 
     def keep_checkpoint(self) -> None:
-        """Save the student as checkpoints/step=N of the run: a model directory, or an adapter alone with PEFT."""
+        """Save the student as checkpoints/step=N of the run."""
         assert self.run is not None
-        final = self.run.checkpoint(self.state.global_step)
+        self.keep_model(self.run.checkpoint(self.state.global_step))
+
+    def keep_model(self, final: Path) -> None:
+        """Save the student as a directory that anyone can load (with PEFT the adapter alone), whole or not at all."""
         draft = final.with_name(f".{final.name}.draft")
         with self.meter.stage("checkpoint"), _writing(draft):
             if self.is_fsdp_enabled:  # TRL skips this where FSDP saves shards; a kept checkpoint is always whole
@@ -144,6 +149,7 @@ class CheckpointMixin(_Base):
             else:
                 self.save_model(str(draft), _internal_call=True)
             if self.args.should_save:
+                self.model.config.save_pretrained(draft)  # an adapter's directory says what model it is for
                 (draft / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle has no place in a model directory
                 shutil.rmtree(final, ignore_errors=True)
                 draft.rename(final)

@@ -19,6 +19,8 @@ from rocktokens.lm.sampler import Sampler
 
 if TYPE_CHECKING:
     from trl import DistillationTrainer as _Base
+
+    from rocktokens.lm.evaluate import Evaluator
 else:
     _Base = object
 
@@ -28,12 +30,22 @@ Generation = Literal["trl", "ours"]
 class GenerationMixin(_Base):
     """Rollouts for the trainer."""
 
+    args: Any
+    max_completion_length: int
     generation: Generation
     rollouts_per_prompt: int
     vocabulary: int
+    evaluator: Evaluator | None
+
+    def check_evaluation(self) -> None:
+        """Evaluation samples with our sampler, which cannot keep the ranks of a sharded model in step."""
+        if self.evaluator is not None and self._is_sharded():
+            raise ConfigError("evaluation while training needs the student whole on every rank; leave problems out")
+
+    def _is_sharded(self) -> bool:
+        return self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
 
     def _check_own_generation(self) -> None:
-        sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
         not_ours = {
             "vLLM": self.use_vllm,
             "tools": bool(self.tools),
@@ -41,7 +53,7 @@ class GenerationMixin(_Base):
             "min_p": self.min_p is not None,
             "repetition_penalty": self.repetition_penalty != 1.0,
             "generation_kwargs": bool(self.args.generation_kwargs),
-            "a sharded model (ranks must stay in step)": sharded,
+            "a sharded model (ranks must stay in step)": self._is_sharded(),
         }
         for name, used in not_ours.items():
             if used:
@@ -49,7 +61,7 @@ class GenerationMixin(_Base):
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's order of prompts, several rollouts a prompt, and the same order after a resume in a later epoch."""
-        stock = super()._get_train_sampler(dataset)
+        stock: Any = super()._get_train_sampler(dataset)
         return _ResumableSampler(
             data_source=stock.data_source,
             mini_repeat_count=self.rollouts_per_prompt,

@@ -6,7 +6,9 @@ never holds a step twice. This room knows rows of numbers, not how they came abo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +17,6 @@ from rocktokens.lm.meter import STAGES
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from rocktokens.runs.store import Run
 
 FLOP_STAGES = ("rollout", "select", "teacher", "student", "head")
 
@@ -43,6 +43,32 @@ TRAINING = {
 INTEGERS = ("step", "tokens", "prompt_tokens", "rollouts", "invalid")
 
 
+class RunDirectory(Protocol):
+    """What training asks of a run; `rocktokens.Run` is one."""
+
+    path: Path
+
+    def write(self, name: str, table: pa.Table) -> Path:
+        """Write NAME.parquet whole."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether NAME.parquet exists."""
+        ...
+
+    def read(self, name: str) -> pa.Table:
+        """NAME.parquet as a table."""
+        ...
+
+    def checkpoint(self, step: int) -> Path:
+        """Directory of a kept checkpoint."""
+        ...
+
+    def telemetry_writer(self, step: int, *, part: str = "") -> AbstractContextManager[Any]:
+        """Where the occurrences of a training step go."""
+        ...
+
+
 class TrainingRecord:
     """One row an optimiser step; shadow selectors add columns of their own."""
 
@@ -67,7 +93,7 @@ class TrainingRecord:
             columns[name] = pa.array([row.get(name) for row in self.rows], kind)
         return pa.table(columns)
 
-    def write(self, run: Run) -> None:
+    def write(self, run: RunDirectory) -> None:
         """Write the table, whole, in place of what was there."""
         run.write(self.name, self.table())
 

@@ -113,7 +113,7 @@ class StepHooks(TrainerCallback):
         """The step's loss, and apart from it the mean on rocks and on the rest where all of them were measured."""
         trainer = self.trainer
         assert trainer.grid is not None
-        objective_K = trainer.objective(trained)
+        objective_K = trainer.row_loss(trained)
         token_K = torch.cat([trained.token_K, others.token_K])
         value_K = torch.cat([trained.value_K, others.value_K]).double()
         valid_K = torch.isfinite(value_K)

@@ -28,13 +28,12 @@ from rocktokens.lm.checkpoints import CheckpointMixin
 from rocktokens.lm.generation import Generation, GenerationMixin
 from rocktokens.lm.meter import Meter, ModelShape
 from rocktokens.lm.pair import head_of
-from rocktokens.lm.record import TrainingRecord
+from rocktokens.lm.record import RunDirectory, TrainingRecord
 from rocktokens.lm.steps import StepHooks
 from rocktokens.lm.weighing import Grid, Rows, decide_weights, everywhere, gather_grid, with_losses
 
 if TYPE_CHECKING:
     from rocktokens.lm.evaluate import Evaluator
-    from rocktokens.runs.store import Run
 
 Normalise = Literal["kept", "all"]
 
@@ -72,7 +71,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         *trl_arguments: Any,
         selector: Selector | None = None,
         shadows: Mapping[str, Selector] | Sequence[Selector] = (),
-        run: Run | None = None,
+        run: RunDirectory | None = None,
         rocks: Collection[int] | None = None,
         monitor: TokenMonitor | None = None,
         normalise: Normalise = "kept",
@@ -149,6 +148,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             raise ConfigError(f"generation must be trl or ours, got {self.generation!r}")
         if self.generation == "ours":
             self._check_own_generation()
+        self.check_evaluation()
 
     # Weights
 
@@ -213,7 +213,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.left = self.meter.now()
         return loss
 
-    def objective(self, rows: Rows) -> Tensor:
+    def row_loss(self, rows: Rows) -> Tensor:
         """What each trained row adds to the loss, before its weight."""
         return rows.value_K
 
