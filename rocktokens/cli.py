@@ -169,7 +169,7 @@ def _main(arguments: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`rocktokens --help` lists them"
         raise ConfigError(f"there is no command {name!r}; {hint}")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

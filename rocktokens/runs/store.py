@@ -46,6 +46,9 @@ class Run:
         if (path / MANIFEST).exists():
             run = open_run(path)
             known = run.manifest["config"]
+            if not any(item.name not in (MANIFEST, DRAFT) for item in path.iterdir()):
+                known.update(config)  # nothing was made yet (the first command failed early): nothing to protect
+                run._save()
             for section in known.keys() & config.keys():
                 if known[section] != config[section]:
                     difference = _first_difference(section, known[section], config[section])
@@ -262,7 +265,9 @@ def open_run(path: str | Path) -> Run:
 def _write_parquet(table: pa.Table, path: Path) -> None:
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        pq.write_table(table, draft, compression="zstd")
+        # Parquet's min and max pass over NaN, and DuckDB concludes from them that no row is NaN: none for floats.
+        plain = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+        pq.write_table(table, draft, compression="zstd", write_statistics=plain)
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

@@ -354,3 +354,12 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(RunError, match="cannot write"):
         Run.create(tmp_path / "locked" / "run")
+
+
+def test_duckdb_sees_rows_that_are_nan(tmp_path: Path) -> None:
+    # Parquet statistics leave NaN out; with them DuckDB 2.0 answers that isnan() holds nowhere.
+    run = Run.create(tmp_path / "run")
+    run.write("losses", pa.table({"kl": pa.array([1.0, float("nan"), 2.0], pa.float32())}))
+    assert run.query("select count(*) as n from losses where isnan(kl)")["n"].to_pylist() == [1]
+    rows = run.query("select isnan(kl) as bad, count(*) as n from losses group by 1 order by 1").to_pylist()
+    assert rows == [{"bad": False, "n": 2}, {"bad": True, "n": 1}]
