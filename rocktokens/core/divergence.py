@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rocktokens.core.heads import Head, add_outer_, logits_, times_head
+from rocktokens.core.heads import Head, add_outer_, check_head, logits_, times_head
 from rocktokens.errors import ConfigError
 
 Kind = Literal["reverse_kl", "forward_kl", "jsd"]
@@ -98,8 +98,10 @@ def fused_divergence(
     """
     student = Head(student_head_VH, student_bias, student_softcap, student_scale)
     teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
-    _check_numbers(student, teacher, kind, beta, temperature, chunk)
-    _check_tensors(student_hidden_NH, student, teacher_hidden_NG, teacher, token_N, weight_N)
+    check_head("student", student, student_hidden_NH)
+    check_head("teacher", teacher, teacher_hidden_NG)
+    _check_settings(kind, beta, temperature, chunk)
+    _check_rows(len(student_hidden_NH), len(teacher_hidden_NG), token_N, weight_N, observe, (student, teacher))
     num_rows, device = len(student_hidden_NH), student_hidden_NH.device
 
     keep_K = None
@@ -120,7 +122,7 @@ def fused_divergence(
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
         token_K = None if token_N is None else token_N[keep_K]
 
-    options = _Options(kind, beta, temperature, chunk, student, teacher, observe if token_N is not None else None)
+    options = _Options(kind, beta, temperature, chunk, student, teacher, observe)
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
@@ -272,12 +274,13 @@ def _chunk(
     rows.student_entropy_N[at] = student_entropy_C
     rows.teacher_entropy_N[at] = teacher_entropy_C
     rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_CV, dim=1) / options.temperature
-    if options.observe is not None and token_N is not None:
-        options.observe(token_N[at], grad_CV)
     if infinite_C is not None:
         rows.value_N[at].masked_fill_(infinite_C, torch.inf)
         if options.kind == "reverse_kl":
             rows.grad_norm_N[at].masked_fill_(infinite_C, torch.inf)
+    if options.observe is not None and token_N is not None:
+        shown_C = slice(None) if infinite_C is None else ~infinite_C  # an infinite value has no gradient to show
+        options.observe(token_N[at][shown_C], grad_CV[shown_C])
     if slope_CV is not None:
         grad_CV.mul_(slope_CV)
     if options.student.scale != 1.0 or options.temperature != 1.0:
@@ -352,7 +355,7 @@ def _log_softmax_(out_CV: Tensor, hidden_CH: Tensor, head: Head, temperature: fl
     return slope_CV
 
 
-def _check_numbers(student: Head, teacher: Head, kind: str, beta: float, temperature: float, chunk: int | None) -> None:
+def _check_settings(kind: str, beta: float, temperature: float, chunk: int | None) -> None:
     if kind not in KINDS:
         raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "jsd" and not 0 < beta < 1:
@@ -361,42 +364,27 @@ def _check_numbers(student: Head, teacher: Head, kind: str, beta: float, tempera
         raise ConfigError(f"temperature must be > 0 and finite, got {temperature}")
     if chunk is not None and chunk < 1:
         raise ConfigError(f"chunk must be at least 1 row, got {chunk}; None chooses one")
-    for name, head in (("student", student), ("teacher", teacher)):
-        if head.softcap is not None and not 0 < head.softcap < math.inf:
-            raise ConfigError(f"{name}_softcap must be > 0 and finite, got {head.softcap}; None means no soft cap")
-        if not math.isfinite(head.scale):
-            raise ConfigError(f"{name}_scale must be finite, got {head.scale}")
 
 
-def _check_tensors(
-    student_hidden_NH: Tensor,
-    student: Head,
-    teacher_hidden_NG: Tensor,
-    teacher: Head,
+def _check_rows(
+    num_rows: int,
+    teacher_rows: int,
     token_N: Tensor | None,
     weight_N: Tensor | None,
+    observe: Any,
+    heads: tuple[Head, ...],
 ) -> None:
-    for name, hidden, head in (("student", student_hidden_NH, student), ("teacher", teacher_hidden_NG, teacher)):
-        weight_VH, bias_V = head.weight_VH, head.bias_V
-        if hidden.dim() != 2 or weight_VH.dim() != 2 or hidden.shape[1] != weight_VH.shape[1] or not len(weight_VH):
-            raise ConfigError(
-                f"{name} hidden states {tuple(hidden.shape)} do not fit its head {tuple(weight_VH.shape)}; "
-                "both are two-dimensional and share their last dimension"
-            )
-        if not (hidden.is_floating_point() and weight_VH.is_floating_point()):
-            raise ConfigError(f"{name} hidden states and head must be float, got {hidden.dtype} and {weight_VH.dtype}")
-        if bias_V is not None and (bias_V.dim() != 1 or len(bias_V) < len(weight_VH)):
-            raise ConfigError(f"{name}_bias {tuple(bias_V.shape)} does not fit its head {tuple(weight_VH.shape)}")
-    rows = {"teacher_hidden_NG": teacher_hidden_NG, "token_N": token_N, "weight_N": weight_N}
-    for name, given in rows.items():
-        if given is not None and len(given) != len(student_hidden_NH):
-            raise ConfigError(f"{name} has {len(given)} rows, student_hidden_NH {len(student_hidden_NH)}")
-        if given is not None and name != "teacher_hidden_NG" and given.dim() != 1:
-            raise ConfigError(f"{name} must be one-dimensional, got {tuple(given.shape)}")
+    if teacher_rows != num_rows:
+        raise ConfigError(f"teacher_hidden_NG has {teacher_rows} rows, student_hidden_NH {num_rows}")
+    for name, given in (("token_N", token_N), ("weight_N", weight_N)):
+        if given is not None and given.shape != (num_rows,):
+            raise ConfigError(f"{name} has the shape {tuple(given.shape)}; one entry a row would be ({num_rows},)")
     if weight_N is not None and not bool(((weight_N >= 0) & (weight_N < math.inf)).all()):
         raise ConfigError("weights must be >= 0 and finite")
+    if observe is not None and token_N is None:
+        raise ConfigError("observe needs token_N")
     if token_N is not None and token_N.numel():
-        vocabulary = min(len(student.weight_VH), len(teacher.weight_VH))
+        vocabulary = min(len(head.weight_VH) for head in heads)
         low, high = int(token_N.min()), int(token_N.max())
         if token_N.is_floating_point() or low < 0 or high >= vocabulary:
             raise ConfigError(

@@ -7,10 +7,13 @@ Shapes: V vocabulary, H width, C rows of one chunk.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rocktokens.errors import ConfigError
 
 # Columns of a 16-bit head that are widened to float32 at a time where the device cannot multiply into float32 itself.
 WIDEN_COLUMNS = 8_192
@@ -24,6 +27,24 @@ class Head:
     bias_V: Tensor | None = None
     softcap: float | None = None
     scale: float = 1.0
+
+
+def check_head(name: str, head: Head, hidden_NH: Tensor) -> None:
+    """Refuse a head that does not fit its hidden states, or numbers that no family has; `name` is for the message."""
+    weight_VH, bias_V = head.weight_VH, head.bias_V
+    if hidden_NH.dim() != 2 or weight_VH.dim() != 2 or hidden_NH.shape[1] != weight_VH.shape[1] or not len(weight_VH):
+        raise ConfigError(
+            f"{name} hidden states {tuple(hidden_NH.shape)} do not fit its head {tuple(weight_VH.shape)}; "
+            "both are two-dimensional and share their last dimension"
+        )
+    if not (hidden_NH.is_floating_point() and weight_VH.is_floating_point()):
+        raise ConfigError(f"{name} hidden states and head must be float, got {hidden_NH.dtype} and {weight_VH.dtype}")
+    if bias_V is not None and (bias_V.dim() != 1 or len(bias_V) < len(weight_VH)):
+        raise ConfigError(f"{name}_bias {tuple(bias_V.shape)} does not fit its head {tuple(weight_VH.shape)}")
+    if head.softcap is not None and not 0 < head.softcap < math.inf:
+        raise ConfigError(f"{name}_softcap must be > 0 and finite, got {head.softcap}; None means no soft cap")
+    if not math.isfinite(head.scale):
+        raise ConfigError(f"{name}_scale must be finite, got {head.scale}")
 
 
 def logits_(out_CV: Tensor, hidden_CH: Tensor, head: Head) -> None:

@@ -521,6 +521,43 @@ def test_no_weight_in_the_whole_step_gives_a_loss_of_zero():
     assert (grads["head"] == 0).all()
 
 
+# --- observing gradients ---
+
+
+def observed(case, **options):
+    """Tokens and gradients as an observer sees them, over all chunks."""
+    seen = []
+    case.run(observe=lambda token_C, grad_CV: seen.append((token_C.clone(), grad_CV.clone())), **options)
+    return (torch.cat(parts) for parts in zip(*seen))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", [{}, {"student_softcap": 2.0, "student_scale": 0.7}], ids=str)
+def test_an_observer_sees_every_rows_gradient_in_the_logits(kind, family):
+    case = make_case(kind=kind, **family)
+    weight_N = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 2.0, 1.0])
+    token_K, grad_KV = observed(case, weight_N=weight_N, chunk=2)
+    kept = weight_N != 0
+    assert torch.equal(token_K, case.tokens[kept])
+    hidden = as_numpy(case.student_hidden[kept]), as_numpy(case.teacher_hidden[kept])
+    for got, s, t in zip(as_numpy(grad_KV), *hidden):
+        logits = oracles.head_logits(
+            s, as_numpy(case.student_head), None, family.get("student_scale", 1.0), family.get("student_softcap")
+        )
+        student = oracles.probabilities(logits)
+        teacher = oracles.probabilities(oracles.head_logits(t, as_numpy(case.teacher_head)))
+        np.testing.assert_allclose(got, oracles.logit_gradient(student, teacher, kind), atol=1e-6)
+
+
+def test_an_observer_is_not_shown_rows_without_a_gradient():
+    student = torch.tensor([[0.0, -40.0], [0.0, 0.0]])
+    case = from_logits(student, [[1.0, 0.0], [1.0, 0.0]], tokens=[0, 1])
+    token_K, _ = observed(case)
+    assert token_K.tolist() == [0, 1]
+    token_K, _ = observed(case, teacher_bias=torch.tensor([0.0, -INF]))
+    assert token_K.tolist() == []
+
+
 # --- autograd ---
 
 
@@ -646,15 +683,16 @@ def test_it_works_under_activation_checkpointing():
         ({"denominator": -1.0}, "denominator"),
         ({"denominator": math.nan}, "denominator"),
         ({"denominator": torch.tensor(0.0)}, "denominator"),
-        ({"weight_N": torch.ones(6)}, "weight_N has 6 rows"),
+        ({"weight_N": torch.ones(6)}, "weight_N"),
         ({"weight_N": torch.ones(7, 1)}, "weight_N"),
         ({"weight_N": -torch.ones(7)}, "weight"),
         ({"weight_N": torch.full((7,), math.nan)}, "weight"),
         ({"weight_N": torch.full((7,), INF)}, "weight"),
-        ({"token_N": torch.zeros(8, dtype=torch.long)}, "token_N has 8 rows"),
+        ({"token_N": torch.zeros(8, dtype=torch.long)}, "token_N"),
         ({"token_N": torch.zeros(7)}, "token_N"),
         ({"token_N": torch.full((7,), 23)}, "shared vocabulary of 23"),
         ({"token_N": torch.full((7,), -100)}, "got -100"),
+        ({"token_N": None, "observe": print}, "token_N"),
     ],
     ids=str,
 )
