@@ -10,6 +10,7 @@ Shapes: B rollouts of a micro-batch, T positions, N response positions of the mi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,22 +91,36 @@ def score(
     for rollout in rollouts:
         _check(rollout, vocabulary)
     facts = {step: ScoreFacts() for step in students}
-    for batch in micro_batches(rollouts, token_budget):
-        layout = _Layout.of(batch)
-        teacher_NG = layout.response_states(teacher)
-        for step, student in students.items():
-            observe = (observers or {}).get(step)
-            states_NH = layout.response_states(student)
-            measured = _measure(states_NH, teacher_NG, student, teacher, layout, vocabulary, chunk, observe)
-            table = _table(layout, measured, eos_ids)
-            write(step, table)
-            facts[step].occurrences += len(table)
-            facts[step].real_tokens += layout.real_tokens
-            facts[step].padded_tokens += layout.input_BT.numel() - layout.real_tokens
-            _note_invalid(table, facts[step])
-        if progress is not None:
-            progress(len(batch))
+    with _evaluating(teacher, *students.values()):
+        for batch in micro_batches(rollouts, token_budget):
+            layout = _Layout.of(batch)
+            teacher_NG = layout.response_states(teacher)
+            for step, student in students.items():
+                observe = (observers or {}).get(step)
+                states_NH = layout.response_states(student)
+                measured = _measure(states_NH, teacher_NG, student, teacher, layout, vocabulary, chunk, observe)
+                table = _table(layout, measured, eos_ids)
+                write(step, table)
+                facts[step].occurrences += len(table)
+                facts[step].real_tokens += layout.real_tokens
+                facts[step].padded_tokens += layout.input_BT.numel() - layout.real_tokens
+                _note_invalid(table, facts[step])
+            if progress is not None:
+                progress(len(batch))
     return facts
+
+
+@contextmanager
+def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
+    """No dropout inside; every model is left in the mode it came in."""
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, modes):
+            model.train(training)
 
 
 def _measure(
@@ -220,9 +235,9 @@ def _check(rollout: Rollout, vocabulary: int) -> None:
         raise DataError(f"rollout {rollout.rollout_id} has an empty prompt; the first response token has no prefix")
     if not rollout.token_ids:
         raise DataError(f"rollout {rollout.rollout_id} has no response tokens; leave it out")
-    highest = max(max(rollout.prompt_ids), max(rollout.token_ids))
-    if highest >= vocabulary or min(min(rollout.prompt_ids), min(rollout.token_ids)) < 0:
+    ids = rollout.prompt_ids + rollout.token_ids
+    if max(ids) >= vocabulary or min(ids) < 0:
         raise DataError(
-            f"rollout {rollout.rollout_id} holds token id {highest}, the pair shares {vocabulary} token types; "
-            "it was made with another tokenizer"
+            f"rollout {rollout.rollout_id} holds token id {min(ids) if min(ids) < 0 else max(ids)}, the pair shares "
+            f"{vocabulary} token types; it was made with another tokenizer"
         )
