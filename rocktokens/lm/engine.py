@@ -18,8 +18,15 @@ class Request:
     prefix: tuple[int, ...]
     max_new_tokens: int
     seed: int
+    """Which stream of random numbers the row consumes, one number a token."""
     banned: tuple[int, ...] = ()
     """Token types that may not be emitted."""
+    skip: int = 0
+    """Numbers of the stream to pass over: a resumed rollout goes on with the numbers it would have had."""
+    first_seed: int | None = None
+    """Another stream for the first number alone: where a rollout is resumed, its own has chosen the banned token."""
+
+    # An engine without such streams may ignore the last two: they tighten pairs of rollouts and leave each one's law.
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -112,7 +113,7 @@ class Sampler:
         uniform_BT = torch.zeros((len(requests), max(room)), dtype=torch.float64, device=self.device)
         if not self.greedy:
             for row, request in enumerate(requests):
-                uniform_BT[row, : room[row]] = torch.from_numpy(uniforms(request.seed, room[row]))
+                uniform_BT[row, : room[row]] = torch.from_numpy(numbers_of(request, room[row]))
         token_BT = torch.full((len(requests), max(room)), self.pad_id, device=self.device)
         length_B = torch.zeros(len(requests), dtype=torch.long, device=self.device)
         ended_B = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
@@ -125,7 +126,7 @@ class Sampler:
         going_L = torch.ones(len(requests), dtype=torch.bool, device=self.device)
         bans = _Bans(requests, live_L)
         for step in range(max(room)):
-            chosen_L, bad_L = self._choose(bans.apply_(logits_LV[:, : self.vocabulary]), uniform_BT[live_L, step])
+            chosen_L, bad_L = self.choose(bans.apply_(logits_LV[:, : self.vocabulary]), uniform_BT[live_L, step])
             writes_L = going_L & ~bad_L
             at = live_L[writes_L]
             token_BT[at, step] = chosen_L[writes_L]
@@ -150,7 +151,7 @@ class Sampler:
             )
         ]
 
-    def _choose(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         """The next token of every row, and whether its logits were unusable (NaN, +inf, or nothing left)."""
         top_B, greedy_B = logits_BV.max(dim=1)
         bad_B = ~torch.isfinite(top_B)
@@ -168,6 +169,14 @@ class Sampler:
         target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
         token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1)
         return token_B.clamp_max_(logits_BV.shape[1] - 1), bad_B
+
+
+def numbers_of(request: Request, count: int) -> np.ndarray:
+    """The random numbers in [0, 1) that a request's tokens are drawn with, one a token."""
+    numbers = uniforms(request.seed, request.skip + count)[request.skip :]
+    if request.first_seed is not None:
+        numbers[0] = uniforms(request.first_seed, 1)[0]
+    return numbers
 
 
 def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
