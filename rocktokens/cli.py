@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rocktokens import __version__
-from rocktokens.config import DetectConfig, GeometryConfig, PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
+from rocktokens.config import (
+    DetectConfig,
+    DistillConfig,
+    GeometryConfig,
+    PairConfig,
+    PromptsConfig,
+    RolloutConfig,
+    ScoreConfig,
+)
 from rocktokens.errors import ConfigError, RockTokensError
 
 T = TypeVar("T")
@@ -33,6 +41,27 @@ class CheckCommand:
         from rocktokens.check import check
 
         check(self.pair, self.prompts, self.rollouts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillCommand(DistillConfig):
+    """Distil the student on its own rollouts, with a weight and a record for every token."""
+
+    path: Path
+    """The run directory; made if it is not there."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    problems: int = 200
+    """Held-out problems on which accuracy is measured while training."""
+    again: bool = False
+    """Start over although the stage is complete; what rested on it is removed."""
+
+    def run(self) -> None:
+        from rocktokens.pipeline import distill
+
+        config = _part(DistillConfig, self)
+        run = distill(self.path, self.pair, self.prompts, config, problems=self.problems, again=self.again)
+        print(f"run: {run.path}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +161,7 @@ class GeometryCommand(GeometryConfig):
 
 COMMANDS: dict[str, type] = {
     "check": CheckCommand,
+    "distill": DistillCommand,
     "sample": SampleCommand,
     "score": ScoreCommand,
     "detect": DetectCommand,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
+from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
 from rocktokens.runs.schema import ROLLOUTS
@@ -43,6 +43,62 @@ def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairC
     return pair, prompts
 
 
+def distill(
+    path: Path,
+    pair: PairConfig,
+    prompts: PromptsConfig,
+    config: DistillConfig,
+    *,
+    problems: int = 200,
+    again: bool = False,
+) -> Run:
+    """Distil the pair into checkpoints/step=N, with every step in training.parquet."""
+    from rocktokens.lm.distill import distill as train
+    from rocktokens.lm.pair import load_pair
+    from rocktokens.lm.tasks import load_prompts, make_checker
+
+    pair, prompts = resolve(path, pair, prompts)
+    run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "distill": to_mapping(config)})
+    if run.done("distill") and not again:
+        log.info("%s: the student is distilled; nothing to do", path)
+        return run
+    if again:
+        _forget_training(run)
+    models = load_pair(pair)
+    checker = make_checker(prompts)
+    held_out = []
+    if checker is not None:
+        asked = dataclasses.replace(prompts, limit=problems, seed=prompts.seed + 1)
+        held_out = [p for p in load_prompts(asked, models.tokenizer, part="detection") if p.answer is not None]
+    if not held_out:
+        log.info("no answers to check: accuracy is not measured while training")
+    found = train(
+        config,
+        models,
+        load_prompts(prompts, models.tokenizer, part="train"),
+        run,
+        rocks=config.selector.rocks or _known_rocks(run),
+        problems=held_out,
+        check=checker if held_out else None,
+    )
+    run.finish("distill", found.facts)
+    return run
+
+
+def _known_rocks(run: Run) -> tuple[int, ...]:
+    return tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()
+
+
+def _forget_training(run: Run) -> None:
+    """Remove what a training left, and with it every stage that rested on it."""
+    for stage in list(run.manifest["stages"]):
+        run.reopen(stage)
+    for name in ("checkpoints", "telemetry", "occurrences"):
+        shutil.rmtree(run.path / name, ignore_errors=True)
+    for table in run.path.glob("*.parquet"):
+        table.unlink()
+
+
 def sample(
     path: Path,
     pair: PairConfig,
@@ -50,12 +106,13 @@ def sample(
     rollouts: RolloutConfig,
     *,
     checkpoint: str = "last",
+    limit: int | None = None,
     again: bool = False,
 ) -> Run:
     """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet."""
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.rollouts import check_lengths, make_sampler, sample_rollouts
-    from rocktokens.lm.tasks import load_prompts, make_checker
+    from rocktokens.lm.tasks import Part, load_prompts, make_checker
 
     pair, prompts = resolve(path, pair, prompts)
     run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "rollouts": to_mapping(rollouts)})
@@ -67,7 +124,9 @@ def sample(
         shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
 
     models = load_pair(dataclasses.replace(pair, student=_student_source(run, pair, checkpoint)))
-    asked = load_prompts(prompts, models.tokenizer)
+    # Rollouts of a distilled student are for detection: on prompts it was not trained on.
+    share: Part | None = "detection" if run.done("distill") else None
+    asked = load_prompts(dataclasses.replace(prompts, limit=limit or prompts.limit), models.tokenizer, part=share)
     engine = make_sampler(models, rollouts, of_teacher=checkpoint == "teacher")
     check_lengths(asked, engine.context)
     checker = make_checker(prompts)

@@ -18,12 +18,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rocktokens.config import PromptsConfig
+from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.world import get_world, world_names
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 Checker = Callable[[str, str], bool]
 Row = Mapping[str, Any]
 
+Part = Literal["train", "detection", "causal"]
+PART_TENTHS: dict[Part, int] = {"train": 6, "detection": 2, "causal": 2}
 BUILT_IN_PROBLEMS = 1000  # a built-in task is endless; this many without a limit
 NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -51,18 +54,34 @@ class Prompt:
     answer: str | None
 
 
-def load_prompts(config: PromptsConfig, tokenizer: Any) -> list[Prompt]:
-    """The prompts a configuration points at, in order; every fault of the input is named before anything runs."""
+def load_prompts(config: PromptsConfig, tokenizer: Any, *, part: Part | None = None) -> list[Prompt]:
+    """The prompts a configuration points at, in order; every fault of the input is named before anything runs.
+
+    `part` asks for one of three disjoint shares, so that no stage sees another's prompts: a built-in task's split of
+    that name; of anything else, the rows whose text falls into that share by its hash. The limit is the part's own.
+    """
     if config.source in world_names():
-        prompts = list(_built_in_prompts(config, tokenizer))
+        prompts = list(_built_in_prompts(replace(config, split=part or config.split), tokenizer))
     else:
         rows = _jsonl_rows(Path(config.source)) if config.source.endswith(".jsonl") else _hub_rows(config)
-        prompts = [_row_to_prompt(name, row, config, tokenizer) for name, row in islice(rows, config.limit)]
+        made = (_row_to_prompt(name, row, config, tokenizer) for name, row in rows)
+        prompts = list(islice((p for p in made if part is None or part_of(p.text) == part), config.limit))
     if not prompts:
-        raise DataError(f"{config.source} has no prompts; give at least one row.")
+        share = f" for {part}: {PART_TENTHS[part]} of 10 are set aside for it" if part else ""
+        raise DataError(f"{config.source} has no prompts{share}; give at least one row, better hundreds.")
     _refuse_bad_lengths(prompts, tokenizer)
     _refuse_bad_answers(prompts, config)
     return prompts
+
+
+def part_of(text: str) -> Part:
+    """The share a prompt belongs to, by its text alone: the same text is never in two."""
+    tenth = derive_seed("part", text) % 10
+    for part, tenths in PART_TENTHS.items():
+        if tenth < tenths:
+            return part
+        tenth -= tenths
+    raise AssertionError("the shares make up ten tenths")
 
 
 def make_checker(config: PromptsConfig) -> Checker | None:

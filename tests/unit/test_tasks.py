@@ -9,7 +9,7 @@ import pytest
 
 from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.lm.tasks import MathChecker, Prompt, load_prompts, make_checker
+from rocktokens.lm.tasks import PART_TENTHS, MathChecker, Prompt, load_prompts, make_checker
 from rocktokens.world import get_world
 from rocktokens.world.tokenizer import make_tokenizer
 
@@ -85,7 +85,9 @@ def test_dataset_directory_goes_through_the_datasets_library(tmp_path, tokenizer
     write_jsonl(data / "train.jsonl", {"q": "Ana has", "a": "1"}, {"q": "Ben has", "a": "2"})
     write_jsonl(data / "test.jsonl", {"q": "Cleo has", "a": "3"})
     config = PromptsConfig(source=str(data), split="test", prompt_field="q", answer_field="a")
-    assert [(p.prompt_id, p.text, p.answer) for p in load_prompts(config, tokenizer)] == [("sums/test/0", "Cleo has", "3")]
+    assert [(p.prompt_id, p.text, p.answer) for p in load_prompts(config, tokenizer)] == [
+        ("sums/test/0", "Cleo has", "3")
+    ]
     with pytest.raises(ConfigError, match="nowhere"):
         load_prompts(PromptsConfig(source=str(data), split="nowhere"), tokenizer)
 
@@ -259,3 +261,14 @@ def test_unknown_checkers(checker, words):
 def test_bad_patterns(pattern, words):
     with pytest.raises(ConfigError, match=words):
         make_checker(PromptsConfig(source="x.jsonl", checker="regex", pattern=pattern))
+
+
+def test_the_three_parts_are_disjoint_and_make_up_the_file(tmp_path: Path, tokenizer) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i} + {i + 1}"}) + "\n" for i in range(300)))
+    config = PromptsConfig(source=str(path), checker="none")
+    parts = {part: {p.text for p in load_prompts(config, tokenizer, part=part)} for part in PART_TENTHS}
+    assert sum(map(len, parts.values())) == len(set.union(*parts.values())) == 300
+    assert parts["train"] == {p.text for p in load_prompts(config, tokenizer, part="train")}
+    for part, tenths in PART_TENTHS.items():
+        assert abs(len(parts[part]) - 30 * tenths) < 40  # 4 standard deviations of 300 draws
