@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import oracles
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import Case, as_numpy, from_logits, make_case
+from tiny import VOCABULARY, prompts, tiny_model
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
+from rocktokens.config import RolloutConfig
 from rocktokens.core.divergence import KINDS, fused_divergence
+from rocktokens.lm.engine import Request
+from rocktokens.lm.rollouts import rollouts_of, sample_rollouts
+from rocktokens.lm.sampler import Sampler
+from rocktokens.lm.scoring import Rollout, score
+from rocktokens.lm.tasks import Prompt
 
 # --- the loss ---
 
@@ -183,3 +194,116 @@ def test_a_ban_on_the_output_head_leaks_under_soft_capping():
     ).run()  # fmt: skip
     assert result.student_logprob_N.exp().item() == pytest.approx(np.exp(-2) / (3 + np.exp(-2)), rel=1e-5)
     assert result.value_N.item() < 1e-6
+
+
+# --- from the sampler to the scorer ---
+
+
+def score_all(rollouts, student, teacher, **options) -> list[dict]:
+    """Scored rows in the order of rollouts and positions."""
+    parts: list[pa.Table] = []
+    options = {"eos_ids": (1,), "vocabulary": VOCABULARY, **options}
+    score(rollouts, {0: student}, teacher, write=lambda step, table: parts.append(table), **options)
+    return pa.concat_tables(parts).sort_by([("rollout_id", "ascending"), ("position", "ascending")]).to_pylist()
+
+
+def test_prompt_and_padding_are_not_counted():
+    """optipfair #34: unmasked padding reversed an ablation's conclusion."""
+    student, teacher = tiny_model(), tiny_model(seed=1)
+    short, long = Rollout("p", "a", (3, 4), (5, 6)), Rollout("p", "b", (7, 8, 9, 10), (11, 12, 13))
+    together = score_all([short, long], student, teacher)
+    assert [(row["rollout_id"], row["position"], row["token_id"]) for row in together] == [
+        ("a", 0, 5), ("a", 1, 6), ("b", 0, 11), ("b", 1, 12), ("b", 2, 13),
+    ]  # fmt: skip
+    alone = score_all([short], student, teacher)
+    assert [row["kl"] for row in together[:2]] == pytest.approx([row["kl"] for row in alone], rel=1e-4)
+
+    padded = torch.tensor([[3, 4, 5, 6, 0, 0, 0], [7, 8, 9, 10, 11, 12, 13]])
+    with torch.no_grad():
+        s, t = (F.log_softmax(model(padded).logits, -1) for model in (student, teacher))
+    naive = (s.exp() * (s - t)).sum(-1).mean().item()
+    assert abs(naive - np.mean([row["kl"] for row in together])) > 0.05
+
+
+def test_the_predicted_token_is_scored_not_the_one_conditioned_on():
+    """ms-swift #8436 and the paper's own freeze: logits and labels one position apart."""
+    student, teacher = tiny_model(), tiny_model(seed=1)
+    rollout = Rollout("p", "p#0", (3, 4, 5), (6, 7, 8, 9))
+    rows = score_all([rollout], student, teacher)
+    text = torch.tensor([rollout.prompt_ids + rollout.token_ids])
+    with torch.no_grad():
+        log_p_TV = F.log_softmax(student(text).logits[0], -1)
+    right = [log_p_TV[column - 1, text[0, column]].item() for column in range(3, 7)]
+    unshifted = [log_p_TV[column, text[0, column]].item() for column in range(3, 7)]
+    assert [row["student_logprob"] for row in rows] == pytest.approx(right, abs=1e-4)
+    assert max(abs(a - b) for a, b in zip(right, unshifted)) > 0.5
+    assert [row["token_id"] for row in rows] == [6, 7, 8, 9]
+
+
+def test_what_the_sampler_drew_is_what_the_scorer_scores():
+    """A greedy rollout's tokens are the most probable ones at their own positions, the first and the last included."""
+    model, teacher = tiny_model(), tiny_model(seed=1)
+    (answer,) = Sampler(model, eos_ids=(0,), pad_id=2, greedy=True).generate([Request((3, 4, 5), 12, 0)])
+    rows = score_all([Rollout("p", "p#0", (3, 4, 5), answer.token_ids)], model, teacher)
+    with torch.no_grad():
+        log_p_TV = F.log_softmax(model(torch.tensor([(3, 4, 5, *answer.token_ids)])).logits[0], -1)
+    best = log_p_TV.max(-1).values[2:-1].tolist()
+    assert [row["student_logprob"] for row in rows] == pytest.approx(best, abs=1e-4)
+
+
+def test_the_end_token_counts_when_pad_is_eos():
+    """TRL #6357: a mask made from the pad token's id drops the end token."""
+    student, teacher = tiny_model(), tiny_model(seed=1)
+    rollouts = [Rollout("p", "a", (3, 4), (5, 1)), Rollout("p", "b", (3, 4), (5, 6, 7, 8, 1))]
+    rows = score_all(rollouts, student, teacher, eos_ids=(1,))
+    assert [row["is_eos"] for row in rows] == [False, True, False, False, False, False, True]
+    assert all(row["kl"] > 0 for row in rows)
+
+
+def test_a_cut_rollout_gets_no_end_token():
+    """KDFlow appended one, and taught the student to stop anywhere."""
+    model = tiny_model()
+    answers = Sampler(model, eos_ids=(1,), pad_id=1).generate([Request((3, 4), 6, seed) for seed in range(20)])
+    cut = [answer for answer in answers if answer.truncated]
+    assert cut
+    assert all(1 not in answer.token_ids and len(answer.token_ids) == 6 for answer in cut)
+
+
+def test_text_is_not_re_tokenised_between_sampler_and_scorer():
+    """Ids that no tokenizer would produce from the text they decode to reach the scorer as they were drawn."""
+    pieces = {"a": 0, "b": 1, "ab": 2, "<eos>": 3}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(BPE(pieces, [("a", "b")], fuse_unk=True)), eos_token="<eos>", pad_token="<eos>"
+    )
+    student, teacher = tiny_model(vocabulary=4), tiny_model(vocabulary=4, seed=1)
+    engine = Sampler(student, eos_ids=(3,), pad_id=3)
+    asked = [Prompt("p", (0,), "a", None)]
+    table = sample_rollouts(engine, asked, RolloutConfig(num_rollouts=20, max_new_tokens=10), tokenizer, None)
+    drawn = {row["rollout_id"]: row["token_ids"] for row in table.to_pylist()}
+    assert any(tokenizer(row["text"])["input_ids"] != row["token_ids"] for row in table.to_pylist())
+    scored: dict[str, list[int]] = {}
+    for row in score_all(rollouts_of(table), student, teacher, eos_ids=(3,), vocabulary=4):
+        scored.setdefault(row["rollout_id"], []).append(row["token_id"])
+    assert scored == drawn
+
+
+def test_identical_runs_flip_no_answer():
+    """36 of 500 answers flipped elsewhere between two runs that differed in how rows were batched."""
+    model = tiny_model("gemma2")
+    asked = [Request(prefix, 15, seed) for seed, prefix in enumerate(prompts(40))]
+    for options in ({"greedy": True}, {}):
+        one = Sampler(model, eos_ids=(1,), pad_id=2, batch_size=40, **options).generate(asked)
+        two = Sampler(model, eos_ids=(1,), pad_id=2, batch_size=7, **options).generate(asked[::-1])[::-1]
+        assert one == two
+
+
+def test_a_ban_does_not_leak_under_soft_capping():
+    """On the output head -inf would become -cap; the sampler bans after the cap."""
+    model = tiny_model("gemma2")
+    free = Sampler(model, eos_ids=(0,), pad_id=2).generate([Request((3, 4), 10, seed) for seed in range(50)])
+    common = max(range(VOCABULARY), key=lambda v: sum(answer.token_ids.count(v) for answer in free))
+    banned = Sampler(model, eos_ids=(0,), pad_id=2).generate(
+        [Request((3, 4), 10, seed, banned=(common,)) for seed in range(50)]
+    )
+    assert any(common in answer.token_ids for answer in free)
+    assert not any(common in answer.token_ids for answer in banned)
