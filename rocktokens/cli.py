@@ -25,8 +25,19 @@ from rocktokens.config import (
     ScoreConfig,
 )
 from rocktokens.errors import ConfigError, RockTokensError
+from rocktokens.study import StudyConfig, recipes
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyCommand(StudyConfig):
+    """Run the whole story: distil, sample, score, find the rocks; `study RECIPE` or `study config.yaml`."""
+
+    def run(self) -> None:
+        from rocktokens.study import study
+
+        study(_part(StudyConfig, self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +171,7 @@ class GeometryCommand(GeometryConfig):
 
 
 COMMANDS: dict[str, type] = {
+    "study": StudyCommand,
     "check": CheckCommand,
     "distill": DistillCommand,
     "sample": SampleCommand,
@@ -215,17 +227,22 @@ def _parse(name: str, rest: list[str]) -> Any:
     from rocktokens.settings import from_mapping, load_yaml
 
     kind = COMMANDS[name]
-    path, rest = _take_flag(rest, "--config")
-    positional, rest = _take_path(kind, rest)
-    values: dict[str, Any] = load_yaml(path) if path else {}
-    if positional:
-        values["path"] = positional
+    file, rest = _take_flag(rest, "--config")
+    word, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("-") else (None, rest)
+    default, values = None, {}
+    if word is not None and kind is StudyCommand:
+        file, default = _recipe(word)
+    elif word is not None and "path" in _fields(kind):
+        values["path"] = word
+    elif word is not None:
+        raise ConfigError(f"`rocktokens {name}` takes settings only, as --section.field value; got {word!r}")
+    values |= load_yaml(file) if file else {}
     needs_path = any(item.name == "path" and item.default is MISSING for item in fields(kind))
-    if needs_path and "path" not in values and not {"-h", "--help"} & set(rest):
-        raise ConfigError(f"which run? Say `rocktokens {name} DIRECTORY`")
-    if needs_path:
-        values.setdefault("path", "RUN")
-    default: Any = from_mapping(kind, values)
+    if needs_path and "path" not in values:
+        if not {"-h", "--help"} & set(rest):
+            raise ConfigError(f"which run? Say `rocktokens {name} DIRECTORY`")
+        values["path"] = "RUN"
+    default = from_mapping(kind, values, default=default)
     rest = ["--prompts.source" if word == "--prompts" else word for word in rest]
     return tyro.cli(
         kind,
@@ -246,11 +263,17 @@ def _take_flag(words: list[str], flag: str) -> tuple[str | None, list[str]]:
     return words[at + 1], words[:at] + words[at + 2 :]
 
 
-def _take_path(kind: type, words: list[str]) -> tuple[str | None, list[str]]:
-    """The run directory is the first word of the commands that work on one."""
-    if "path" in _fields(kind) and words and not words[0].startswith("-"):
-        return words[0], words[1:]
-    return None, words
+def _recipe(word: str) -> tuple[str | None, Any]:
+    """What the first word of `study` names: a YAML file, or a recipe."""
+    if word.endswith((".yaml", ".yml")):
+        return word, None
+    known = recipes()
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, or give a .yaml file"
+        raise ConfigError(f"there is no recipe {word!r}; {hint}")
+    recipe = known[word]()
+    return None, StudyCommand(**{item.name: getattr(recipe, item.name) for item in fields(recipe)})
 
 
 def _part(kind: type[T], command: Any) -> T:
