@@ -41,7 +41,8 @@ class PersistenceRow(NamedTuple):
     change_quartiles: tuple[float, float, float]
     """Of the types' change."""
     p_value: float
-    """Wilcoxon signed-rank over types."""
+    """Wilcoxon signed-rank over types. It takes types as independent; in A/A arms they share prompts that may be
+    harder or easier, so there the interval of the change, which resamples prompts, is the one to believe."""
 
 
 def make_groups(
