@@ -77,7 +77,14 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
     if "gguf_file" not in options:
         options["use_safetensors"] = None if config.allow_pickle else True
     with _named_errors(name), _no_bars():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers has filled them with random numbers
+        raise ConfigError(
+            f"the weights of {name} lack {missing[0]}, one of {len(missing)}; the model is half-written or another "
+            "model's configuration lies beside it. Copy or download it again."
+        )
     if config.device_map is None:
         model.to(device)  # type: ignore[arg-type]
     return model.eval()
