@@ -109,31 +109,43 @@ class Contexts:
         # One random key a row: a type's sample does not depend on the order of types.
         key_Q = rng.random(len(self.occurrences), dtype=np.float32)[self.index_Q]
         bounds = np.flatnonzero(np.diff(self.type_Q, prepend=-1, append=-1)).tolist()
-        block, block_end = np.empty((0, 0), np.float32), 0
-        block_start = 0
+        first, last, block_QH = 0, 0, np.empty((0, 0), np.float32)
         for start, stop in pairwise(bounds):
             if stop - start < 2:
                 continue
-            if stop > block_end:  # encode many small types in one go
-                block_start, block_end = start, max(stop, min(start + ENCODE_ROWS, len(self.index_Q)))
-                block = self.encode(slice(block_start, block_end))
-            own_qH = block[start - block_start : stop - block_start]
-            rho_GN[:, self.index_Q[start:stop]] = similar_shares(own_qH, gammas, max_others, key_Q[start:stop])
+            sampled_q = least(key_Q[start:stop], max_others)
+            if stop - start > ENCODE_ROWS:
+                others_OH = self.encode(start + np.flatnonzero(sampled_q))
+                parts = [slice(i, min(i + ENCODE_ROWS, stop)) for i in range(start, stop, ENCODE_ROWS)]
+            else:
+                if stop > last:  # encode many small types in one go
+                    first, last = start, min(start + ENCODE_ROWS, len(self.index_Q))
+                    block_QH = self.encode(slice(first, last))
+                others_OH = block_QH[start - first : stop - first][sampled_q]
+                parts = [slice(start, stop)]
+            for part in parts:
+                own_qH = self.encode(part) if len(parts) > 1 else block_QH[start - first : stop - first]
+                in_sample_q = sampled_q[part.start - start : part.stop - start]
+                rho_GN[:, self.index_Q[part]] = similar_shares(own_qH, others_OH, in_sample_q, gammas)
         return rho_GN
 
 
-def similar_shares(own_qH: Floats, gammas: list[float], max_others: int, key_q: Floats) -> Floats:
-    """For each encoding of one type, the share of the OTHERS, or of those with the least keys, at cosine >= γ."""
-    count = len(own_qH)
-    sampled_q = np.ones(count, bool)
-    if count > max_others + 1:
-        sampled_q[np.argpartition(key_q, max_others)[max_others:]] = False
-    others_HO = np.ascontiguousarray(own_qH[sampled_q].T)
+def least(key_q: Floats, number: int) -> Array:
+    """A mask of the `number` least keys; of all where there are not many more."""
+    sampled_q = np.ones(len(key_q), bool)
+    if len(key_q) > number + 1:
+        sampled_q[np.argpartition(key_q, number)[number:]] = False
+    return sampled_q
+
+
+def similar_shares(own_qH: Floats, others_OH: Floats, sampled_q: Array, gammas: list[float]) -> Floats:
+    """For each encoding, the share of the others of its type at cosine >= γ; itself, where sampled, is left out."""
+    others_HO = np.ascontiguousarray(others_OH.T)
     limits = np.asarray(gammas, np.float32) - np.float32(ROUNDING)
     length_q = np.einsum("qh,qh->q", own_qH, own_qH)
-    rho_Gq = np.empty((len(gammas), count), np.float32)
+    rho_Gq = np.empty((len(gammas), len(own_qH)), np.float32)
     size = max(1, BLOCK_CELLS // others_HO.shape[1])
-    for begin in range(0, count, size):
+    for begin in range(0, len(own_qH), size):
         part = slice(begin, begin + size)
         cosine_qO = own_qH[part] @ others_HO
         num_others_q = others_HO.shape[1] - sampled_q[part]

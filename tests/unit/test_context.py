@@ -119,6 +119,14 @@ def test_a_sample_of_others_is_close_to_all_and_never_counts_itself(rng):
     assert np.abs(every - sampled).mean() < 0.03
 
 
+def test_large_types_are_encoded_in_parts_with_the_same_result(rng, monkeypatch):
+    occurrences = Occurrences.from_table(corpus(rng, rows=2000, types=4))
+    contexts = Contexts(occurrences, rng.random(2000) < 0.8, vectors_of(occurrences, rng), 4)
+    whole = contexts.consistency([0.3, 0.6], 200, np.random.default_rng(1))
+    monkeypatch.setattr("rocktokens.core.context.ENCODE_ROWS", 37)
+    np.testing.assert_allclose(contexts.consistency([0.3, 0.6], 200, np.random.default_rng(1)), whole, atol=0.01)
+
+
 def test_given_encodings_replace_windows(rng):
     columns = corpus(rng, rows=40)
     encoding = np.tile(np.eye(2), (20, 1))
