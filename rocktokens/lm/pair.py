@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TINY_PARAMETERS = 20_000_000
 # Our logits may differ from the model's own by this much of their spread; an unknown family differs by far more.
 HEAD_TOLERANCE = 2e-2
+GGUF_APPENDED = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
 def check_tokenizers(config: PairConfig) -> tuple[PreTrainedTokenizerBase, int]:
     """Refuse tokenizers that differ in content; returns the student's, and the number of token types both know."""
     student, teacher = load_tokenizer(config.student, config), load_tokenizer(config.teacher, config)
-    ours, theirs = ({id_: token for token, id_ in tok.get_vocab().items()} for tok in (student, teacher))
+    ours, theirs = _token_types(student, config.student), _token_types(teacher, config.teacher)
     for id_ in sorted(ours.keys() & theirs.keys()):
         if ours[id_] != theirs[id_]:
             raise ConfigError(
@@ -127,6 +128,15 @@ def check_tokenizers(config: PairConfig) -> tuple[PreTrainedTokenizerBase, int]:
             "choose a teacher of the same tokenizer family"
         )
     return student, max(ours) + 1
+
+
+def _token_types(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[int, str]:
+    """Every id and its token; without the one that transformers appends to GGUF vocabularies that lack it."""
+    types = {id_: token for token, id_ in tokenizer.get_vocab().items()}
+    last = max(types)
+    if name.endswith(".gguf") and types[last] == GGUF_APPENDED and last != tokenizer.eos_token_id:
+        del types[last]
+    return types
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
