@@ -17,6 +17,7 @@ from rocktokens.errors import DataError
 
 # Shapes: P prompts (or groups of prompts), V parallel statistics such as token types, B resamples.
 Floats = NDArray[Any]
+MAX_PROMPTS = 4096  # beyond, prompts are resampled in groups
 Side = Literal["two-sided", "greater", "less"]
 
 
@@ -140,8 +141,11 @@ def bootstrap_estimate(
     num_prompts = len(np.asarray(columns[0]))
     if num_prompts == 0:
         raise DataError("no prompts: nothing to estimate")
-    counts_BP = resample_counts(num_prompts, resamples, rng)
-    found = bootstrap_sums(statistic, [np.asarray(c, float).reshape(-1, 1) for c in columns], counts_BP, level=level)
+    data = [np.asarray(column, float).reshape(-1, 1) for column in columns]
+    if num_prompts > MAX_PROMPTS:  # groups of independent prompts are independent too, and the matrix stays small
+        group_P = rng.permutation(num_prompts) % MAX_PROMPTS
+        data = [np.bincount(group_P, weights=column[:, 0])[:, None] for column in data]
+    found = bootstrap_sums(statistic, data, resample_counts(len(data[0]), resamples, rng), level=level)
     return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), num_prompts)
 
 
@@ -177,10 +181,13 @@ def paired_p_value(
 ) -> float:
     """Two-sided p of "no mean change", by flipping the sign of whole prompts."""
     difference_P = _paired_difference(with_P, without_P)
-    flips_BP = _flips(resamples, len(difference_P), rng)
-    seen = abs(difference_P.sum())
-    beaten = (np.abs(flips_BP @ difference_P) >= seen * (1 - 1e-12)).sum()
-    return float((1 + beaten) / (1 + resamples))
+    seen = abs(difference_P.sum()) * (1 - 1e-12)
+    block = max(1, 4_000_000 // len(difference_P))
+    beaten = 0
+    for start in range(0, resamples, block):
+        flips_BP = _flips(min(block, resamples - start), len(difference_P), rng)
+        beaten += int((np.abs(flips_BP @ difference_P) >= seen).sum())
+    return (1 + beaten) / (1 + resamples)
 
 
 def _flips(resamples: int, num_prompts: int, rng: np.random.Generator) -> Floats:

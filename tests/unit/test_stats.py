@@ -50,6 +50,14 @@ def test_intervals_cover_skewed_prompts(num_prompts):
     assert sps.binomtest(hit, trials, 0.95).pvalue > 0.01
 
 
+def test_very_many_prompts_are_resampled_in_groups(rng):
+    value_P = rng.normal(3, 1, 50_000)
+    found = stats.mean_estimate(value_P, rng=rng, resamples=300)
+    assert found.value == pytest.approx(value_P.mean())
+    assert found.num_prompts == 50_000
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 / np.sqrt(50_000), rel=0.15)
+
+
 def test_no_variation_gives_no_width(rng):
     found = stats.mean_estimate(np.full(10, 0.25), rng=rng)
     assert found == (0.25, 0.25, 0.25, 10)
