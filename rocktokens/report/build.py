@@ -1,0 +1,84 @@
+"""The report stage: a run in, one self-contained HTML file and the figures beside it out.
+
+Reads Parquet and the manifest, loads no model. What a run does not have is left out and named; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rocktokens.errors import RunError
+from rocktokens.report import causal, detection, learning, regimes
+from rocktokens.report.export import export
+from rocktokens.report.facts import Facts
+from rocktokens.report.figures import Figure
+from rocktokens.report.page import page
+from rocktokens.report.sentences import answer
+from rocktokens.report.text import to_csv
+from rocktokens.report.viewer import Decode, payload
+from rocktokens.runs.store import Run, open_run
+
+log = logging.getLogger(__name__)
+
+REPORT = "report.html"
+# The order of the report; the rollout viewer stands after the footprint.
+FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
+    detection.footprint,
+    detection.funnel,
+    detection.sweep,
+    detection.density,
+    detection.clusters,
+    learning.training_loss,
+    learning.persistence,
+    learning.gradients,
+    learning.alignment,
+    causal.knockouts,
+    causal.grafts,
+    regimes.accuracy_seconds,
+    regimes.time_spent,
+    detection.sensitivity,
+)
+
+
+def report(path: str | Path, *, again: bool = False, decode: Decode | None = None, images: bool = True) -> Run:
+    """Write report.html and figures/ for a run.
+
+    A report is made anew when any stage was completed since; `again` makes it whatever happened. `decode` turns prompt
+    ids into text for the viewer; `images` also writes every figure as SVG and PNG where a Chromium is at hand.
+    """
+    run = open_run(path)
+    stages = [stage for stage in run.manifest["stages"] if stage != "report"]
+    if (
+        not again
+        and run.done("report")
+        and run.facts("report").get("stages") == stages
+        and (run.path / REPORT).exists()
+    ):
+        log.info("%s: the report is there; nothing to do", path)
+        return run
+    facts = Facts(run)
+    figures = [figure for make in FIGURES if (figure := make(facts)) is not None]
+    html = page(facts, answer(facts), figures, payload(facts, decode))
+    _write(run.path / REPORT, html)
+    folder = run.path / "figures"
+    for figure in figures:
+        _write(folder / f"{figure.name}.csv", to_csv(figure.rows))
+    written, note = (
+        export(run.path / REPORT, folder, [figure.name for figure in figures]) if images else (0, "not asked for")
+    )
+    if note:
+        log.info("figures as SVG and PNG were not written: %s", note)
+    run.finish("report", {"stages": stages, "figures": len(figures), "images": written, "bytes": len(html.encode())})
+    return run
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8", newline="\n")
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; free some space, then repeat") from error

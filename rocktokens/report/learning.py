@@ -1,0 +1,266 @@
+"""Figures of what training did: loss of rocks and the rest, persistence beside its A/A arm, gradients.
+
+Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rocktokens.report.facts import Facts, estimate
+from rocktokens.report.figures import MUTED, RARE, REST, ROCK, THIRD, Figure, errors, layout, names_axis, rule
+from rocktokens.report.text import interval, label, number, p_value, percent, plural, significant
+
+GROUP_COLORS = {"rocks": ROCK, "rare high-loss": RARE, "random others": REST, "other": MUTED}
+GROUP_SYMBOLS = {"rocks": "diamond", "rare high-loss": "triangle-up", "random others": "circle-open", "other": "circle"}
+
+
+def training_loss(facts: Facts) -> Figure | None:
+    """Loss on rocks and on the rest, step by step."""
+    table = facts.table("training")
+    if table is None or facts.lacks(table, "the loss over training", "step", "loss_rocks", "loss_rest"):
+        return None
+    rows = [row for row in table.to_pylist() if row["step"]]
+    data, ends = [], {}
+    for key, title, color in (("loss_rocks", "rocks", ROCK), ("loss_rest", "the rest", REST)):
+        own = [(row["step"], row[key]) for row in rows if row[key] is not None and math.isfinite(row[key])]
+        if len(own) < 2:
+            continue
+        step, loss = zip(*own)
+        smooth = _smooth(np.array(loss))
+        ends[title] = (smooth[: max(1, len(smooth) // 10)].mean(), smooth[-max(1, len(smooth) // 10) :].mean())
+        data += [
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "showlegend": False,
+                "x": step,
+                "y": loss,
+                "line": {"color": color, "width": 1},
+                "opacity": 0.35,
+                "hoverinfo": "skip",
+            },
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": title,
+                "x": step,
+                "y": smooth.tolist(),
+                "line": {"color": color, "width": 2.4, "dash": "solid" if title == "rocks" else "dash"},
+                "text": [f"step {at}: {title} {number(value, 3)} nats" for at, value in zip(step, smooth)],
+                "hovertemplate": "%{text}<extra></extra>",
+            },
+        ]
+    if not data:
+        facts.notes.append("the loss over training was left out: fewer than two steps measured rocks or the rest")
+        return None
+    shape = layout("optimiser step", "mean reverse KL, nats", height=340)
+    shape["yaxis"]["rangemode"] = "tozero"
+    said = [
+        f"on {name} the loss went from {number(a, 3)} to {number(b, 3)} nats"
+        + (f" ({percent(b / a - 1, 0)})" if a else "")
+        for name, (a, b) in ends.items()
+    ]
+    return Figure(
+        name="training_loss",
+        title="Loss over training",
+        sentence=f"From the first tenth of the steps to the last, {' and '.join(said)}.",
+        estimator="Mean reverse KL of each optimiser step's own rollouts, split by whether the predicted token is a "
+        "rock; the bold line is a moving mean over a twentieth of the run. Texts differ from step to step: for the "
+        "paired comparison see persistence.",
+        rows=table.select([name for name in ("step", "loss", "loss_rocks", "loss_rest") if name in table.column_names]),
+        data=data,
+        layout=shape,
+        notes=tuple(_saturation(facts)),
+    )
+
+
+def _saturation(facts: Facts) -> list[str]:
+    found = facts.stage("distill").get("saturated")
+    if found is None:
+        return []
+    return ["The run was saturated by the slope test." if found else "The run was not saturated: loss still fell."]
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    width = max(1, len(values) // 20)
+    kernel = np.ones(width)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def persistence(facts: Facts) -> Figure | None:
+    """Change of the loss on fixed contexts by group, beside both A/A arms."""
+    table = facts.table("persistence")
+    if table is None or facts.lacks(table, "persistence", "group", "arm", "before", "after", "change"):
+        return None
+    rows = table.to_pylist()
+    last = max((row["step"] for row in rows if row.get("step") is not None), default=None)
+    arms = {
+        "checkpoint": (f"pre → post (step {last})", ROCK, "diamond"),
+        "aa_selected": ("A/A: texts chosen on → others", MUTED, "circle-open"),
+        "aa_fresh": ("A/A: two parts of fresh texts", THIRD, "square-open"),
+    }
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    data = []
+    for offset, (arm, (title, color, symbol)) in zip((0.2, 0.0, -0.2), arms.items()):
+        own = [row for row in rows if row["arm"] == arm and (arm != "checkpoint" or row.get("step") == last)]
+        if not own:
+            continue
+        ends = [[row.get(f"change_{end}") for row in own] for end in ("low", "high")]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": title,
+                "x": [row["change"] for row in own],
+                "y": [len(groups) - 1 - groups.index(row["group"]) + offset for row in own],
+                "error_x": errors([row["change"] for row in own], ends[0], ends[1], color),
+                "marker": {"color": color, "size": 10, "symbol": symbol},
+                "text": [_persistence_hover(row, title) for row in own],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    shape = layout("change of mean loss, nats", "", height=150 + 70 * len(groups))
+    shape["yaxis"] = names_axis(list(reversed(groups)))
+    shape["shapes"] = [rule(0, color="@ink", dash="solid")]
+    return Figure(
+        name="persistence",
+        title="Do they learn?",
+        sentence=persistence_sentence(rows, last),
+        estimator="Fixed contexts: the same rollouts scored under every checkpoint, so pre and post are paired. Groups "
+        "are chosen on one half of the prompts and followed on the other. The A/A arms compare one checkpoint with "
+        "itself on different texts: what they show is noise and regression to the mean. 95 % bootstrap over prompts.",
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def _persistence_hover(row: dict[str, Any], title: str) -> str:
+    before, after, change = (estimate(row, name) for name in ("before", "after", "change"))
+    return (
+        f"<b>{label(row['group'], 40)}</b>, {title}<br>{interval(before, digits=3)} → {interval(after, digits=3)} nats"
+        f"<br>change {interval(change, digits=3)}<br>{plural(row.get('num_types') or 0, 'type')}, "
+        f"{percent(row.get('share_fallen'), 0)} of them fell, Wilcoxon {p_value(row.get('p_value'))}"
+    )
+
+
+def persistence_sentence(rows: list[dict[str, Any]], last: int | None) -> str:
+    """Pre to post of every group, and what the A/A arm changes by itself."""
+    said = []
+    for row in rows:
+        if row["arm"] == "checkpoint" and row.get("step") == last:
+            said.append(
+                f"{row['group']} went from {number(row['before'], 3)} to {number(row['after'], 3)} nats "
+                f"({interval(estimate(row, 'change'), digits=3)})"
+            )
+    noise = [row for row in rows if row["arm"] == "aa_selected" and row["group"] == "rocks"]
+    tail = (
+        f"; with no training at all, other texts alone change the rocks' loss by "
+        f"{interval(estimate(noise[0], 'change'), digits=3)}"
+        if noise
+        else ""
+    )
+    return (f"On the same texts, {', '.join(said)}{tail}." if said else "No group was measured twice.").replace(
+        "On the same texts, rocks", "On the same texts, the rocks"
+    )
+
+
+def gradients(facts: Facts) -> Figure | None:
+    """Share of the gradient against share of positions; colour and shape by group."""
+    table = facts.table("geometry")
+    if table is None or facts.lacks(table, "gradient shares", "token_id", "group", "grad_share", "position_share"):
+        return None
+    rows = [row for row in table.to_pylist() if row["grad_share"] and row["position_share"]]
+    data = []
+    for group in ("other", "random others", "rare high-loss", "rocks"):
+        own = [row for row in rows if row["group"] == group]
+        if own:
+            data.append(_gradient_trace(facts, group, own, "position_share", "grad_share", 100.0))
+    if not data:
+        return None
+    shape = layout("share of positions, %", "share of gradient norm, %", height=400)
+    shape["xaxis"]["type"] = shape["yaxis"]["type"] = "log"
+    shape["xaxis"]["dtick"] = shape["yaxis"]["dtick"] = 1
+    low = 100 * min(min(row["grad_share"], row["position_share"]) for row in rows)
+    high = 100 * max(max(row["grad_share"], row["position_share"]) for row in rows)
+    line = {"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "layer": "below"}
+    shape["shapes"] = [{**line, "line": {"color": MUTED, "dash": "dot", "width": 1.2}}]
+    own = [row for row in rows if row["group"] == "rocks"]
+    grad, positions = sum(row["grad_share"] for row in own), sum(row["position_share"] for row in own)
+    ratio = f"{number(grad / positions)} times their share of positions" if positions else "no share of positions"
+    return Figure(
+        name="gradients",
+        title="Who holds the gradient?",
+        sentence=f"Rocks hold {percent(grad)} of the gradient norm on {percent(positions)} of the positions, {ratio}; "
+        "above the dotted line a type pulls more than its share.",
+        estimator="Exact gradient of reverse KL in the student's logits, summed norms over occurrences: Σ‖g‖ of a type "
+        "÷ Σ‖g‖ of all, beside its share of positions, under the last checkpoint.",
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def alignment(facts: Facts) -> Figure | None:
+    """Cosine of each type's mean gradient with that of all other types, by group."""
+    table = facts.table("geometry")
+    if table is None or facts.lacks(table, "gradient alignment", "cos_others", "group", "mean_grad_norm"):
+        return None
+    rows = [row for row in table.to_pylist() if row["cos_others"] is not None]
+    groups = [group for group in ("rocks", "rare high-loss", "random others") if any(r["group"] == group for r in rows)]
+    if not groups:
+        return None
+    data = []
+    for group in groups:
+        own = [row for row in rows if row["group"] == group]
+        data.append(_gradient_trace(facts, group, own, "cos_others", "mean_grad_norm", 1.0))
+    shape = layout("cosine with the sum of all other types' mean gradients", "norm of the mean gradient", height=360)
+    shape["xaxis"]["range"] = [-1.04, 1.04]
+    shape["shapes"] = [rule(0)]
+    return Figure(
+        name="alignment",
+        title="Do they pull the same way?",
+        sentence=_alignment_sentence(facts, rows, groups),
+        estimator="ḡ of a type is the mean of its occurrences' gradients in logit space; the cosine leaves the type's "
+        "own share out of the sum. Groups are compared by Mann–Whitney."
+        + (" Gradients are sketched: cosines err by up to 0.02." if facts.stage("geometry").get("sketched") else ""),
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def _alignment_sentence(facts: Facts, rows: list[dict[str, Any]], groups: list[str]) -> str:
+    medians = [
+        f"{number(float(np.median([r['cos_others'] for r in rows if r['group'] == group])))} for {group}"
+        for group in groups
+    ]
+    said = f"The median cosine with all other types' gradient is {', '.join(medians)}"
+    for row in facts.stage("geometry").get("comparisons", []):
+        if row.get("metric") == "cos_others" and {row.get("first"), row.get("second")} == {"rocks", "random others"}:
+            return said + f" (rocks against random others: {p_value(row.get('p_value'))})."
+    return said + "."
+
+
+def _gradient_trace(
+    facts: Facts, group: str, rows: list[dict[str, Any]], x: str, y: str, scale: float
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": group,
+        "x": [scale * row[x] for row in rows],
+        "y": [scale * row[y] for row in rows],
+        "marker": {"color": GROUP_COLORS[group], "symbol": GROUP_SYMBOLS[group], "size": 9 if group == "rocks" else 6},
+        "text": [
+            f"<b>{label(facts.token(row['token_id']), 40)}</b>, {group}<br>{percent(row['position_share'], 2)} of "
+            f"positions, {percent(row['grad_share'], 2)} of gradient norm<br>cosine with the others "
+            f"{number(row.get('cos_others'))}, ‖ḡ‖ {significant(row.get('mean_grad_norm'))}"
+            for row in rows
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
