@@ -149,7 +149,7 @@ class CheckpointMixin(_Base):
             else:
                 self.save_model(str(draft), _internal_call=True)
             if self.args.should_save:
-                self.model.config.save_pretrained(draft)  # an adapter's directory says what model it is for
+                self.accelerator.unwrap_model(self.model).config.save_pretrained(draft)  # an adapter's directory says what model it is for
                 (draft / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle has no place in a model directory
                 shutil.rmtree(final, ignore_errors=True)
                 draft.rename(final)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import PreTrainedModel
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from rocktokens.config import DistillConfig, RolloutConfig, SelectorConfig
 from rocktokens.core.saturation import Saturation
@@ -196,13 +198,25 @@ def _train(trainer: RockDistillationTrainer, title: str, show: bool) -> None:
     output = Path(str(trainer.args.output_dir))
     found = last_complete_checkpoint(output)
     show = show and trainer.accelerator.is_main_process
-    with StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
+    with _no_other_bars(), StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
         trainer.on_step = watcher
         trainer.train(str(found) if found is not None else None)
     if trainer.run is not None and trainer.args.should_save:
         trainer.record.write(trainer.run)
     if show:
         watcher.close(trainer.record, trainer.saturation)
+
+
+@contextmanager
+def _no_other_bars() -> Iterator[None]:
+    """transformers draws a bar for every checkpoint it writes; ours is the only one while it runs."""
+    were_on = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            enable_progress_bar()
 
 
 def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, int]:

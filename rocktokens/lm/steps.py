@@ -41,9 +41,7 @@ class StepHooks(TrainerCallback):
         if trainer.evaluator is not None and not trainer.record.rows and trainer.evaluate_every is not None:
             trainer.record.add({"step": 0} | self._evaluate())
         trainer.meter.take()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._began = self.trainer.meter.now()
+        self._began = trainer.meter.now()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
@@ -64,7 +62,8 @@ class StepHooks(TrainerCallback):
         every = trainer.evaluate_every
         if trainer.evaluator is not None and every is not None and self._due(state, every):
             row |= self._evaluate()
-        row["seconds"] = trainer.meter.now() - self._began
+        ended = trainer.meter.now()
+        row["seconds"], self._began = ended - self._began, ended  # what is saved after a step counts to the next one
         row |= {f"seconds_{stage}": seconds for stage, seconds in trainer.meter.take().items()}
         trainer.record.add(row)
         self._announce(row)

@@ -1,0 +1,172 @@
+"""Things that must be equal: micro-batches, processes, shards, interrupted and uninterrupted runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import distilling
+import distilling_worker
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rocktokens import make_selector
+from rocktokens.config import DistillConfig, SelectorConfig
+from rocktokens.lm.distill import distill
+from rocktokens.lm.trainer import RockDistillationTrainer
+from rocktokens.runs.store import Run, open_run
+
+TESTS = Path(distilling.__file__).parent
+PLAIN = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "lr_scheduler_type": "constant"}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+
+
+@pytest.mark.parametrize("selector", ["uniform", "soft", "divergence"])
+def test_gradient_accumulation_changes_nothing(tmp_path, selector):
+    # Plain SGD with rate 1: what the parameters moved by is the gradient.
+    options = {"soft": {"rocks": range(5, 30), "lam": 0.3}}.get(selector, {})
+    losses, moved = [], []
+    for micro, passes in ((16, 1), (4, 4), (1, 16)):
+        args = distilling.arguments(
+            tmp_path, per_device_train_batch_size=micro, gradient_accumulation_steps=passes, **PLAIN
+        )
+        trainer = distilling.trained(
+            RockDistillationTrainer,
+            tmp_path,
+            args=args,
+            selector=make_selector(selector, **options),
+            generation="ours",
+        )
+        losses.append(trainer.record.rows[0]["loss"])
+        before, after = distilling.parameters(distilling.student()), distilling.parameters(trainer)
+        moved.append({name: before[name] - after[name] for name in before})
+    size = max(float(gradient.abs().max()) for gradient in moved[0].values())
+    assert size > 1e-3
+    for loss, gradient in zip(losses[1:], moved[1:]):
+        assert loss == pytest.approx(losses[0], rel=1e-5)
+        assert distilling.furthest(gradient, moved[0]) < 1e-5 * size
+
+
+def launch(kind: str, directory: Path) -> None:
+    directory.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += [str(TESTS / "distilling_worker.py"), kind, str(directory)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(directory / "run" / "checkpoints" / f"step={step}" / "model.safetensors")
+
+
+def test_two_processes_take_the_step_of_one(tmp_path):
+    launch("plain", tmp_path / "two")
+    (tmp_path / "one").mkdir()
+    distilling_worker.main("plain", tmp_path / "one")
+    assert json.loads((tmp_path / "two" / "facts.json").read_text()) == {
+        "processes": 2,
+        "wrapped": "DistributedDataParallel",
+    }
+
+    assert distilling.furthest(weights(tmp_path / "one", 0), weights(tmp_path / "two", 0)) == 0
+    assert distilling.furthest(weights(tmp_path / "one", 0), weights(tmp_path / "one", 2)) > 1e-3
+    assert distilling.furthest(weights(tmp_path / "one", 2), weights(tmp_path / "two", 2)) < 1e-6
+    one, two = (torch.load(tmp_path / name / "found.pt") for name in ("one", "two"))
+    torch.testing.assert_close(one["sums"], two["sums"], rtol=1e-5, atol=1e-3)
+    for first, second in zip(one["rows"], two["rows"]):
+        for name in first.keys() - {key for key in first if key.startswith("seconds")}:
+            assert second[name] == pytest.approx(first[name], rel=1e-5), name
+
+    # Parts of both ranks lie side by side and hold the rows of the one.
+    table = {}
+    for name in ("one", "two"):
+        files = sorted((tmp_path / name / "run" / "telemetry" / "step=2").glob("*.parquet"))
+        assert len(files) == {"one": 1, "two": 2}[name]
+        table[name] = open_run(tmp_path / name / "run").query(
+            f"select rollout_id, position, token_id, kl from read_parquet('{files[0].parent}/*.parquet') order by 1, 2"
+        )
+    assert table["one"].select([0, 1, 2]) == table["two"].select([0, 1, 2])
+
+
+def test_fsdp2_on_two_processes_takes_the_same_step_and_saves_a_model_that_loads_alone(tmp_path):
+    launch("fsdp2", tmp_path / "two")
+    (tmp_path / "one").mkdir()
+    distilling_worker.main("greedy", tmp_path / "one")
+    facts = json.loads((tmp_path / "two" / "facts.json").read_text())
+    assert facts["processes"] == 2
+    assert facts["wrapped"].startswith("FSDP")
+    assert distilling.furthest(weights(tmp_path / "one", 2), weights(tmp_path / "two", 2)) < 1e-5
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "run" / "checkpoints" / "step=2")
+    moved = distilling.furthest(distilling.parameters(loaded), distilling.parameters(distilling.student()))
+    assert moved > 1e-3
+
+
+def distil_into(path: Path, generation: str) -> None:
+    """6 prompts a step of 20 prompts: a new epoch every 3 steps, so that a resume falls into a later one."""
+    config = DistillConfig(
+        steps=24,
+        prompts_per_step=6,
+        rollouts_per_prompt=2,
+        micro_batch=4,
+        max_new_tokens=8,
+        learning_rate=1e-3,
+        keep=2,
+        save_every=5,
+        telemetry_every=4,
+        evaluate_every=6,
+        selector=SelectorConfig(name="random", lam=0.2),
+        shadows=("adaptive",),
+        generation=generation,
+    )
+    prompts = distilling.prompts(20)
+    distill(
+        config,
+        distilling.pair(),
+        prompts,
+        Run.create(path, {}),
+        rocks=(5, 6, 7, 8),
+        problems=prompts,
+        check=lambda text, answer: answer in text,
+        show=False,
+    )
+
+
+@pytest.mark.parametrize("generation", ["ours", "trl"])
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path, generation):
+    distil_into(tmp_path / "whole", generation)
+    process = multiprocessing.get_context("fork").Process(target=distil_into, args=(tmp_path / "killed", generation))
+    process.start()
+    resume = tmp_path / "killed" / "checkpoints" / ".resume"
+    while not list(resume.glob("checkpoint-*")):
+        assert process.is_alive()
+        time.sleep(0.005)
+    time.sleep(random.uniform(0, 0.4))  # anywhere: within a step, a checkpoint or an evaluation
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "the run ended before it could be killed"
+    distil_into(tmp_path / "killed", generation)
+
+    for step in (0, 12, 24):
+        name = f"checkpoints/step={step}/model.safetensors"
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+    whole, killed = (open_run(tmp_path / name).read("training") for name in ("whole", "killed"))
+    assert whole["step"].to_pylist() == list(range(25))
+    columns = [name for name in whole.column_names if not name.startswith("seconds")]
+    assert whole.select(columns) == killed.select(columns)
+    for name in ("whole", "killed"):
+        assert sorted(path.name for path in (tmp_path / name / "telemetry").iterdir()) == sorted(
+            f"step={step}" for step in range(4, 25, 4)
+        )
