@@ -7,7 +7,9 @@ problems, all one way: p = 0.01 where the exact answer is 0.06) and sees no widt
 - the bootstrap is studentised, and a resample that drew no changed problem counts as infinitely far out, not as absent;
 - "no effect" must be rejected by the bootstrap AND by flipping the signs of whole problems; the larger p counts;
 - an interval ends no nearer than ln(1/α)/n to the estimate: so large a share of problems, each changed by as much as
-  can be, may have been missed in n problems (the rule of three).
+  can be, may have been missed in n problems (the rule of three);
+- where so few problems changed that resamples without any are common, the exact binomial bound on the share of changed
+  problems takes over: an effect is never larger than the share of problems it shows in.
 
 `benchmarks/census_calibration.py` measures the error rates that result.
 """
@@ -58,7 +60,7 @@ class Findings(NamedTuple):
 def find(difference_PV: Floats, *, epsilon: float, alpha: float, resamples: int, rng: np.random.Generator) -> Findings:
     """Estimates, intervals and p values of the mean differences of V sets measured on the same P problems."""
     difference_PV = np.asarray(difference_PV, float)
-    num_problems, num_sets = difference_PV.shape
+    num_problems = len(difference_PV)
     if num_problems < 2:
         raise DataError(f"a census needs at least 2 problems, got {num_problems}")
     value_V, sd_V = difference_PV.mean(0), difference_PV.std(0, ddof=1)
@@ -66,13 +68,13 @@ def find(difference_PV: Floats, *, epsilon: float, alpha: float, resamples: int,
     t_BV = _studentised(difference_PV, resamples, rng)
     p_V = np.maximum(_bootstrap_p(value_V, error_V, t_BV, num_problems), _flip_p(difference_PV, resamples, rng))
 
-    low_V, high_V = _interval(value_V, error_V, t_BV, alpha / 2, num_problems)
-    inner_low_V, inner_high_V = _interval(value_V, error_V, t_BV, alpha, num_problems)
-    p_neutral_V = np.maximum(
-        _p_not_below(value_V - epsilon, error_V, t_BV, num_problems),
-        _p_not_below(-value_V - epsilon, error_V, -t_BV, num_problems),
-    )
     ups_V, downs_V = (difference_PV > 0).sum(0), (difference_PV < 0).sum(0)
+    low_V, high_V = _interval(value_V, error_V, t_BV, alpha / 2, num_problems, ups_V, downs_V)
+    inner_low_V, inner_high_V = _interval(value_V, error_V, t_BV, alpha, num_problems, ups_V, downs_V)
+    p_neutral_V = np.maximum(
+        _p_not_below(value_V, epsilon, error_V, t_BV, num_problems, ups_V),
+        _p_not_below(-value_V, epsilon, error_V, -t_BV, num_problems, downs_V),
+    )
     p_sign_V = np.array([_sign_p(int(up), int(down)) for up, down in zip(ups_V, downs_V)])
     return Findings(value_V, low_V, high_V, inner_low_V, inner_high_V, p_V, p_neutral_V, p_sign_V, sd_V)
 
@@ -121,7 +123,7 @@ def _studentised(difference_PV: Floats, resamples: int, rng: np.random.Generator
 
 
 def _interval(
-    value_V: Floats, error_V: Floats, t_BV: Floats, tail: float, num_problems: int
+    value_V: Floats, error_V: Floats, t_BV: Floats, tail: float, num_problems: int, ups_V: Floats, downs_V: Floats
 ) -> tuple[Floats, Floats]:
     """Ends that leave `tail` outside on either side."""
     resamples = len(t_BV)
@@ -131,7 +133,9 @@ def _interval(
         below_V = np.where(error_V > 0, t_BV[resamples - 1 - rank] * error_V, 0.0)
         above_V = np.where(error_V > 0, -t_BV[rank] * error_V, 0.0)
     low_V, high_V = value_V - np.maximum(below_V, unseen), value_V + np.maximum(above_V, unseen)
-    return np.maximum(low_V, -1.0), np.minimum(high_V, 1.0)  # accuracy changes by 1 at most
+    most_up_V, most_down_V = (sps.beta.isf(tail, k_V + 1, num_problems - k_V) for k_V in (ups_V, downs_V))
+    # All problems changed the same way: the beta's second parameter is 0 and there is no bound but 1.
+    return np.fmax(low_V, -np.nan_to_num(most_down_V, nan=1.0)), np.fmin(high_V, np.nan_to_num(most_up_V, nan=1.0))
 
 
 def _bootstrap_p(value_V: Floats, error_V: Floats, t_BV: Floats, num_problems: int) -> Floats:
@@ -172,18 +176,21 @@ def _flip_p(difference_PV: Floats, resamples: int, rng: np.random.Generator) -> 
     return p_V
 
 
-def _p_not_below(value_V: Floats, error_V: Floats, t_BV: Floats, num_problems: int) -> Floats:
-    """One-sided p of "the mean is 0 or more"; t may be sorted either way."""
+def _p_not_below(
+    value_V: Floats, epsilon: float, error_V: Floats, t_BV: Floats, num_problems: int, ups_V: Floats
+) -> Floats:
+    """One-sided p of "the mean is ε or more"; t may be sorted either way."""
     resamples = len(t_BV)
+    exact_V = sps.binom.cdf(ups_V, num_problems, epsilon)  # a mean of ε takes a share of at least ε that go up
     p_V = np.ones(len(value_V))
-    for v, (value, error) in enumerate(zip(value_V, error_V)):
+    for v, (value, error) in enumerate(zip(value_V - epsilon, error_V)):
         if value >= 0:
             continue
         p_spread = 0.0
         if error > 0:
             beyond = int((t_BV[:, v] <= value / error).sum())
             p_spread = _tail_p(beyond, resamples, -value / error, num_problems) / 2
-        p_V[v] = max(p_spread, np.exp(num_problems * value))
+        p_V[v] = min(max(p_spread, np.exp(num_problems * value)), exact_V[v])
     return p_V
 
 
