@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "errors": (),
     "progress": ("errors",),
-    "config": ("errors",),
+    "config": ("config", "errors"),
     "core": ("core", "config", "errors"),
     "runs": ("runs", "config", "errors"),
     "world": ("world", "core", "config", "errors", "progress"),

@@ -1,0 +1,164 @@
+"""Settings of the two stages of distillation and of which tokens carry loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from rocktokens.config.common import require
+
+# Selector → the fields of SelectorConfig it takes.
+SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
+    "uniform": (),
+    "freeze": ("rocks", "window", "tau"),
+    "soft": ("rocks", "lam", "window", "tau"),
+    "random": ("rocks", "lam", "match_loss", "window", "tau", "seed"),
+    "adaptive": ("budget", "max_fall", "audit", "seed"),
+    "entropy": ("keep",),
+    "divergence": ("keep",),
+    "prefix": ("keep",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorConfig:
+    """Which tokens carry loss, and how much."""
+
+    name: str = "uniform"
+    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix; or your own, as package.module:Class."""
+    rocks: tuple[int, ...] = ()
+    """Token ids for freeze, soft and random; empty: those that `detect` found in the run."""
+    lam: float | None = None
+    """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
+    keep: float = 0.5
+    """Share kept by entropy and divergence; for prefix: share of max_new_tokens after which sampling stops."""
+    window: int = 0
+    """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
+    tau: float | None = None
+    """Loss in nats above which a window goes on; unset: each step's 80th percentile."""
+    match_loss: bool = False
+    """For random: match the loss of the frozen positions too, not only their number and run lengths."""
+    budget: float = 0.005
+    """For adaptive: least share of the loss that makes a token type worth freezing."""
+    max_fall: float = 0.15
+    """For adaptive: a type whose mean loss fell by more than this share still learns."""
+    audit: float = 0.05
+    """For adaptive: share of frozen positions left in the loss."""
+    seed: int = 0
+    """Seed of controls and audits."""
+
+    def __post_init__(self) -> None:
+        if self.name not in SELECTOR_OPTIONS:
+            return  # a class of the user's own, or a mistake that make_selector names
+        takes = SELECTOR_OPTIONS[self.name]
+        for item in fields(self):
+            changed = getattr(self, item.name) != item.default
+            require(
+                item.name == "name" or item.name in takes or not changed,
+                f"selector {self.name} has no {item.name}; it takes {', '.join(takes) or 'no options'}",
+            )
+
+    def options(self) -> dict[str, object]:
+        """The settings this selector takes, without those left unset."""
+        takes = SELECTOR_OPTIONS.get(
+            self.name, tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+        )
+        return {name: getattr(self, name) for name in takes if name != "name" and getattr(self, name) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig:
+    """Training on the teacher's own answers, before OPD."""
+
+    answers: int | None = None
+    """Teacher answers to train on, one a prompt; unset: this stage is left out."""
+    epochs: int = 1
+    """Passes over the answers."""
+    learning_rate: float = 2e-5
+    """Peak learning rate."""
+    batch: int = 128
+    """Answers an optimiser step."""
+    hard_share: float = 0.5
+    """Share of cross-entropy with the answer's own tokens in the loss; the rest is forward KL."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.answers is None or self.answers >= 1, f"answers must be at least 1, got {self.answers}; or unset it"
+        )
+        require(self.epochs >= 1 and self.batch >= 1, f"epochs and batch must be at least 1, got {self}")
+        require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
+        require(0 <= self.hard_share <= 1, f"hard_share must lie in [0, 1], got {self.hard_share}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """On-policy distillation: how long, how fast, on which tokens, and what is kept."""
+
+    steps: int = 300
+    """Optimiser steps; with until=saturated the most that are taken."""
+    until: Literal["steps", "saturated"] = "steps"
+    """Stop after the steps, or earlier when the loss no longer falls."""
+    saturation_on: Literal["loss", "rest"] = "loss"
+    """Which loss is tested: the whole, or that of everything but the rocks."""
+    learning_rate: float = 2e-6
+    """Peak learning rate."""
+    schedule: Literal["auto", "linear", "cosine", "constant"] = "auto"
+    """After the warm-up; auto: linear to 0 over fixed steps, constant until saturated."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    prompts_per_step: int = 16
+    """Prompts an optimiser step."""
+    rollouts_per_prompt: int = 4
+    """Responses the student samples for each, at temperature 1."""
+    max_new_tokens: int = 512
+    """Length limit of a response."""
+    micro_batch: int | None = None
+    """Rollouts in one forward and backward pass; unset: chosen for the models."""
+    generation: Literal["auto", "ours", "trl", "vllm"] = "auto"
+    """Who samples; auto: our sampler, or TRL's generation where the model is sharded."""
+    normalise: Literal["kept", "all"] = "kept"
+    """Divide the loss by the weight of the kept tokens, or by the number of all tokens."""
+    selector: SelectorConfig = field(default_factory=SelectorConfig)
+    """Which tokens carry loss."""
+    shadows: tuple[str, ...] = ()
+    """Selectors recorded beside the one in force, by name, with their default settings."""
+    off_policy: OffPolicyConfig = field(default_factory=OffPolicyConfig)
+    """The stage before."""
+    lora_rank: int | None = None
+    """Train adapters of this rank instead of the whole student."""
+    keep: int = 7
+    """Checkpoints kept for scoring, evenly spaced, beside the one that OPD starts from."""
+    save_every: int | None = None
+    """Steps between checkpoints to resume from; unset: a tenth of the run, at most 100."""
+    telemetry_every: int | None = 10
+    """Steps between two recordings of every token's occurrence; unset: none."""
+    evaluate_every: int | None = None
+    """Steps between two evaluations on held-out problems; unset: a tenth of the run."""
+    evaluate_rollouts: int = 1
+    """Responses to each held-out problem."""
+    report_to: tuple[str, ...] = ()
+    """Trackers: wandb, tensorboard, trackio."""
+    seed: int = 0
+    """Seed of the order of prompts, of rollouts and of evaluation."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "keep", "evaluate_rollouts"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("micro_batch", "lora_rank", "save_every", "telemetry_every", "evaluate_every"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be at least 1, got {value}; or unset it")
+        require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
+        require(0 <= self.warmup < 1, f"warmup is a share of the steps in [0, 1), got {self.warmup}")
+        require(self.clip > 0, f"clip must be > 0, got {self.clip}")
+        rollouts = self.prompts_per_step * self.rollouts_per_prompt
+        require(
+            self.micro_batch is None or rollouts % self.micro_batch == 0,
+            f"micro_batch {self.micro_batch} does not divide the {rollouts} rollouts of a step",
+        )
+        unknown = [name for name in self.shadows if name not in SELECTOR_OPTIONS and ":" not in name]
+        require(
+            not unknown,
+            f"no selector is called {unknown[0] if unknown else ''}; there are {', '.join(SELECTOR_OPTIONS)}",
+        )
