@@ -170,6 +170,41 @@ class GeometryCommand(GeometryConfig):
         print(f"run: {geometry(self.path, _part(GeometryConfig, self), again=self.again).path}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand:
+    """Write a run's report: one HTML file that holds everything, and its figures beside it."""
+
+    path: Path
+    """The run directory."""
+    images: bool = True
+    """Also write every figure as SVG and PNG, where a Chromium is at hand."""
+    again: bool = False
+    """Write the report again although nothing changed since."""
+
+    def run(self) -> None:
+        from rocktokens.reporting import report
+
+        run = report(self.path, again=self.again, images=self.images)
+        print(f"report: {run.path / 'report.html'}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewCommand:
+    """Show a run's report, or the runs of a folder and any two of them side by side, on 127.0.0.1."""
+
+    path: Path
+    """A run directory, or a folder of them."""
+    port: int = 8707
+    """Port on 127.0.0.1; 0 takes a free one."""
+    open_browser: bool = False
+    """Also open the page in a browser."""
+
+    def run(self) -> None:
+        from rocktokens.report.view import view
+
+        view(self.path, port=self.port, open_browser=self.open_browser)
+
+
 COMMANDS: dict[str, type] = {
     "study": StudyCommand,
     "check": CheckCommand,
@@ -178,6 +213,8 @@ COMMANDS: dict[str, type] = {
     "score": ScoreCommand,
     "detect": DetectCommand,
     "geometry": GeometryCommand,
+    "report": ReportCommand,
+    "view": ViewCommand,
 }
 
 

@@ -234,11 +234,14 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
                 "token": tokenizer.texts[token_id],
                 "kind": "token",
                 "delta": delta,
-                "delta_low": delta - width,
-                "delta_high": delta + width,
-                "p_value": 0.001 if "Strong" in verdict else 0.6,
+                "low": delta - width,
+                "high": delta + width,
+                "p": 0.001 if "Strong" in verdict else 0.6,
                 "p_bh": 0.004 if "Strong" in verdict else 0.8,
-                "num_affected": int(rng.integers(10, 200)),
+                "num_used": int(rng.integers(10, 200)),
+                "placebo_floor": float(rng.uniform(0.002, 0.012)),
+                "role": "candidate",
+                "members": [token_id],
                 "verdict": verdict,
             }
         )

@@ -51,6 +51,8 @@ def census_rows(facts: Facts) -> list[dict[str, Any]]:
         ids = first(row, ("token_ids", "members", "token_id"), ())
         ids = list(ids) if isinstance(ids, list | tuple) else [ids]
         name = facts.token(name) if isinstance(name, int) else str(name)
+        if row.get("role") == "control":
+            continue
         kind = first(row, ("kind", "level"), "token")
         rows.append({**row, "name": name, "token_ids": ids, "kind": kind, "verdict": verdict_of(row)})
     return rows
@@ -76,11 +78,15 @@ def epsilon(facts: Facts) -> float:
 
 
 def noise_floor(facts: Facts) -> float | None:
-    """What 95 % of the placebo arm's effects stay within: recorded, or computed from the knock-outs' rows."""
+    """What 95 % of the placebo arm's effects stay within, of the noisiest candidate; recorded, or from the rows."""
     stage = facts.stage("knockout")
     recorded = first(stage, ("noise_floor", "placebo_spread"))
     if recorded is not None:
         return float(recorded)
+    floors = [row["placebo_floor"] for row in facts.rows("census") if row.get("placebo_floor") is not None]
+    floors = [floor for floor in floors if math.isfinite(floor)]
+    if floors:
+        return max(floors)
     table = facts.table("knockouts")
     if table is None or facts.lacks(table, "the noise floor", "arm", "set_id", "prompt_id", "correct"):
         return None
@@ -113,7 +119,10 @@ def knockouts(facts: Facts) -> Figure | None:
     shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
     shape["yaxis"] = names_axis([label(row["name"]) + _kind(row) for row, _ in shown])
     shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
-    if floor:
+    floors = [100 * row["placebo_floor"] if row.get("placebo_floor") is not None else 0.0 for row, _ in shown]
+    if any(floors):
+        data.insert(0, _floors(floors))
+    elif floor:
         shape["shapes"] += [rule(sign * 100 * floor, color=MUTED, dash="dash") for sign in (-1, 1)]
     table = facts.table("census")
     assert table is not None
@@ -124,13 +133,29 @@ def knockouts(facts: Facts) -> Figure | None:
         sentence=knockout_sentence(facts) + left,
         estimator=f"Δ = accuracy with the token banned − accuracy, paired by problem; resumed from the baseline at the "
         f"token's first occurrence. Bars: 95 % bootstrap over problems. Grey band: ±ε = {points(margin)} points, what "
-        "counts as nothing. Dashed: 95 % of the placebo arm's effects (resumed at the same places, nothing banned) "
-        "lie inside.",
+        "counts as nothing. Noise floor: 95 % of the placebo arm’s effects (resumed at the same places, nothing "
+        "banned) lie inside.",
         rows=table,
         data=data,
         layout=shape,
         notes=_power(facts),
     )
+
+
+def _floors(floors: list[float]) -> dict[str, Any]:
+    """The noise floor of every candidate, as a pale bar behind its effect."""
+    finite = [floor if math.isfinite(floor) else 0.0 for floor in floors]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "noise floor",
+        "x": [2 * floor for floor in finite],
+        "base": [-floor for floor in finite],
+        "y": list(range(len(floors))),
+        "width": 0.62,
+        "marker": {"color": MUTED, "opacity": 0.28},
+        "hoverinfo": "skip",
+    }
 
 
 def _kind(row: dict[str, Any]) -> str:
@@ -166,7 +191,7 @@ def _effect_hover(row: dict[str, Any], item: Estimate) -> str:
     ]
     if adjusted is not None:
         lines.append(f"after Benjamini–Hochberg {p_value(adjusted)}")
-    affected = first(row, ("num_affected", "affected", "num_resumed"))
+    affected = first(row, ("num_used", "num_affected", "num_resumed"))
     if affected is not None:
         lines.append(f"{number(affected, 0)} rollouts used it")
     return "<br>".join(lines)

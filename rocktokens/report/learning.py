@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rocktokens.report.facts import Facts, estimate
 from rocktokens.report.figures import MUTED, RARE, REST, ROCK, THIRD, Figure, errors, layout, names_axis, rule
@@ -20,42 +21,19 @@ GROUP_SYMBOLS = {"rocks": "diamond", "rare high-loss": "triangle-up", "random ot
 
 def training_loss(facts: Facts) -> Figure | None:
     """Loss on rocks and on the rest, step by step."""
-    table = facts.table("training")
-    if table is None or facts.lacks(table, "the loss over training", "step", "loss_rocks", "loss_rest"):
-        return None
-    rows = [row for row in table.to_pylist() if row["step"]]
+    rows, estimator = _steps_recorded(facts)
     data, ends = [], {}
     for key, title, color in (("loss_rocks", "rocks", ROCK), ("loss_rest", "the rest", REST)):
         own = [(row["step"], row[key]) for row in rows if row[key] is not None and math.isfinite(row[key])]
         if len(own) < 2:
             continue
-        step, loss = zip(*own)
-        smooth = _smooth(np.array(loss))
-        ends[title] = (smooth[: max(1, len(smooth) // 10)].mean(), smooth[-max(1, len(smooth) // 10) :].mean())
-        data += [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "showlegend": False,
-                "x": step,
-                "y": loss,
-                "line": {"color": color, "width": 1},
-                "opacity": 0.35,
-                "hoverinfo": "skip",
-            },
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": title,
-                "x": step,
-                "y": smooth.tolist(),
-                "line": {"color": color, "width": 2.4, "dash": "solid" if title == "rocks" else "dash"},
-                "text": [f"step {at}: {title} {number(value, 3)} nats" for at, value in zip(step, smooth)],
-                "hovertemplate": "%{text}<extra></extra>",
-            },
-        ]
+        smooth = _smooth(np.array([loss for _, loss in own]))
+        tenth = max(1, len(smooth) // 10)
+        ends[title] = (float(smooth[:tenth].mean()), float(smooth[-tenth:].mean()))
+        data += _loss_traces(title, color, own, smooth)
     if not data:
-        facts.notes.append("the loss over training was left out: fewer than two steps measured rocks or the rest")
+        if facts.table("training") is not None:
+            facts.notes.append("loss over training was left out: no step recorded the loss of rocks or of the rest")
         return None
     shape = layout("optimiser step", "mean reverse KL, nats", height=340)
     shape["yaxis"]["rangemode"] = "tozero"
@@ -67,15 +45,74 @@ def training_loss(facts: Facts) -> Figure | None:
     return Figure(
         name="training_loss",
         title="Loss over training",
-        sentence=f"From the first tenth of the steps to the last, {' and '.join(said)}.",
-        estimator="Mean reverse KL of each optimiser step's own rollouts, split by whether the predicted token is a "
-        "rock; the bold line is a moving mean over a twentieth of the run. Texts differ from step to step: for the "
-        "paired comparison see persistence.",
-        rows=table.select([name for name in ("step", "loss", "loss_rocks", "loss_rest") if name in table.column_names]),
+        sentence=f"From the first steps to the last, {' and '.join(said)}.",
+        estimator=estimator,
+        rows=pa.Table.from_pylist(rows),
         data=data,
         layout=shape,
         notes=tuple(_saturation(facts)),
     )
+
+
+def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[dict[str, Any]]:
+    """The recorded values, faint, and their moving mean."""
+    step = [at for at, _ in own]
+    line = {"type": "scatter", "x": step}
+    faint = {"mode": "lines", "showlegend": False, "line": {"color": color, "width": 1}, "opacity": 0.35}
+    dash = "solid" if title == "rocks" else "dash"
+    return [
+        {**line, **faint, "y": [loss for _, loss in own], "hoverinfo": "skip"},
+        {
+            **line,
+            "mode": "lines+markers" if len(own) <= 40 else "lines",
+            "name": title,
+            "y": smooth.tolist(),
+            "line": {"color": color, "width": 2.4, "dash": dash},
+            "text": [f"step {at}: {title} {number(value, 3)} nats" for at, value in zip(step, smooth)],
+            "hovertemplate": "%{text}<extra></extra>",
+        },
+    ]
+
+
+def _steps_recorded(facts: Facts) -> tuple[list[dict[str, Any]], str]:
+    """(step, loss of rocks, loss of the rest) as training recorded it, or from the telemetry it left behind."""
+    table = facts.table("training")
+    names = ("step", "loss_rocks", "loss_rest")
+    if table is not None and all(name in table.column_names for name in names):
+        rows = [{name: row[name] for name in names} for row in table.to_pylist() if row["step"]]
+        if sum(row["loss_rocks"] is not None for row in rows) > 1:
+            return rows, (
+                "Mean reverse KL of each optimiser step’s own rollouts, split by whether its predicted token is a "
+                "rock; the bold line is a moving mean over a twentieth of the run. Texts differ from step to step: for "
+                "the paired comparison see persistence."
+            )
+    return _telemetry(facts), (
+        "Mean reverse KL of the rollouts of the optimiser steps that kept every occurrence, split by the rock set that "
+        "was found afterwards. Texts differ from step to step: for the paired comparison see persistence."
+    )
+
+
+def _telemetry(facts: Facts) -> list[dict[str, Any]]:
+    """Loss of rocks and of the rest at every training step whose occurrences were kept."""
+    folder = facts.run.path / "telemetry"
+    if not facts.rock_ids or not folder.is_dir():
+        return []
+    import pyarrow.dataset as ds
+
+    rows = []
+    for path in folder.glob("step=*"):
+        try:
+            table = ds.dataset(path, format="parquet").to_table(columns=["token_id", "kl"])
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            facts.notes.append(f"telemetry of {path.name} was left out: {str(error).splitlines()[0]}")
+            continue
+        kl_N = table["kl"].to_numpy()
+        known_N = np.isfinite(kl_N)
+        rock_N = np.isin(table["token_id"].to_numpy(), list(facts.rock_ids))
+        means = [float(kl_N[known_N & part].mean()) if (known_N & part).any() else None for part in (rock_N, ~rock_N)]
+        step = int(path.name.removeprefix("step="))
+        rows.append({"step": step, "loss_rocks": means[0], "loss_rest": means[1]})
+    return sorted(rows, key=lambda row: row["step"])
 
 
 def _saturation(facts: Facts) -> list[str]:

@@ -6,6 +6,7 @@ Settings come from the manifest as they were used; commands are written so that 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from html import escape
 from typing import Any
@@ -90,12 +91,20 @@ def _flags(facts: Facts, section: str, prefixed: bool) -> list[str]:
     if not isinstance(values, dict):
         return []
     kind = KINDS.get(section)
-    default = {item.name: item.default for item in dataclasses.fields(kind)} if kind else {}
+    default = json.loads(json.dumps(dataclasses.asdict(kind()), default=str)) if kind else {}
+    return _changed(f"{section}." if prefixed else "", values, default)
+
+
+def _changed(prefix: str, values: dict[str, Any], default: Any) -> list[str]:
+    """Flags for what differs from the defaults, sections within sections too."""
     flags = []
     for name, value in values.items():
-        if value is not None and value != default.get(name):
-            flag = f"{section}.{name}" if prefixed else name
-            flags += [f"--{flag.replace('_', '-')}", str(value)]
+        usual = default.get(name) if isinstance(default, dict) else None
+        if isinstance(value, dict):
+            flags += _changed(f"{prefix}{name}.", value, usual)
+        elif value is not None and value != usual and value != []:
+            words = [str(item) for item in value] if isinstance(value, list) else [str(value)]
+            flags += [f"--{prefix}{name}".replace("_", "-"), *words]
     return flags
 
 
