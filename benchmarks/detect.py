@@ -1,8 +1,8 @@
 """Detection at scale: 10 million occurrences, 5,000 types, vocabulary 152k, planted rocks.
 
-Prints seconds and peak memory of all of detection at two sizes, how the cost grows, and the ratio to the
-straightforward per-occurrence Python loop that keeps lists of losses per token; and the geometry's memory at
-152k vocabulary × 5k types. Each measurement is a process of its own. Results go to docs/results/detect.json.
+Prints seconds and peak memory of all of detection at two sizes, how the cost grows; for the same work, the ratio to the
+straightforward per-occurrence Python loop that keeps lists of losses per token; and the geometry's memory at 152k
+vocabulary × 5k types and its error. Each measurement is a process of its own. Results go to docs/results/detect.json.
 
     python benchmarks/detect.py                 # everything
     python benchmarks/detect.py --only detect --rows 1000000
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 RESULTS = ROOT / "docs" / "results" / "detect.json"
 NUM_TYPES, VOCAB, NUM_ROCKS = 5_000, 152_000, 100
+GAMMA, RESAMPLES = 0.3, 1000
 
 
 def corpus(rows: int) -> tuple[dict[str, np.ndarray], set[int]]:
@@ -65,37 +66,43 @@ def run_detect(rows: int) -> dict[str, float]:
     return {"rows": rows, "seconds": seconds, "peak_mb": peak, "before_mb": before, "tables": len(tables), **found}
 
 
-def run_loop(rows: int) -> dict[str, float]:
-    """The peer: one Python step an occurrence, lists of losses per token, burden and the pre/post means from them.
+def run_scores(rows: int) -> dict[str, float]:
+    """The part of detection that the peer does too: burden, persistence, contexts, CCR, and intervals of the burden."""
+    from rocktokens.config import DetectConfig
+    from rocktokens.core.context import type_vectors
+    from rocktokens.core.occurrences import Occurrences
+    from rocktokens.core.ranking import rng_for, score
+    from rocktokens.core.stats import resample_counts
 
-    It does a fraction of the work: no contexts, no intervals, no sweep, no controls.
-    """
     columns, _ = corpus(rows)
-    records = list(zip(columns["token_id"].tolist(), columns["loss_pre"].tolist(), columns["loss_post"].tolist()))
+    config = DetectConfig()
     start = time.perf_counter()
-    pre, post = defaultdict(list), defaultdict(list)
-    for token, loss_pre, loss_post in records:
-        pre[token].append(loss_pre)
-        post[token].append(loss_post)
-    scored = [(sum(post[t]), t, np.mean(pre[t]), np.mean(post[t])) for t in post]
-    scored.sort(reverse=True)
-    return {"rows": rows, "seconds": time.perf_counter() - start, "types": len(scored)}
+    occurrences = Occurrences.from_table(columns)
+    vector_VH = type_vectors(occurrences.token_ids_V, dims=64, rng=rng_for(0, "vectors"))
+    scores = score(occurrences, config, vector_VH, gamma=GAMMA)[0]
+    scored = time.perf_counter() - start
+    counts_BU = resample_counts(scores.sums.num_units, RESAMPLES, rng_for(0, "resamples"))
+    scores.sums.intervals(lambda loss: loss, ["loss"], counts_BU, config.level)
+    return {"rows": rows, "seconds": scored, "seconds_with_intervals": time.perf_counter() - start}
 
 
-def run_loop_context(rows: int) -> dict[str, float]:
-    """The peer doing detection's context step too: one Python step an occurrence, and one a pair of occurrences.
+def run_loop(rows: int) -> dict[str, float]:
+    """The peer: one Python step an occurrence, lists of losses and contexts per token.
 
-    Losses and windows in lists per token, cosines by numpy dot one occurrence against all its others at a time.
+    Burden, persistent occurrences, windows, cosines of each occurrence with its others (by numpy, one occurrence at a
+    time), CCR; then the bootstrap over prompts by adding up the lists of the prompts drawn, a tenth of a percent of the
+    resamples measured and scaled up.
     """
     columns, _ = corpus(rows)
-    tokens, rollouts = columns["token_id"].tolist(), columns["rollout_id"].tolist()
+    tokens, rollouts, prompts = (columns[name].tolist() for name in ("token_id", "rollout_id", "prompt_id"))
     pre, post = columns["loss_pre"].tolist(), columns["loss_post"].tolist()
     vectors = np.random.default_rng(0).standard_normal((VOCAB, 64)).astype(np.float32)
     start = time.perf_counter()
     tau_pre, tau_post = np.quantile(pre, 0.8), np.quantile(post, 0.8)
-    losses, contexts = defaultdict(list), defaultdict(list)
+    losses, contexts, by_prompt = defaultdict(list), defaultdict(list), defaultdict(list)
     for i, token in enumerate(tokens):
         losses[token].append(post[i])
+        by_prompt[prompts[i]].append((token, post[i]))
         if pre[i] >= tau_pre and post[i] >= tau_post:
             total = np.zeros(64, np.float32)
             for offset in (-4, -3, -2, -1, 1, 2, 3, 4):
@@ -103,11 +110,21 @@ def run_loop_context(rows: int) -> dict[str, float]:
                 if 0 <= j < len(tokens) and rollouts[j] == rollouts[i]:
                     total += vectors[tokens[j]] / abs(offset)
             contexts[token].append(total / (np.linalg.norm(total) or 1.0))
-    for encoded in contexts.values():
-        others = np.array(encoded[:2048])
-        for own in encoded:
-            (others @ own >= 0.3).mean()
-    return {"rows": rows, "seconds": time.perf_counter() - start, "types": len(losses)}
+    scored = []
+    for token, values in losses.items():
+        encoded = np.array(contexts[token])
+        others = encoded[:2048]
+        rocks = sum((others @ own >= GAMMA).mean() >= 0.1 for own in encoded)
+        scored.append((sum(values) * rocks / len(values), token))
+    scored.sort(reverse=True)
+    seconds = time.perf_counter() - start
+    drawn = np.random.default_rng(0).integers(0, len(by_prompt), len(by_prompt)).tolist()
+    total = defaultdict(float)
+    for prompt in drawn:
+        for token, loss in by_prompt[prompt]:
+            total[token] += loss
+    once = time.perf_counter() - start - seconds
+    return {"rows": rows, "seconds": seconds, "seconds_with_intervals": seconds + RESAMPLES * once}
 
 
 def run_geometry(rows: int) -> dict[str, float]:
@@ -168,8 +185,8 @@ def run_geometry_error(rows: int) -> dict[str, float]:
 
 JOBS = {
     "detect": run_detect,
+    "scores": run_scores,
     "loop": run_loop,
-    "loop_context": run_loop_context,
     "geometry": run_geometry,
     "geometry_error": run_geometry_error,
 }
@@ -192,7 +209,7 @@ def main() -> None:
         print(json.dumps(JOBS[args.only](args.rows)))
         return
     small, large = in_a_process("detect", args.rows // 10), in_a_process("detect", args.rows)
-    loop = in_a_process("loop_context", args.rows // 50)
+    scores, loop = in_a_process("scores", args.rows // 10), in_a_process("loop", args.rows // 10)
     result = {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
@@ -200,9 +217,10 @@ def main() -> None:
         "detect_small": small,
         "detect_large": large,
         "growth": large["seconds"] / small["seconds"],
+        "scores": scores,
         "loop": loop,
-        "loop_without_contexts": in_a_process("loop", args.rows // 10),
-        "speed_up_per_row": (loop["seconds"] / loop["rows"]) / (large["seconds"] / large["rows"]),
+        "speed_up_scores": loop["seconds"] / scores["seconds"],
+        "speed_up_with_intervals": loop["seconds_with_intervals"] / scores["seconds_with_intervals"],
         "geometry": in_a_process("geometry", 5_008),
         "geometry_error": in_a_process("geometry_error", 400),
     }

@@ -12,7 +12,7 @@ import numpy as np
 from rocktokens.config import DetectConfig
 from rocktokens.core.context import Floats
 from rocktokens.core.occurrences import Array, Occurrences
-from rocktokens.core.ranking import ExcessTest, Scores, excess_test, rankings, rng_for, score
+from rocktokens.core.ranking import ExcessTest, Scores, base_sums, excess_test, rankings, rng_for, score
 from rocktokens.core.sweep import SweepRow, choose_k, k_grid, sweep
 from rocktokens.errors import DataError
 
@@ -67,7 +67,8 @@ def split_halves(occurrences: Occurrences, config: DetectConfig) -> Halves:
 
 def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> Choice:
     """Rank types by every definition and settle K."""
-    base, *stepped = score(selection, config, vector_VH, stepped=True)
+    sums = base_sums(selection, config, ranks=True)
+    base, *stepped = score(selection, config, vector_VH, stepped=True, sums=sums)
     excess = excess_test(base, config)
     ranked = rankings(base, excess)
     num_types = int((base.count_V > 0).sum())

@@ -170,6 +170,9 @@ def _numbers(column: Any) -> Array:
 
 def _factorise(column: Any, name: str) -> tuple[Array, pa.Array]:
     """(codes, values in ascending order): codes do not depend on the order of rows."""
+    if isinstance(column, np.ndarray) and column.dtype.kind in "iu" and len(column) and column.min() >= 0:
+        values, code_N = _unique_codes(column, int(column.max()) + 1)
+        return code_N, pa.array(values)
     encoded = _arrow(column, name).dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(order), np.int32)
@@ -236,7 +239,8 @@ def _assemble(
     rollout_M, prompt_M, rollout_ids, prompt_ids = _rollout_codes(columns)
     if len(rollout_M) == 0:
         raise DataError("no occurrences: the table has no rows")
-    _arrow(columns["token_id"], "token_id")
+    if not isinstance(columns["token_id"], np.ndarray):
+        _arrow(columns["token_id"], "token_id")
     position_M = _numbers(columns["position"]).astype(np.int64)
     token_M = _numbers(columns["token_id"]).astype(np.int64)
     if token_M.min() < 0 or position_M.min() < 0:

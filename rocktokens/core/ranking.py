@@ -85,13 +85,13 @@ def persistent(occurrences: Occurrences, tau_pre: float | None, tau_post: float)
     return high_N
 
 
-def base_sums(occurrences: Occurrences, config: DetectConfig) -> TypeSums:
-    """Per type and prompt: occurrences, loss, loss and rank above the mean of the prompt, gradient norm."""
+def base_sums(occurrences: Occurrences, config: DetectConfig, *, ranks: bool = False) -> TypeSums:
+    """Per type and prompt: occurrences, loss, loss (and rank) above the mean of the prompt, gradient norm."""
     loss_N = occurrences.loss_post_N
     count_P = np.bincount(occurrences.prompt_N)
     mean_P = np.bincount(occurrences.prompt_N, weights=loss_N) / np.maximum(count_P, 1)
     columns = {"loss": loss_N, "within": loss_N - mean_P[occurrences.prompt_N]}
-    columns["rank"] = ranks_within(occurrences.prompt_N, loss_N)
+    columns |= {"rank": ranks_within(occurrences.prompt_N, loss_N)} if ranks else {}
     columns |= {} if occurrences.loss_pre_N is None else {"loss_pre": occurrences.loss_pre_N}
     columns |= {} if occurrences.grad_norm_N is None else {"grad": occurrences.grad_norm_N}
     return TypeSums(occurrences, columns, rng_for(config.seed, "units"))
@@ -99,7 +99,9 @@ def base_sums(occurrences: Occurrences, config: DetectConfig) -> TypeSums:
 
 def ranks_within(prompt_N: Array, loss_N: Array) -> Array:
     """Rank of each loss among those of its prompt, from −0.5 to 0.5; equal losses share their mean rank."""
-    order = np.lexsort((loss_N, prompt_N))
+    by_loss = np.argsort(loss_N)
+    small = prompt_N.max() < 2**16  # radix sort
+    order = by_loss[np.argsort(prompt_N[by_loss].astype(np.uint16 if small else np.int64), kind="stable")]
     prompt, loss = prompt_N[order], loss_N[order]
     new_prompt = np.diff(prompt, prepend=prompt[0] - 1) != 0
     tie_starts = np.flatnonzero(new_prompt | (np.diff(loss, prepend=loss[0]) != 0))
@@ -201,7 +203,7 @@ def excess_test(scores: Scores, config: DetectConfig) -> ExcessTest:
     A type that merely lives in hard prompts has an excess over the mean of all. So a type must also cost more than the
     other tokens of its own prompts, in loss or in rank (which heavy tails cannot blur): flipping the sign of whole
     prompts gives the law of the largest t over all types, loss and rank together, when none does. Lower bounds are
-    computed for types that pass; the others' are −inf.
+    computed for types that pass; the others' are −inf. The scores' sums must hold ranks.
     """
     sums = scores.sums
     both = np.concatenate([sums.cells["within"], sums.cells["rank"]]).T

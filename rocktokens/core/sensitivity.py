@@ -15,7 +15,7 @@ from rocktokens.config import DetectConfig
 from rocktokens.core.choosing import Choice
 from rocktokens.core.context import Floats
 from rocktokens.core.occurrences import Array, Occurrences
-from rocktokens.core.ranking import DEFINITIONS, TAU_STEP, Scores, excess_test, rankings, score
+from rocktokens.core.ranking import DEFINITIONS, TAU_STEP, Scores, base_sums, excess_test, rankings, score
 from rocktokens.core.sweep import jaccard
 
 
@@ -111,7 +111,8 @@ def overlaps(selection: Occurrences, config: DetectConfig, vector_VH: Floats, ch
     if other is not None:
         name = "log_ratio" if config.signal == "kl" else "kl"
         settled = replace(config, tau_pre=None, tau_post=None)
-        scores = score(other, settled, vector_VH, gamma=choice.scores.thresholds.gamma)[0]
+        sums = base_sums(other, config, ranks=True)
+        scores = score(other, settled, vector_VH, gamma=choice.scores.thresholds.gamma, sums=sums)[0]
         ranked = rankings(scores, excess_test(scores, config))
         found += [
             Overlap(f"{d} on {config.signal}", f"{d} on {name}", jaccard(choice.rocks(d), ranked[d][: choice.k]))

@@ -48,7 +48,7 @@ def assert_close(a, b):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seeds)
 def test_row_order_and_parts_are_irrelevant(seed):
     columns, rng = corpus(seed)
@@ -59,7 +59,7 @@ def test_row_order_and_parts_are_irrelevant(seed):
     same(plain, detect_rocks(parts, config=CONFIG))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seeds)
 def test_names_of_prompts_and_rollouts_are_irrelevant(seed):
     columns, _ = corpus(seed)
@@ -71,7 +71,7 @@ def test_names_of_prompts_and_rollouts_are_irrelevant(seed):
     same(detect_rocks(columns, config=CONFIG), detect_rocks(named, config=CONFIG))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seeds)
 def test_token_ids_are_only_names(seed):
     columns, rng = corpus(seed)
@@ -85,7 +85,7 @@ def test_token_ids_are_only_names(seed):
     same(plain, relabelled, dict(enumerate(names.tolist())))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seeds, st.floats(0.05, 20))
 def test_the_unit_of_the_loss_is_irrelevant(seed, scale):
     columns, _ = corpus(seed)
