@@ -71,6 +71,19 @@ def test_batches_order_and_merging_change_nothing(rng):
         np.testing.assert_allclose(getattr(whole, name), getattr(merged, name), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("exact_vocab", [8192, 10])
+def test_saved_and_restored_goes_on_where_it_stood(rng, exact_vocab):
+    config = GeometryConfig(exact_vocab=exact_vocab, sketch_dims=16)
+    token_N = rng.integers(0, 40, 900)
+    grad_NV = torch.from_numpy(rng.normal(size=(900, 40)))
+    whole = fed(GradientGeometry(40, config), token_N, grad_NV, [900]).result()
+    first = fed(GradientGeometry(40, config), token_N[:500], grad_NV[:500], [500])
+    second = GradientGeometry.restore(first.state(), config)
+    again = fed(second, token_N[500:], grad_NV[500:], [400]).result()
+    for name in ("token_id_T", "count_T", "mean_grad_norm_T", "cos_global_T", "contrib_T", "grad_share_T"):
+        np.testing.assert_allclose(getattr(whole, name), getattr(again, name), rtol=1e-4, atol=1e-5)
+
+
 def test_leave_one_out_takes_away_the_own_share():
     """A type alone against many opposed: the plain cosine is lifted by its own gradient, the other is not."""
     grad_NV = torch.tensor([[5.0, 0.0], [0.0, 1.0]])
