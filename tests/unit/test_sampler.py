@@ -14,9 +14,9 @@ from tiny import CONTEXT, FAMILIES, VOCABULARY, prompts, tiny_model
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.decoder import Decoder
 from rocktokens.lm.engine import Request
-from rocktokens.lm.sampler import Sampler
+from rocktokens.lm.sampler import Sampler, numbers_of
 
-EOS, PAD = 1, 2
+EOS, PAD, INF = 1, 2, math.inf
 NEVER = (0,)  # an end token that greedy decoding of these models does not meet
 
 
@@ -87,6 +87,21 @@ def test_resuming_a_greedy_rollout_gives_its_rest(model):
     resumed = engine.generate([Request(prefix + whole.token_ids[:k], 15 - k, 0) for k in range(15)])
     for k, answer in enumerate(resumed):
         assert whole.token_ids[:k] + answer.token_ids == whole.token_ids
+
+
+def test_resuming_a_sampled_rollout_with_its_own_numbers_gives_its_rest(model):
+    (prefix,) = prompts(1, shortest=5)
+    (whole,) = sampler(model, eos_ids=NEVER).generate([Request(prefix, 15, seed=3)])
+    count = len(whole.token_ids)
+    asked = [Request(prefix + whole.token_ids[:k], 15 - k, seed=3, skip=k) for k in range(count)]
+    for k, answer in enumerate(sampler(model, eos_ids=NEVER).generate(asked)):
+        assert whole.token_ids[:k] + answer.token_ids == whole.token_ids
+
+
+def test_another_stream_for_the_first_number_changes_that_number_alone():
+    first, own = numbers_of(Request((3,), 5, seed=3, skip=2, first_seed=9), 5), numbers_of(Request((3,), 5, seed=3), 7)
+    assert first[1:].tolist() == own[3:].tolist()
+    assert first[0] == numbers_of(Request((3,), 5, seed=9), 1)[0] != own[2]
 
 
 def test_vocabulary_padding_is_never_emitted():
@@ -241,8 +256,12 @@ def test_consecutive_tokens_follow_the_joint_law():
     assert chi_square(counts, joint.ravel(), draws) > 1e-4
 
 
-def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start():
-    """METHOD §5: copy the baseline up to the first banned token, go on from there with the ban."""
+@pytest.mark.parametrize("own_numbers", [False, True])
+def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start(own_numbers):
+    """METHOD §5: copy the baseline up to the first banned token, go on from there with the ban.
+
+    Also with the numbers that the rollout would have had, but for the one that chose the banned token.
+    """
     model = tiny_model("llama", vocabulary=8)
     prefix, banned, draws = (3, 4, 5), (4,), 6_000
     engine = sampler(model, eos_ids=(7,), batch_size=3_000)
@@ -254,7 +273,8 @@ def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start():
         if 4 in answer.token_ids:
             at = answer.token_ids.index(4)
             resumed[row] = answer.token_ids[:at]
-            asked.append(Request(prefix + answer.token_ids[:at], 2 - at, 10**6 + row, banned=banned))
+            own = {"seed": row, "skip": at, "first_seed": 10**6 + row} if own_numbers else {"seed": 10**6 + row}
+            asked.append(Request(prefix + answer.token_ids[:at], 2 - at, banned=banned, **own))
     rest = dict(zip(resumed, engine.generate(asked)))
     texts = [
         resumed[row] + rest[row].token_ids if row in resumed else answer.token_ids
@@ -267,6 +287,15 @@ def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start():
         joint[token, :8] = first[token] * law(model, (*prefix, token), banned=banned)
     counts = Counter(text[0] * 9 + (text[1] if len(text) > 1 else 8) for text in texts)
     assert chi_square(counts, joint.ravel(), draws) > 1e-4
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_a_token_of_probability_zero_is_never_drawn(llama, uniform):
+    """Not even by the smallest and the largest number that a stream can hold."""
+    logits_BV = torch.tensor([[-INF, -INF, 1.0, -INF, 0.0, -INF], [0.0, -INF, -INF, -200.0, -INF, -INF]])
+    token_B, bad_B = sampler(llama).choose(logits_BV, torch.full((2,), uniform, dtype=torch.float64))
+    assert torch.isfinite(logits_BV[torch.arange(2), token_B]).all()
+    assert not bad_B.any()
 
 
 def test_exact_resume_is_not_claimed_with_top_k_or_top_p(llama):
