@@ -42,6 +42,7 @@ from rocktokens.core.ranking import base_sums, excess_statistic  # noqa: E402
 from rocktokens.core.stats import resample_counts, wilcoxon, wilson_interval  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
+PROMPTS = (30, 60, 100, 200)
 
 
 def null(num_corpora: int = 200) -> dict[str, object]:
@@ -92,7 +93,7 @@ def percentile(statistic, columns, counts_BU):
         return np.nanquantile(statistic(*drawn), [0.025, 0.975])
 
 
-def coverage(num_corpora: int = 500) -> dict[str, object]:
+def coverage(num_corpora: int = 500) -> dict[str, dict]:
     """How often intervals hold the truth, by quantity and number of prompts."""
     large, rocks = population(40_000, 10**6)
     by_count = np.bincount(large["token_id"], minlength=1000)
@@ -100,8 +101,8 @@ def coverage(num_corpora: int = 500) -> dict[str, object]:
     common = common[np.argsort(-by_count[common])]
     types = {"a rock": rocks[0], "the most frequent type": common[0], "the 30th type": common[29]}
     shares = {"share_positions": (1, 3), "share_loss": (0, 2)}
-    found: dict[str, object] = {}
-    for num_prompts in (30, 60, 100, 200):
+    found: dict[str, dict] = {}
+    for num_prompts in PROMPTS:
         hits, plain = defaultdict(int), defaultdict(int)
         truth_set = totals(large, rocks)
         truths = {name: truth_set[a] / truth_set[b] for name, (a, b) in shares.items()}
@@ -136,10 +137,21 @@ def coverage(num_corpora: int = 500) -> dict[str, object]:
                 "interval": share[1:3],
                 "percentile_bootstrap": plain[name] / num_corpora if name in plain else None,
             }
-            print(
-                "coverage", num_prompts, name, share.value, "percentile", plain.get(name, 0) / num_corpora, flush=True
-            )
-    return found
+        print("coverage", num_prompts, summary(found, num_prompts), flush=True)
+    return found | {f"all, {n} prompts": summary(found, n) for n in PROMPTS}
+
+
+def summary(found: dict, num_prompts: int) -> dict[str, float]:
+    """Mean, least and greatest coverage over the quantities, and the percentile bootstrap's mean."""
+    rows = [row for name, row in found.items() if name.endswith(f", {num_prompts} prompts") and "covered" in row]
+    shares = [row["share"] for row in rows]
+    plain = [row["percentile_bootstrap"] for row in rows if row["percentile_bootstrap"] is not None]
+    return {
+        "share": float(np.mean(shares)),
+        "least": min(shares),
+        "greatest": max(shares),
+        "percentile_bootstrap": float(np.mean(plain)),
+    }
 
 
 def _types(sums, occurrences, types, truth_of, counts_BU, hits, plain) -> None:
