@@ -56,17 +56,18 @@ def generated(model, prefix, limit: int, eos_ids, **options) -> tuple[int, ...]:
 # --- greedy equals generate ---
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 64])
-def test_greedy_equals_generate_token_for_token(model, batch_size):
+def test_greedy_equals_generate_token_for_token(model):
     """Prompts of 1 to 14 tokens in one left-padded batch, with two end tokens that some of them meet."""
     prefixes = prompts(12)
     free = [generated(model, prefix, 24, NEVER) for prefix in prefixes]
     eos_ids = (free[0][5], free[3][9])
     expected = [generated(model, prefix, 24, eos_ids) for prefix in prefixes]
     assert 2 <= sum(len(tokens) < 24 for tokens in expected) < 12
-    got = sampler(model, eos_ids=eos_ids, greedy=True, batch_size=batch_size).generate(requests(prefixes, 24))
-    assert [answer.token_ids for answer in got] == expected
-    assert [answer.truncated for answer in got] == [tokens[-1] not in eos_ids for tokens in expected]
+    for batch_size in (1, 5, 64):
+        engine = sampler(model, eos_ids=eos_ids, greedy=True, batch_size=batch_size)
+        got = engine.generate(requests(prefixes, 24))
+        assert [answer.token_ids for answer in got] == expected
+        assert [answer.truncated for answer in got] == [tokens[-1] not in eos_ids for tokens in expected]
 
 
 def test_greedy_with_a_ban_equals_generate_with_suppressed_tokens(model):
@@ -227,17 +228,18 @@ def chi_square(counts: Counter, p: np.ndarray, draws: int) -> float:
     return stats.chisquare(observed[possible], expected[possible]).pvalue
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}],
-    ids=str,
-)
+LAWS = [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}]
+
+
 @pytest.mark.parametrize("banned", [(), (5, 59, 24)], ids=["", "banned"])
-def test_sampled_frequencies_are_the_models_probabilities(model, options, banned):
+@pytest.mark.parametrize("options", LAWS, ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_sampled_frequencies_are_the_models_probabilities(name, options, banned):
+    model = tiny_model(name)
     (prefix,) = prompts(1, shortest=6)
-    draws = 4_000
+    draws = 3_000
     asked = [Request(prefix, 1, seed, banned=banned) for seed in range(draws)]
-    answers = sampler(model, batch_size=2_000, **options).generate(asked)
+    answers = sampler(model, batch_size=draws, **options).generate(asked)
     counts = Counter(answer.token_ids[0] for answer in answers)
     assert chi_square(counts, law(model, prefix, banned=banned, **options), draws) > 1e-4
 
