@@ -61,10 +61,12 @@ class Occurrences:
 
     @property
     def type_N(self) -> Array:
+        """Type of each measured occurrence, as an index into `token_ids_V`."""
         return self.type_M if len(self.row_N) == len(self.type_M) else self.type_M[self.row_N]
 
     @property
     def rollout_N(self) -> Array:
+        """Rollout of each measured occurrence."""
         return self.rollout_M if len(self.row_N) == len(self.rollout_M) else self.rollout_M[self.row_N]
 
     def take(self, chosen_N: Array) -> Occurrences:
