@@ -17,6 +17,8 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "entropy": ("keep",),
     "divergence": ("keep",),
     "prefix": ("keep",),
+    "fewer": ("rocks", "least", "full"),
+    "merit": ("rocks", "least", "full", "keep"),
 }
 
 
@@ -25,13 +27,14 @@ class SelectorConfig:
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"
-    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix; or your own, as package.module:Class."""
+    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; or your own, as
+    package.module:Class."""
     rocks: tuple[int, ...] = ()
-    """Token ids for freeze, soft and random; empty: those that `detect` found in the run."""
+    """Token ids for freeze, soft, random, fewer and merit; empty: those that `detect` found in the run."""
     lam: float | None = None
     """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
     keep: float = 0.5
-    """Share kept by entropy and divergence; for prefix: share of max_new_tokens after which sampling stops."""
+    """Share kept by entropy and divergence; for prefix and merit: share of max_new_tokens where sampling stops."""
     window: int = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: float | None = None
@@ -44,6 +47,11 @@ class SelectorConfig:
     """For adaptive: a type whose mean loss fell by more than this share still learns."""
     audit: float = 0.05
     """For adaptive: share of frozen positions left in the loss."""
+    least: int = 1
+    """For fewer and merit: rollouts that a prompt gets at least, of rollouts_per_prompt."""
+    full: float = 0.5
+    """For fewer and merit: a prompt gets all of them while its non-rock loss is above this share of the first steps'
+    mean, and fewer in proportion below."""
     seed: int = 0
     """Seed of controls and audits."""
 

@@ -13,7 +13,7 @@ import difflib
 import importlib
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,8 +69,16 @@ class Selector:
         """Where sampling stops; a selector that never uses later positions says so here."""
         return limit
 
+    def rollouts(self, prompts: Sequence[str], step: int) -> Sequence[int] | None:
+        """Which of a step's rollouts are sampled at all, by their place in it; None is all. `prompts` names each one's
+        prompt. One process only."""
+        return None
+
     def observe(self, monitor: TokenMonitor) -> None:
         """Called once after every optimiser step with what each token type has cost so far, over all ranks."""
+
+    def remember(self, prompts: Sequence[str], rollout_K: Tensor, token_K: Tensor, value_K: Tensor) -> None:
+        """Called once after every optimiser step with the losses that were trained on; `prompts` by rollout."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -326,7 +334,8 @@ def overlap(first_N: Tensor, second_N: Tensor) -> float:
 
 def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
-    from rocktokens.core.adaptive import Adaptive  # it derives from Selector, so it is imported late
+    from rocktokens.core.adaptive import Adaptive  # they derive from Selector, so they are imported late
+    from rocktokens.core.merit import Fewer, Merit
 
-    kinds = (Uniform, Freeze, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
+    kinds = (Uniform, Freeze, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix, Fewer, Merit)
     return {kind.name: kind for kind in kinds}

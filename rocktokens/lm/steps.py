@@ -51,6 +51,8 @@ class StepHooks(TrainerCallback):
         trainer.meter.add("optimiser", trainer.meter.now() - trainer.left)  # since the last backward: clipping too
         trained, others = Rows.joined(trainer.trained), Rows.joined(trainer.others)
         trainer.trained, trainer.others = [], []
+        with trainer.meter.stage("select"):
+            trainer.selector.remember(trainer.prompt_names, trained.rollout_K, trained.token_K, trained.value_K)
         with trainer.meter.stage("telemetry"):
             trainer.monitor.update(trained.token_K, trained.value_K, trained.grad_norm_K)
             self._observe()

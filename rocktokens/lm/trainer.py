@@ -153,13 +153,30 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     # Weights
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.model.training:
+            inputs = self._wanted(inputs)
         with self.meter.stage("rollout"):
             output = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            self.prompt_names = [str(row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}")) for row in inputs]
+            self.prompt_names = _prompt_names(inputs)
             with self.meter.stage("select"):
                 self._weigh(output)
         return output
+
+    def _wanted(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rollouts that the selector wants sampled; a few more where the passes of a step would differ in size."""
+        with self.meter.stage("select"):
+            places = self.selector.rollouts(_prompt_names(inputs), self.state.global_step + 1)
+        if places is None:
+            return inputs
+        if self.accelerator.num_processes > 1:
+            raise ConfigError(f"selector {self.selector.name} samples fewer rollouts, which needs a single process")
+        chosen = set(places)
+        for place in range(len(inputs)):
+            if chosen and len(chosen) % self.args.gradient_accumulation_steps == 0:
+                break
+            chosen.add(place)
+        return [inputs[place] for place in sorted(chosen)]
 
     def _weigh(self, output: dict[str, Any]) -> None:
         """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
@@ -318,6 +335,10 @@ IMAGE_KEYS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
+
+
+def _prompt_names(inputs: list[dict[str, Any]]) -> list[str]:
+    return [str(row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}")) for row in inputs]
 
 
 def _loss_mask(inputs: dict[str, Any]) -> Tensor:
