@@ -252,6 +252,8 @@ def _main(arguments: list[str]) -> int:
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if name in ("detect", "geometry", "report"):  # small matrices, no model: more threads than one only wait
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     _parse(name, rest).run()
     return 0
