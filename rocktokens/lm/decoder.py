@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from rocktokens.errors import ConfigError
+
 
 class _SlabLayer(DynamicLayer):
     """Keys and values in a buffer with room for the whole rollout; what attention sees is a view of it.
@@ -91,6 +93,11 @@ class Decoder:
         self._next_B = length_U.to(self.device)
         self._cache = _new_cache(self.model, room)
         logits_UV = self._forward(input_UT.to(self.device), position_UT)
+        if all(getattr(layer, "device", None) is None for layer in self._cache.layers):  # nothing was put into it
+            raise ConfigError(
+                f"a {self.model.config.model_type} model keeps its state in a way this sampler does not know; it would "
+                "forget the text at every token. Choose a model with an attention cache."
+            )
         if len(distinct) == len(prefixes):
             return logits_UV
         self.keep(row_B)

@@ -168,7 +168,8 @@ def head_of(model: PreTrainedModel) -> Head:
 
 def hidden_states(model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
     """Last hidden state at every position: what the output head is applied to."""
-    return model.base_model(input_ids=input_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+    body: Any = model.base_model if model.base_model is not model else model.model  # Llama 4 misnames its base
+    return body(input_ids=input_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
 
 
 @torch.inference_mode()

@@ -128,7 +128,22 @@ OTHER_FAMILIES = {
     "StableLm": {},
     "Starcoder2": {},
     "Glm4": {"head_dim": 8},
-}
+    "Llama4Text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 64, "attention_chunk_size": 4},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 4},
+    "DeepseekV3": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    },
+    # Layers that are no attention: convolution, linear attention, state space.
+    "Lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "Qwen3Next": {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "head_dim": 8,
+    },
+    "FalconH1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8},
+}  # fmt: skip
 
 
 def family(name: str) -> transformers.PreTrainedModel:
@@ -183,6 +198,16 @@ def test_greedy_equals_generate_in_other_families(name):
                 pad_token_id=2,
             )
         assert answer.token_ids == tuple(own[0, len(prefix) :].tolist())
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_a_family_whose_state_the_sampler_cannot_keep_is_refused(name):
+    """transformers would run it without a state, and every token would be drawn from the one before it alone."""
+    sizes = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "expand": 2} if name == "Mamba2" else {}
+    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **sizes})
+    engine = Sampler(AutoModelForCausalLM.from_config(config), eos_ids=(1,), pad_id=2)
+    with pytest.raises(ConfigError, match=f"a {name.lower()} model keeps its state in a way"):
+        engine.generate([Request((3, 4), 3, 0)])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
