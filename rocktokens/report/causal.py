@@ -38,6 +38,11 @@ def verdict_of(row: dict[str, Any]) -> str:
 
 
 def census_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Candidates of the census, read once."""
+    return facts.memo("census_rows", lambda: _census_rows(facts))
+
+
+def _census_rows(facts: Facts) -> list[dict[str, Any]]:
     """Census rows that hold a candidate and an effect, with `name`, `verdict` and `token_ids` settled."""
     table = facts.table("census")
     if table is None:
@@ -78,6 +83,11 @@ def epsilon(facts: Facts) -> float:
 
 
 def noise_floor(facts: Facts) -> float | None:
+    """The placebo arm's spread, found once."""
+    return facts.memo("noise_floor", lambda: _noise_floor(facts))
+
+
+def _noise_floor(facts: Facts) -> float | None:
     """What 95 % of the placebo arm's effects stay within, of the noisiest candidate; recorded, or from the rows."""
     stage = facts.stage("knockout")
     recorded = first(stage, ("noise_floor", "placebo_spread"))

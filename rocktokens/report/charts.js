@@ -65,7 +65,9 @@
   async function redraw() {
     if (!window.Plotly) return;
     for (const chart of charts) await draw(chart);
+    drawn();
   }
+  const drawn = () => { root.dataset.drawn = `${root.dataset.theme} ${innerWidth}`; };
 
   // Plotly travels compressed; its hash is in the page's policy, so nothing else can take its place.
   async function unpack() {
@@ -120,12 +122,14 @@
     for (const item of document.querySelectorAll("[data-save]")) {
       item.addEventListener("click", () => save(item.dataset.figure, item.dataset.save));
     }
+    drawn();
     root.dataset.ready = "yes";
   }
   let wait = 0;
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(redraw, 150); });
   addEventListener("beforeprint", () => { printing = true; applyTheme(); redraw(); });
   addEventListener("afterprint", () => { printing = false; applyTheme(); redraw(); });
+  matchMedia("print").addEventListener("change", ({ matches }) => { printing = matches; applyTheme(); redraw(); });
   window.rocktokens.image = (name, format) => {
     root.dataset.theme = "light";
     const { data, layout } = drawing(specs.get(name), 760);

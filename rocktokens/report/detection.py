@@ -293,8 +293,8 @@ def density(facts: Facts) -> Figure | None:
     return Figure(
         name="density",
         title="How dense are rocks in a rollout?",
-        sentence=f"Half of the {plural(len(share), 'rollout')} consist of rocks for {percent(float(median))} or more; "
-        f"90 % of them lie between {percent(float(low))} and {percent(float(high))}, and {none} hold none.",
+        sentence=f"In half of the {plural(len(share), 'rollout')}, {percent(float(median))} or more of the positions "
+        f"are rocks; 90 % of them lie between {percent(float(low))} and {percent(float(high))}, and {none} hold none.",
         estimator="Per rollout, positions whose token is a rock ÷ all scored positions, over all scored rollouts; the "
         "dashed line is the median.",
         rows=table,
@@ -316,7 +316,7 @@ def clusters(facts: Facts) -> Figure | None:
             "name": title,
             "x": [100 * row[key] for row in rows],
             "y": list(range(len(rows))),
-            "marker": {"color": color, "pattern": {"shape": pattern, "fgopacity": 0.5}},
+            "marker": {"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper"}},
             "text": [
                 f"{CLUSTERS.get(row['cluster'], row['cluster'])}: {percent(row[key])} of the {title}, "
                 f"{plural(row.get('num_types') or 0, 'type')}, enrichment {number(row.get('enrichment'))}"
@@ -379,8 +379,8 @@ def sensitivity(facts: Facts) -> Figure | None:
     return Figure(
         name="sensitivity",
         title="How far does it hang on the thresholds?",
-        sentence=f"Moving any one threshold by a step keeps at least {percent(worst['jaccard'], 0)} of the rock set "
-        f"(the most delicate: {names[-1]}){spread}.",
+        sentence=f"Moving any one threshold by a step leaves an overlap of {number(worst['jaccard'])} or more with the "
+        f"rock set as chosen (least at {names[-1]}){spread}.",
         estimator="τ: quantile of the loss ± 0.05; γ: half or twice the share of similar pairs; η ± 0.05; w ± 1; K: "
         "the neighbouring value of the sweep. Sets are chosen again on the selection half; footprints are measured on "
         "the other half.",

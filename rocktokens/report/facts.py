@@ -136,8 +136,11 @@ class Facts:
 
     @cached_property
     def types(self) -> list[dict[str, Any]]:
-        """Token types, rocks first."""
-        return self.rows("types")
+        """Token types, rocks first, each with a name."""
+        table = self.table("types")
+        if table is None or self.lacks(table, "the token types", "token_id"):
+            return []
+        return [{**row, "token": row.get("token") or f"#{row['token_id']}"} for row in table.to_pylist()]
 
     @cached_property
     def rocks(self) -> list[dict[str, Any]]:
@@ -154,7 +157,7 @@ class Facts:
     @cached_property
     def texts(self) -> dict[int, str]:
         """Token id to its text, where detection named it."""
-        return {row["token_id"]: row.get("token") or f"#{row['token_id']}" for row in self.types}
+        return {row["token_id"]: row["token"] for row in self.types}
 
     def token(self, token_id: Any) -> str:
         """The text of a token id."""

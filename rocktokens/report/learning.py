@@ -128,12 +128,19 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
+def persistence_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Rows of the persistence table, if they say what changed where."""
+    table = facts.table("persistence")
+    if table is None or facts.lacks(table, "persistence", "group", "arm", "step", "before", "after", "change"):
+        return []
+    return table.to_pylist()
+
+
 def persistence(facts: Facts) -> Figure | None:
     """Change of the loss on fixed contexts by group, beside both A/A arms."""
-    table = facts.table("persistence")
-    if table is None or facts.lacks(table, "persistence", "group", "arm", "before", "after", "change"):
+    table, rows = facts.table("persistence"), persistence_rows(facts)
+    if table is None or not rows:
         return None
-    rows = table.to_pylist()
     last = max((row["step"] for row in rows if row.get("step") is not None), default=None)
     arms = {
         "checkpoint": (f"pre → post (step {last})", ROCK, "diamond"),
@@ -245,7 +252,7 @@ def gradients(facts: Facts) -> Figure | None:
 def alignment(facts: Facts) -> Figure | None:
     """Cosine of each type's mean gradient with that of all other types, by group."""
     table = facts.table("geometry")
-    if table is None or facts.lacks(table, "gradient alignment", "cos_others", "group", "mean_grad_norm"):
+    if table is None or facts.lacks(table, "gradient alignment", "token_id", "cos_others", "group", "mean_grad_norm"):
         return None
     rows = [row for row in table.to_pylist() if row["cos_others"] is not None]
     groups = [group for group in ("rocks", "rare high-loss", "random others") if any(r["group"] == group for r in rows)]
@@ -294,8 +301,8 @@ def _gradient_trace(
         "y": [scale * row[y] for row in rows],
         "marker": {"color": GROUP_COLORS[group], "symbol": GROUP_SYMBOLS[group], "size": 9 if group == "rocks" else 6},
         "text": [
-            f"<b>{label(facts.token(row['token_id']), 40)}</b>, {group}<br>{percent(row['position_share'], 2)} of "
-            f"positions, {percent(row['grad_share'], 2)} of gradient norm<br>cosine with the others "
+            f"<b>{label(facts.token(row['token_id']), 40)}</b>, {group}<br>{percent(row.get('position_share'), 2)} of "
+            f"positions, {percent(row.get('grad_share'), 2)} of gradient norm<br>cosine with the others "
             f"{number(row.get('cos_others'))}, ‖ḡ‖ {significant(row.get('mean_grad_norm'))}"
             for row in rows
         ],

@@ -13,7 +13,7 @@ from typing import Any
 
 from rocktokens import config as configuration
 from rocktokens.report.facts import Facts
-from rocktokens.report.text import number, significant, visible
+from rocktokens.report.text import number, prose, significant, visible
 
 METHOD = (
     "Student samples rollouts; teacher and student are scored on the same prefixes at every kept checkpoint, from full "
@@ -45,7 +45,7 @@ def method(facts: Facts) -> str:
     """HTML of the section."""
     text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in METHOD)
     notes = [*facts.stage("detect").get("notes", []), *facts.notes]
-    said = "".join(f"<li>{escape(visible(str(note)))}</li>" for note in dict.fromkeys(notes))
+    said = "".join(f"<li>{prose(visible(str(note)))}</li>" for note in dict.fromkeys(notes))
     return (
         text
         + _thresholds(facts)

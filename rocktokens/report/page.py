@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rocktokens.report.facts import STAGES, Facts, estimate
 from rocktokens.report.figures import Figure
-from rocktokens.report.text import NONE, code, interval, number, percent, plural, significant, to_csv, visible
+from rocktokens.report.text import NONE, code, interval, number, percent, plural, prose, significant, to_csv, visible
 
 EMBED_CSV_BYTES = 150_000
 SHOWN_ROWS = 40
@@ -99,12 +99,6 @@ def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict
 def _section(name: str, title: str, html: str) -> str:
     head = f'<h2 id="{name}-title">{escape(title)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{head}{html}</section>'
-
-
-def prose(sentence: str) -> str:
-    """A sentence as HTML: `commands` and “tokens” set as code."""
-    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(sentence, quote=False))
-    return re.sub(r"“([^”]*)”", r"<code><bdi>\1</bdi></code>", text)
 
 
 def _headline(facts: Facts) -> str:

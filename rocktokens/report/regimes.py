@@ -173,7 +173,12 @@ def time_spent(facts: Facts) -> Figure | None:
             "y": list(range(len(names))),
             "marker": {
                 "color": STAGE_COLORS[index % len(STAGE_COLORS)],
-                "pattern": {"shape": ("", "/", ".", "x", "", "\\", "-")[index % 7], "fgopacity": 0.55},
+                "pattern": {
+                    "shape": ("", "/", ".", "x", "", "\\", "-")[index % 7],
+                    "fillmode": "overlay",
+                    "fgcolor": "@paper",
+                    "fgopacity": 0.6,
+                },
                 "line": {"color": "@paper", "width": 1},
             },
             "text": [
@@ -186,7 +191,7 @@ def time_spent(facts: Facts) -> Figure | None:
         }
         for index, stage in enumerate(stages)
     ]
-    shape = layout("seconds", "", height=150 + 38 * len(names), barmode="stack")
+    shape = layout("seconds, mean over seeds", "", height=150 + 38 * len(names), barmode="stack")
     shape["yaxis"] = names_axis([label(name, 26) for name in names])
     shape["legend"] = {**shape["legend"], "traceorder": "normal"}
     largest = {name: max(row, key=lambda stage: row[stage]) for name, row in rows.items()}
@@ -218,11 +223,13 @@ def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
         if not columns:
             continue
         found: dict[str, dict[str, float]] = {}
-        for row in table.to_pylist():
+        rows = table.to_pylist()
+        seeds = len({row.get("seed") for row in rows})
+        for row in rows:
             own = found.setdefault(str(row.get("regime") or "training"), {})
             for column in columns:
                 stage = column.removeprefix("seconds_")
-                own[stage] = own.get(stage, 0.0) + (row[column] or 0.0)
+                own[stage] = own.get(stage, 0.0) + (row[column] or 0.0) / seeds
         found = {regime: own for regime, own in found.items() if sum(own.values()) > 0}
         if found:
             return found

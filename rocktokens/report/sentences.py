@@ -11,6 +11,7 @@ from rocktokens.core.stats import Estimate
 from rocktokens.report.causal import census_rows, epsilon, graft_rows, noise_floor, verdicts_by_token
 from rocktokens.report.detection import footprint_row
 from rocktokens.report.facts import Facts, estimate
+from rocktokens.report.learning import persistence_rows
 from rocktokens.report.regimes import finals
 from rocktokens.report.text import interval, listed, number, percent, plural, points, visible
 
@@ -66,7 +67,7 @@ def _frequent(enrichment: Estimate) -> str:
 
 
 def _learn(facts: Facts) -> str:
-    rows = [row for row in facts.rows("persistence") if row.get("arm") == "checkpoint"]
+    rows = [row for row in persistence_rows(facts) if row["arm"] == "checkpoint"]
     if not rows:
         return _ask(facts, "score", "Whether they learn")
     last = max(row["step"] for row in rows)
@@ -88,7 +89,7 @@ def _learn(facts: Facts) -> str:
 
 def _against_noise(facts: Facts, change: Estimate | None) -> str:
     """Whether the change is more than other texts alone would bring."""
-    arms = [row for row in facts.rows("persistence") if row["group"] == "rocks" and row["arm"].startswith("aa_")]
+    arms = [row for row in persistence_rows(facts) if row["group"] == "rocks" and row["arm"].startswith("aa_")]
     if change is None or not arms:
         return ""
     noise = max(abs(row["change"]) for row in arms if row["change"] is not None)

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from html import escape
@@ -23,6 +24,7 @@ NBSP = "\u00a0"
 MINUS = "\u2212"
 NONE = "–"
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_JOINER = 0x200D
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -105,7 +107,7 @@ def visible(token: str, *, flow: bool = False) -> str:
     if token == "":
         return "" if flow else "∅"
     out = []
-    for letter in token:
+    for place, letter in enumerate(token):
         code = ord(letter)
         if letter == "\n":
             out.append("↵\n" if flow else "↵")
@@ -117,6 +119,8 @@ def visible(token: str, *, flow: bool = False) -> str:
             out.append(chr(0x2400 + code))
         elif code == 0x7F:
             out.append("\u2421")
+        elif code == _JOINER and _pictured(token[place - 1 : place]) and _pictured(token[place + 1 : place + 2]):
+            out.append(letter)  # holds one emoji together
         elif unicodedata.category(letter) in _HIDDEN or (letter.isspace() and letter != "\u00a0"):
             out.append(f"⟨U+{code:04X}⟩")
         else:
@@ -129,9 +133,19 @@ def visible(token: str, *, flow: bool = False) -> str:
     return "◌" + "".join(out) if unicodedata.combining(token[0]) else "".join(out)
 
 
+def _pictured(letter: str) -> bool:
+    return bool(letter) and unicodedata.category(letter) in ("So", "Sk", "Mn")
+
+
 def code(token: str) -> str:
     """A token as HTML, isolated from the direction of the text round it."""
     return f"<code><bdi>{escape(visible(token))}</bdi></code>"
+
+
+def prose(sentence: str) -> str:
+    """A sentence as HTML: `commands` and “tokens” set as code."""
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(sentence, quote=False))
+    return re.sub(r"“([^”]*)”", r"<code><bdi>\1</bdi></code>", text)
 
 
 def label(token: str, limit: int = 18) -> str:

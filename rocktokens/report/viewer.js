@@ -97,9 +97,10 @@
     const { rollout } = state.found[state.at], index = Number(token.dataset.index), type = data.types[rollout.tokens[index]];
     const list = element("dl");
     const row = (name, value, key) => {
-      const dd = element("dd", value);
-      if (key) dd.dataset.key = key;
-      list.append(element("dt", name), dd);
+      const pair = element("div"), dd = element("dd", value);
+      dd.dataset.key = key;
+      pair.append(element("dt", name), dd);
+      list.append(pair);
     };
     row("position", rollout.positions ? rollout.positions[index] : index, "position");
     row("token id", type.id, "token_id");
@@ -154,8 +155,9 @@
   });
   $("previous").addEventListener("click", () => page(-1));
   $("next").addEventListener("click", () => page(1));
-  for (const id of ["search", "cluster", "type", "answered"]) $(id).addEventListener("input", filter);
-  $("column").addEventListener("input", () => { state.column = $("column").value; render(); });
+  $("search").addEventListener("input", filter);
+  for (const id of ["cluster", "type", "answered"]) $(id).addEventListener("change", filter);
+  $("column").addEventListener("change", () => { state.column = $("column").value; render(); });
   $("clear").addEventListener("click", () => { for (const id of ["search", "cluster", "type", "answered"]) $(id).value = ""; filter(); });
 
   // Choices of the filters, from the data.

@@ -21,13 +21,13 @@ MAX_TOKENS = 24_000
 MAX_LENGTH = 2_000
 COLUMNS = ("kl", "log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy", "grad_norm")
 TITLES = {
-    "kl": "reverse KL after OPD, nats",
-    "kl_pre": "reverse KL before OPD, nats",
-    "log_ratio": "log-ratio, nats",
-    "student_logprob": "student's log-probability",
-    "teacher_logprob": "teacher's log-probability",
-    "student_entropy": "student's entropy, nats",
-    "teacher_entropy": "teacher's entropy, nats",
+    "kl": "KL after OPD",
+    "kl_pre": "KL before OPD",
+    "log_ratio": "log-ratio",
+    "student_logprob": "student log p",
+    "teacher_logprob": "teacher log p",
+    "student_entropy": "student entropy",
+    "teacher_entropy": "teacher entropy",
     "grad_norm": "gradient norm",
 }
 Decode = Callable[[Sequence[int]], str]

@@ -46,9 +46,19 @@ def size(driver: webdriver.Chrome, width: int, height: int = 1000) -> None:
 
 
 def prefer(driver: webdriver.Chrome, scheme: str) -> None:
-    """What the reader's system asks for: light or dark."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    """What the reader's system asks for: light or dark; and no motion, so that a click meets what it aims at."""
+    features = [
+        {"name": "prefers-color-scheme", "value": scheme},
+        {"name": "prefers-reduced-motion", "value": "reduce"},
+    ]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def settle(driver: webdriver.Chrome, theme: str, width: int) -> None:
+    """Wait until every chart is drawn for this theme and width."""
+    wait = """const [wanted, done] = arguments, look = () => document.documentElement.dataset.drawn === wanted
+        ? done(true) : setTimeout(look, 20); look();"""
+    assert driver.execute_async_script(wait, f"{theme} {width}")
 
 
 def visit(driver: webdriver.Chrome, url: str) -> None:

@@ -1,0 +1,59 @@
+"""One browser and one set of reports for all tests here; without a browser they are skipped and say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_fixture import make_run
+
+from rocktokens.report.build import REPORT, report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a browser where there is none."""
+    from driving import CHROMIUM, DRIVER
+
+    missing = "chromium" if not CHROMIUM else "chromedriver" if not DRIVER else None
+    if missing:
+        skip = pytest.mark.skip(reason=f"no {missing} on this machine; runs where Debian's chromium and driver are")
+        for item in items:
+            if Path(item.fspath).parent == Path(__file__).parent:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """A headless Chromium."""
+    from driving import start
+
+    browser = start(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory) -> dict[str, Path]:
+    """Run directories with their reports."""
+    base = tmp_path_factory.mktemp("reports")
+    made = {}
+    for name, options in {"whole": {}, "hostile": {"hostile": True, "prompts": 12}}.items():
+        make_run(base / name, **options)
+        report(base / name, images=False)
+        made[name] = base / name
+    return made
+
+
+@pytest.fixture
+def page(driver, reports):
+    """The whole report, opened from disk on a wide light screen, with no filter set."""
+    from driving import prefer, settle, size, visit
+
+    size(driver, 1280)
+    prefer(driver, "light")
+    address = (reports["whole"] / REPORT).as_uri()
+    if driver.current_url != address:
+        visit(driver, address)
+    driver.execute_script("document.getElementById('clear').click(); document.activeElement.blur(); scrollTo(0, 0)")
+    settle(driver, "light", 1280)
+    return driver
