@@ -16,6 +16,8 @@ _HOMES = {
     "Selector": "rocktokens.core.selectors",
     "SelectorBatch": "rocktokens.core.selectors",
     "make_selector": "rocktokens.core.selectors",
+    "knockout_census": "rocktokens.lm.knockout",
+    "graft": "rocktokens.lm.graft",
     "Run": "rocktokens.runs.store",
     "open_run": "rocktokens.runs.store",
 }

@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 
 from rocktokens import __version__
 from rocktokens.config import (
+    BaselineConfig,
     DetectConfig,
     DistillConfig,
     GeometryConfig,
+    GraftConfig,
+    KnockoutConfig,
     PairConfig,
     PromptsConfig,
     RolloutConfig,
@@ -171,6 +174,38 @@ class GeometryCommand(GeometryConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnockoutCommand(KnockoutConfig):
+    """Ban the candidates one at a time and say what each ban does to accuracy."""
+
+    path: Path
+    """The run directory."""
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    def run(self) -> None:
+        from rocktokens.causal import knockout
+
+        print(f"run: {knockout(self.path, _part(KnockoutConfig, self), self.baseline, again=self.again).path}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftCommand(GraftConfig):
+    """Let the teacher draw the rocks in the student's place: what learning them perfectly would gain."""
+
+    path: Path
+    """The run directory."""
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    def run(self) -> None:
+        from rocktokens.causal import graft
+
+        print(f"run: {graft(self.path, _part(GraftConfig, self), self.baseline, again=self.again).path}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportCommand:
     """Write a run's report: one HTML file that holds everything, and its figures beside it."""
 
@@ -213,6 +248,8 @@ COMMANDS: dict[str, type] = {
     "score": ScoreCommand,
     "detect": DetectCommand,
     "geometry": GeometryCommand,
+    "knockout": KnockoutCommand,
+    "graft": GraftCommand,
     "report": ReportCommand,
     "view": ViewCommand,
 }

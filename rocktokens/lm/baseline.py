@@ -6,7 +6,7 @@ found here. Everything that takes time goes through `keep`, which may have the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -126,13 +126,18 @@ def sample_baseline(
     keep: Keep = make_now,
     bar: Bar = no_bar,
     chunk: int = 2048,
+    known: Mapping[str, Sequence[dict]] | None = None,
 ) -> tuple[Baseline, pa.Table]:
-    """Sample problems `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS."""
+    """Sample problems `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS.
+
+    `known`: rows by prompt_id that another stage has sampled with the same settings.
+    """
+    missing = [prompt for prompt in prompts if prompt.prompt_id not in (known or {})]
+    rows = {prompt_id: list(own) for prompt_id, own in (known or {}).items()}
     per_part = max(1, chunk // rollouts)
-    tables, found = [], []
-    with bar("baseline", len(prompts) * rollouts) as advance:
-        for start in range(0, len(prompts), per_part):
-            part = prompts[start : start + per_part]
+    with bar("baseline", len(missing) * rollouts) as advance:
+        for start in range(0, len(missing), per_part):
+            part = missing[start : start + per_part]
             jobs = [(prompt, number) for prompt in part for number in range(rollouts)]
 
             def make(jobs: list[tuple[Prompt, int]] = jobs) -> pa.Table:
@@ -141,13 +146,16 @@ def sample_baseline(
                 answers = engine.generate(asked)
                 return pa.Table.from_pylist([_row(*job, own, a, judge) for job, own, a in zip(jobs, seeds, answers)])
 
-            table = keep(f"baseline-{first_problem + start:07d}", make)
-            tables.append(table)
+            for row in keep(f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}", make).to_pylist():
+                rows.setdefault(row["prompt_id"], []).append(row)
             advance(len(jobs))
-            for index, row in enumerate(table.to_pylist()):
-                problem = start + index // rollouts
-                found.append(_rollout(prompts[problem], first_problem + problem, row))
-    return Baseline(found), pa.concat_tables(tables)
+    ordered = [rows[prompt.prompt_id] for prompt in prompts]
+    found = [
+        _rollout(prompt, first_problem + index, row)
+        for index, (prompt, own) in enumerate(zip(prompts, ordered))
+        for row in own
+    ]
+    return Baseline(found), pa.Table.from_pylist([row for own in ordered for row in own])
 
 
 def _row(prompt: Prompt, number: int, seed: int, answer: Continuation, judge: Judge) -> dict:
@@ -165,7 +173,5 @@ def _row(prompt: Prompt, number: int, seed: int, answer: Continuation, judge: Ju
 
 
 def _rollout(prompt: Prompt, problem: int, row: dict) -> BaseRollout:
-    if row["prompt_id"] != prompt.prompt_id:
-        raise DataError(f"the kept baseline holds {row['prompt_id']} where {prompt.prompt_id} belongs; run it again")
     tokens = tuple(row["token_ids"])
     return BaseRollout(prompt, problem, row["rollout_id"], tokens, row["correct"], row["truncated"], row["seed"])

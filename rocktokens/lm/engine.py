@@ -30,6 +30,17 @@ class Request:
 
 
 @dataclass(frozen=True)
+class GraftRequest(Request):
+    """Continue a prefix with the student, drawing tokens again from the teacher as a rule says."""
+
+    graft_seed: int = 0
+    """Stream of the coins and of the teacher's draws, two numbers a position; `skip` counts for it too."""
+    rule: int = 0
+    forced: bool = False
+    """The first token is the teacher's: the student's draw, on record, was one that the rule draws again."""
+
+
+@dataclass(frozen=True)
 class Continuation:
     """What was generated after the prefix, the end token included."""
 

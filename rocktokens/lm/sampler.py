@@ -120,13 +120,14 @@ class Sampler:
         invalid_B = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
         room_B = torch.tensor(room, device=self.device)
 
-        decoder = Decoder(self.model, pad_id=self.pad_id)
+        decoder = self._decoder()
         logits_LV = decoder.prefill([request.prefix for request in requests], room=max(room))
         live_L = torch.arange(len(requests), device=self.device)  # which request each row of the decoder serves
         going_L = torch.ones(len(requests), dtype=torch.bool, device=self.device)
         bans = _Bans(requests, live_L)
         for step in range(max(room)):
-            chosen_L, bad_L = self.choose(bans.apply_(logits_LV[:, : self.vocabulary]), uniform_BT[live_L, step])
+            allowed_LV = bans.apply_(logits_LV[:, : self.vocabulary])
+            chosen_L, bad_L = self._draw(decoder, allowed_LV, uniform_BT[live_L, step], live_L, step)
             writes_L = going_L & ~bad_L
             at = live_L[writes_L]
             token_BT[at, step] = chosen_L[writes_L]
@@ -150,6 +151,15 @@ class Sampler:
                 token_BT.tolist(), length_B.tolist(), ended_B.tolist(), invalid_B.tolist()
             )
         ]
+
+    def _decoder(self) -> Decoder:
+        return Decoder(self.model, pad_id=self.pad_id)
+
+    def _draw(
+        self, decoder: Decoder, logits_LV: Tensor, uniform_L: Tensor, live_L: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """The next token of every live row; `live_L` says which request each serves."""
+        return self.choose(logits_LV, uniform_L)
 
     def choose(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         """The next token of every row, and whether its logits were unusable (NaN, +inf, or nothing left)."""

@@ -1,0 +1,288 @@
+"""A resumed knock-out or graft has exactly the law of generating it from the start: chi-square on 100,000 rollouts."""
+
+from __future__ import annotations
+
+import markov
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from rocktokens.core.census import BannedSet
+from rocktokens.core.seeds import derive_seed
+from rocktokens.lm.baseline import Baseline, BaseRollout
+from rocktokens.lm.engine import GraftRequest, Request
+from rocktokens.lm.graft import GraftArm, first_redraw
+from rocktokens.lm.grafter import GraftSampler
+from rocktokens.lm.knockout import plan, request_for, response_of
+from rocktokens.lm.sampler import Sampler
+from rocktokens.lm.tasks import Prompt
+from rocktokens.world import get_world
+
+NUM = 100_000
+LIMIT = 4
+
+
+def baseline_of(engine, count, seed, limit=LIMIT, prompt=(0,)):
+    """Rollouts with the seeds' streams 0, 1, 2 …, built without the store between."""
+    asked = [Request(prompt, limit, seed * 10**7 + index) for index in range(count)]
+    owner = Prompt("p", prompt, "", "yes")
+    return Baseline(
+        [
+            BaseRollout(owner, index, f"p#{index}", answer.token_ids, True, answer.truncated, request.seed)
+            for index, (request, answer) in enumerate(zip(asked, engine.generate(asked)))
+        ]
+    )
+
+
+def knocked_out(engine, baseline, members, seed, *, repeat=0, limit=LIMIT):
+    """Every rollout's knock-out twin, copied or resumed; and which were resumed."""
+    banned = BannedSet("s", "token", members[0], "s", tuple(members))
+    jobs, _ = plan(baseline, [banned], [0], exact_resume=True, repeats=repeat + 1, placebo_problems=0)
+    jobs = [job for job in jobs if job.repeat == repeat and job.arm == "knockout"]
+    asked = [
+        request_for(
+            job,
+            baseline.rollouts[job.rollout],
+            banned.members,
+            banned.set_id,
+            limit=limit,
+            seed=seed,
+            exact_resume=True,
+        )
+        for job in jobs
+    ]
+    responses = [rollout.token_ids for rollout in baseline.rollouts]
+    for job, answer in zip(jobs, engine.generate(asked)):
+        responses[job.rollout] = response_of(job, baseline.rollouts[job.rollout], answer, True)
+    return responses, {job.rollout for job in jobs}
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("seed", "members"),
+    [
+        (0, (2,)),
+        (1, (1, 3)),
+        *(pytest.param(seed, members, marks=SLOW) for seed in (2, 3, 4) for members in ((2,), (1, 3))),
+    ],
+)
+def test_resumed_rollouts_follow_the_knockout_law(seed, members):
+    engine = markov.MarkovEngine(markov.chain(seed))
+    baseline = baseline_of(engine, NUM, seed)
+    resumed, touched = knocked_out(engine, baseline, members, seed)
+    full = [a.token_ids for a in engine.generate([Request((0,), LIMIT, 10**9 + i, members) for i in range(NUM)])]
+
+    assert markov.fit_p([r.token_ids for r in baseline.rollouts], markov.law(engine.matrix, LIMIT)) > 0.01
+    assert markov.fit_p(resumed, markov.law(engine.matrix, LIMIT, members)) > 0.01
+    assert markov.same_p(resumed, full) > 0.01
+    for index, rollout in enumerate(baseline.rollouts):
+        if index not in touched:
+            assert resumed[index] is rollout.token_ids
+            assert not set(members) & set(rollout.token_ids)
+
+
+@SLOW
+def test_further_repeats_follow_it_too():
+    engine = markov.MarkovEngine(markov.chain(5))
+    baseline = baseline_of(engine, NUM, 5)
+    resumed, _ = knocked_out(engine, baseline, (2,), 5, repeat=1)
+    assert markov.fit_p(resumed, markov.law(engine.matrix, LIMIT, (2,))) > 0.01
+
+
+def test_the_placebo_has_the_law_of_the_baseline():
+    engine = markov.MarkovEngine(markov.chain(3))
+    baseline = baseline_of(engine, NUM, 3)
+    banned = BannedSet("s", "token", 2, "s", (2,))
+    jobs, _ = plan(baseline, [banned], [0], exact_resume=True, repeats=1, placebo_problems=NUM)
+    responses = [rollout.token_ids for rollout in baseline.rollouts]
+    for job in (job for job in jobs if job.arm == "placebo"):
+        rollout = baseline.rollouts[job.rollout]
+        request = request_for(job, rollout, (2,), "s", limit=LIMIT, seed=3, exact_resume=True)
+        if request is not None:
+            responses[job.rollout] = (job, request)
+    asked = [(i, pair) for i, pair in enumerate(responses) if not isinstance(pair[0], int)]
+    for (index, (job, _)), answer in zip(asked, engine.generate([pair[1] for _, pair in asked])):
+        responses[index] = response_of(job, baseline.rollouts[index], answer, True)
+    assert len(asked) > 10_000
+    assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT)) > 0.01
+
+
+@SLOW
+def test_drawing_the_place_again_without_a_ban_would_not_be_a_placebo():
+    """Why the placebo goes on after the use: redrawing the use itself has another law."""
+    engine = markov.MarkovEngine(markov.chain(3))
+    baseline = baseline_of(engine, NUM, 3)
+    responses = []
+    uses = baseline.first_uses((2,))
+    asked = [Request((0, *baseline.rollouts[i].token_ids[:at]), LIMIT - at, i + 7) for i, at in uses.items()]
+    answers = dict(zip(uses, engine.generate(asked)))
+    for i, rollout in enumerate(baseline.rollouts):
+        responses.append((*rollout.token_ids[: uses[i]], *answers[i].token_ids) if i in uses else rollout.token_ids)
+    assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT)) < 1e-6
+
+
+def test_reusing_the_number_that_chose_the_banned_token_would_be_wrong():
+    """Why the first draw of a resumption takes another number: the test would see it."""
+    engine = markov.MarkovEngine(markov.chain(1))
+    baseline = baseline_of(engine, NUM, 1)
+    uses = baseline.first_uses((2,))
+    responses = [rollout.token_ids for rollout in baseline.rollouts]
+    asked = [
+        Request((0, *responses[i][:at]), LIMIT - at, baseline.rollouts[i].seed, (2,), skip=at) for i, at in uses.items()
+    ]
+    for (i, at), answer in zip(uses.items(), engine.generate(asked)):
+        responses[i] = (*responses[i][:at], *answer.token_ids)
+    assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT, (2,))) < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_greedy_resumption_is_the_greedy_knockout(seed):
+    engine = markov.MarkovEngine(markov.chain(seed, size=6), greedy=True)
+    baseline = baseline_of(engine, 1, seed, limit=12)
+    for token in range(1, 6):
+        resumed, _ = knocked_out(engine, baseline, (token,), seed, limit=12)
+        assert resumed == [engine.generate([Request((0,), 12, 0, (token,))])[0].token_ids]
+
+
+RULES = [(0, 0, 1, 0, 0), (0, 1, 0, 1, 0), (0.3, 0.3, 0, 0.3, 0.3), (1, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "redraw"), [(0, RULES[0]), *(pytest.param(s, r, marks=SLOW) for s in (1, 2, 3) for r in RULES)], ids=str
+)
+def test_grafts_follow_the_law_of_direct_simulation(seed, redraw):
+    student, teacher, redraw = markov.chain(seed), markov.chain(100 + seed), np.array(redraw, float)
+    engine, grafter = markov.MarkovEngine(student), markov.MarkovGrafter(student, teacher, redraw[None])
+    baseline = baseline_of(engine, NUM, seed)
+    arm = GraftArm("arm", redraw, 1)
+    responses = [rollout.token_ids for rollout in baseline.rollouts]
+    jobs = {}
+    for index, rollout in enumerate(baseline.rollouts):
+        own = derive_seed(seed, "graft", rollout.rollout_id)
+        at = first_redraw(rollout, arm, own)
+        if at is not None:
+            prefix = (0, *rollout.token_ids[:at])
+            jobs[index] = GraftRequest(prefix, LIMIT - at, rollout.seed, skip=at, graft_seed=own, forced=True)
+    for (index, job), answer in zip(jobs.items(), grafter.generate(list(jobs.values()))):
+        responses[index] = (*responses[index][: job.skip], *answer.token_ids)
+    law = markov.graft_law(student, teacher, redraw, LIMIT)
+    assert markov.fit_p(responses, law) > 0.01
+    if seed == 0:
+        direct = grafter.generate([GraftRequest((0,), LIMIT, 10**9 + i, graft_seed=2 * 10**9 + i) for i in range(NUM)])
+        assert markov.same_p(responses, [answer.token_ids for answer in direct]) > 0.01
+
+
+# ---------------------------------------------------------------- the same with a transformer behind it
+
+
+def tiny(seed: int, vocabulary: int = 6) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.8,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def model_law(mixes, vocabulary, limit, prompt):
+    """Closed form from a function prefix -> next-token probabilities (vocabulary,)."""
+    found, open_ = {}, {(): 1.0}
+    for step in range(limit):
+        grown = {}
+        for path, p in open_.items():
+            for token, q in enumerate(mixes((*prompt, *path))):
+                if q > 0:
+                    target = found if token == 0 or step == limit - 1 else grown
+                    target[(*path, token)] = target.get((*path, token), 0.0) + p * q
+        open_ = grown
+    return found
+
+
+def probabilities(model, vocabulary, banned=()):
+    memo = {}
+
+    def give(prefix):
+        if prefix not in memo:
+            with torch.no_grad():
+                logits = model(torch.tensor([prefix])).logits[0, -1, :vocabulary].double().numpy()
+            weight = np.exp(logits - logits.max())
+            weight[list(banned)] = 0.0
+            memo[prefix] = weight / weight.sum()
+        return memo[prefix]
+
+    return give
+
+
+def sampler_of(model, vocabulary, **options):
+    return Sampler(model, eos_ids=[0], pad_id=0, vocabulary=vocabulary, batch_size=8192, **options)
+
+
+@pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
+def test_a_transformer_resumed_follows_the_knockout_law(num):
+    check_transformer_knockout(tiny(0), 4, prompt=(5, 2), limit=3, seed=0, num=num)
+
+
+@SLOW
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_worlds_student_resumed_follows_the_knockout_law(seed):
+    """The shipped student with its vocabulary cut to a handful: id 0 plays the end token."""
+    path = get_world("arithmetic").student_path
+    if not (path / "config.json").exists():
+        pytest.skip("the world's pair is not shipped yet; runs once it is")
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    check_transformer_knockout(model, 5, prompt=(7, 20, 9), limit=3, seed=seed)
+
+
+def check_transformer_knockout(model, vocabulary, *, prompt, limit, seed, num=NUM):
+    engine = sampler_of(model, vocabulary)
+    baseline = baseline_of(engine, num, seed, limit=limit, prompt=prompt)
+    resumed, touched = knocked_out(engine, baseline, (2,), seed, limit=limit)
+    full = [a.token_ids for a in engine.generate([Request(prompt, limit, 10**9 + i, (2,)) for i in range(num)])]
+    assert 0 < len(touched) < num
+    law = model_law(probabilities(model, vocabulary, (2,)), vocabulary, limit, prompt)
+    assert markov.fit_p(resumed, law) > 0.01
+    assert markov.same_p(resumed, full) > 0.01
+
+
+@pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
+def test_a_transformer_grafted_follows_the_law_of_direct_simulation(num):
+    student, teacher, vocabulary, limit, prompt = tiny(1), tiny(2), 4, 3, (5, 2)
+    redraw = np.array([0, 0, 1.0, 0.5])
+    engine = sampler_of(student, vocabulary)
+    grafter = GraftSampler(engine, sampler_of(teacher, vocabulary), redraw[None])
+    baseline = baseline_of(engine, num, 0, limit=limit, prompt=prompt)
+    arm, responses, jobs = GraftArm("arm", redraw, 2), [r.token_ids for r in baseline.rollouts], {}
+    for index, rollout in enumerate(baseline.rollouts):
+        own = derive_seed(0, "graft", rollout.rollout_id)
+        at = first_redraw(rollout, arm, own)
+        if at is not None:
+            prefix = (*prompt, *rollout.token_ids[:at])
+            jobs[index] = GraftRequest(prefix, limit - at, rollout.seed, skip=at, graft_seed=own, forced=True)
+    for (index, job), answer in zip(jobs.items(), grafter.generate(list(jobs.values()))):
+        responses[index] = (*responses[index][: job.skip], *answer.token_ids)
+    p, q = probabilities(student, vocabulary), probabilities(teacher, vocabulary)
+
+    def mixed(prefix):
+        return p(prefix) * (1 - redraw) + (p(prefix) * redraw).sum() * q(prefix)
+
+    assert markov.fit_p(responses, model_law(mixed, vocabulary, limit, prompt)) > 0.01
+    direct = grafter.generate([GraftRequest(prompt, limit, 10**9 + i, graft_seed=2 * 10**9 + i) for i in range(num)])
+    assert markov.same_p(responses, [answer.token_ids for answer in direct]) > 0.01
+
+
+@pytest.mark.parametrize("token", [1, 2, 3, 4, 5])
+def test_greedy_decoding_of_a_transformer_resumed_is_the_greedy_knockout(token):
+    engine = sampler_of(tiny(4), None, greedy=True)
+    prompt = (3, 1, 4)
+    baseline = baseline_of(engine, 1, 0, limit=16, prompt=prompt)
+    resumed, _ = knocked_out(engine, baseline, (token,), 0, limit=16)
+    assert resumed == [engine.generate([Request(prompt, 16, 0, (token,))])[0].token_ids]
