@@ -88,8 +88,10 @@ def score(
 
     `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk.
     """
+    named = {"teacher": teacher, **{f"student of step {step}": student for step, student in students.items()}}
+    contexts = {name: getattr(m.config.get_text_config(), "max_position_embeddings", None) for name, m in named.items()}
     for rollout in rollouts:
-        _check(rollout, vocabulary)
+        _check(rollout, vocabulary, contexts)
     facts = {step: ScoreFacts() for step in students}
     with _evaluating(teacher, *students.values()):
         for batch in micro_batches(rollouts, token_budget):
@@ -230,7 +232,7 @@ def _note_invalid(table: pa.Table, facts: ScoreFacts) -> None:
             facts.invalid[rollout_id] = facts.invalid.get(rollout_id, 0) + 1
 
 
-def _check(rollout: Rollout, vocabulary: int) -> None:
+def _check(rollout: Rollout, vocabulary: int, contexts: Mapping[str, int | None]) -> None:
     if not rollout.prompt_ids:
         raise DataError(f"rollout {rollout.rollout_id} has an empty prompt; the first response token has no prefix")
     if not rollout.token_ids:
@@ -241,3 +243,9 @@ def _check(rollout: Rollout, vocabulary: int) -> None:
             f"rollout {rollout.rollout_id} holds token id {min(ids) if min(ids) < 0 else max(ids)}, the pair shares "
             f"{vocabulary} token types; it was made with another tokenizer"
         )
+    for name, context in contexts.items():
+        if context is not None and len(ids) > context:
+            raise DataError(
+                f"rollout {rollout.rollout_id} has {len(ids)} tokens with its prompt, the {name} reads {context}; "
+                "leave it out or sample with a lower max_new_tokens"
+            )

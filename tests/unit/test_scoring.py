@@ -300,6 +300,16 @@ def test_rollouts_that_cannot_be_scored_are_named_before_any_work(llamas, rollou
     assert not written
 
 
+def test_rollouts_that_one_of_the_models_cannot_read_are_named(llamas):
+    rollouts = [Rollout("p", "fits", (3,) * 6, (4,) * 6), Rollout("p", "long", (3,) * 6, (4,) * 7)]
+    short = tiny_model("llama", max_position_embeddings=12)
+    with pytest.raises(DataError, match="rollout long has 13 tokens with its prompt, the teacher reads 12"):
+        scored(rollouts, llamas[0], short)
+    with pytest.raises(DataError, match="the student of step 0 reads 12"):
+        scored(rollouts, short, llamas[0])
+    assert len(scored(rollouts[:1], llamas[0], short)) == 6
+
+
 def test_models_are_scored_without_dropout_and_left_as_they_were():
     student = tiny_model("llama", attention_dropout=0.5)
     teacher = tiny_model("llama", seed=1)
