@@ -240,7 +240,16 @@ def _power(facts: Facts) -> tuple[str, ...]:
     return (f"Smallest effect that this census could see with 80 % power: {number(100 * float(smallest), 1)} points.",)
 
 
+ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control positions"}
+
+
 def graft_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Grafts by the names that a reader knows."""
+    rows = _graft_rows(facts)
+    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in rows]
+
+
+def _graft_rows(facts: Facts) -> list[dict[str, Any]]:
     """One row an arm with its accuracy and gain; rows of single rollouts are averaged first."""
     table = facts.table("grafts")
     if table is None:
@@ -299,6 +308,10 @@ def grafts(facts: Facts) -> Figure | None:
 def _graft_hover(row: dict[str, Any], item: Estimate) -> str:
     accuracy = estimate(row, "accuracy")
     tail = f"<br>accuracy {interval(accuracy, percent)}" if accuracy else ""
+    if row.get("grad_share") is not None:
+        tail += f"<br>{percent(row['grad_share'])} of the gradient norm"
+    if row.get("share_positions") is not None:
+        tail += f"<br>{percent(row['share_positions'])} of the positions"
     return f"<b>{label(row['arm'], 40)}</b>: gain {interval(item, points)} points{tail}"
 
 

@@ -26,12 +26,15 @@ STAGE_TITLES = {
     "evaluate": "evaluation",
     "checkpoint": "checkpoints",
 }
+# The comparison's tables, by the names they may have: readings along the training, and one row a regime.
+CURVES = ("compare", "compare_curves", "compare_points")
+READINGS = ("compare_readings", "compare_summary", "readings", "regimes", "compare")
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
 
 
 def curves(facts: Facts) -> dict[str, dict[Any, list[tuple[float, float]]]]:
     """Regime → seed → (seconds, accuracy) at every evaluation; seconds accumulate where they are per step."""
-    table = facts.table("compare")
+    table = curve_table(facts)
     if table is None or facts.lacks(table, "accuracy against seconds", "regime", "accuracy"):
         return {}
     clock = column_of(table, "seconds_total", "elapsed_seconds", "elapsed", "seconds")
@@ -48,6 +51,12 @@ def curves(facts: Facts) -> dict[str, dict[Any, list[tuple[float, float]]]]:
         if row["accuracy"] is not None:
             found.setdefault(key[0], {}).setdefault(key[1], []).append((spent[key], row["accuracy"]))
     return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0] != "freeze", item[0])))
+
+
+def curve_table(facts: Facts) -> pa.Table | None:
+    """The table that follows regimes along their training; else whatever the comparison left."""
+    tables = [table for name in CURVES if (table := facts.table(name)) is not None]
+    return next((table for table in tables if "step" in table.column_names), tables[0] if tables else None)
 
 
 def _growing(rows: list[dict[str, Any]]) -> bool:
@@ -79,12 +88,26 @@ def finals(facts: Facts) -> dict[str, dict[str, Any]]:
 
 def _recorded(facts: Facts) -> dict[str, dict[str, Any]]:
     """What the comparison itself recorded about each regime: its own intervals go before ours."""
-    stage = facts.stage("compare")
-    rows = first(stage, ("regimes", "summary", "readings"), [])
+    rows = first(facts.stage("compare"), ("readings", "regimes", "summary"), [])
     if isinstance(rows, dict):
         rows = [{"regime": name, **row} for name, row in rows.items() if isinstance(row, dict)]
-    summary = facts.rows("compare_summary", "regimes")
-    return {str(row["regime"]): row for row in [*rows, *summary] if isinstance(row, dict) and "regime" in row}
+    found = {str(row["regime"]): row for row in rows if isinstance(row, dict) and "regime" in row}
+    for name in READINGS:
+        table = facts.table(name)
+        if table is not None and {"regime", "delta"} <= set(table.column_names):
+            found |= {str(row["regime"]): row for row in table.to_pylist()}
+    return {name: {key: value for key, value in row.items() if value is not None} for name, row in found.items()}
+
+
+def words(facts: Facts) -> tuple[str, ...]:
+    """Sentences that the comparison itself wrote down."""
+    stage = facts.stage("compare")
+    said: list[str] = []
+    for key in ("conclusion", "savings", "sentences", "verdicts"):
+        value = stage.get(key)
+        values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        said += [text for text in values if isinstance(text, str) and " " in text]
+    return tuple(dict.fromkeys(said))
 
 
 def accuracy_seconds(facts: Facts) -> Figure | None:
@@ -114,7 +137,7 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
-    table = facts.table("compare")
+    table = curve_table(facts)
     assert table is not None
     shape = layout("seconds of training", "accuracy on held-out problems, %", height=400)
     shape["xaxis"]["rangemode"] = "tozero"
@@ -127,7 +150,7 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
         rows=table,
         data=data,
         layout=shape,
-        notes=tuple(str(text) for text in facts.stage("compare").get("verdicts", []) if isinstance(text, str)),
+        notes=words(facts),
     )
 
 
@@ -152,9 +175,14 @@ def compare_sentence(facts: Facts) -> str:
     for regime, row in found.items():
         change = estimate(row, "delta", "accuracy_change")
         if regime != "uniform" and change is not None:
-            said.append(f"{regime} {interval(change, points)} points in {number(row['seconds'] / base['seconds'])}×")
+            said.append(f"{regime} {interval(change, points)} points in {_share_of_time(row, base)}×")
     start = f"Uniform training ended at {percent(base['accuracy'])} in {number(base['seconds'], 0)} s"
     return f"{start}; against it, with their share of its time: {listed(said)}." if said else f"{start}."
+
+
+def _share_of_time(row: dict[str, Any], base: dict[str, Any]) -> str:
+    ratio = estimate(row, "seconds_ratio")
+    return interval(ratio) if ratio else number(row["seconds"] / base["seconds"])
 
 
 def time_spent(facts: Facts) -> Figure | None:
@@ -215,7 +243,7 @@ def _training(name: str) -> str:
 
 
 def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
-    for name in ("compare", "training"):
+    for name in (*CURVES, *READINGS, "training"):
         table = facts.table(name)
         if table is None:
             continue
@@ -237,8 +265,10 @@ def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
 
 
 def _ceiling(facts: Facts) -> str:
-    kept = [row for row in facts.rows("compare") if row.get("regime") == "freeze" and row.get("kept_share")]
-    if not kept:
+    recorded = _recorded(facts).get("freeze", {}).get("kept_share")
+    rows = [row for name in CURVES for row in facts.rows(name)]
+    kept = [row["kept_share"] for row in rows if row.get("regime") == "freeze" and row.get("kept_share")]
+    if recorded is None and not kept:
         return ""
-    share = float(np.mean([row["kept_share"] for row in kept]))
+    share = float(np.mean(kept)) if recorded is None else recorded
     return f"; freezing kept {percent(share)} of the positions, which allows at most {number(1 / share)}×"

@@ -133,7 +133,9 @@ def _without(facts: Facts) -> str:
     if base is None or freeze is None:
         return f"What freezing costs is not known: the comparison holds {listed(list(found))}, not uniform and freeze."
     change = estimate(freeze, "delta", "accuracy_change")
+    ratio = estimate(freeze, "seconds_ratio")
     seconds = percent(freeze["seconds"] / base["seconds"], 0) if base["seconds"] else "an unknown share"
+    seconds = interval(ratio, percent, digits=0) if ratio else seconds
     return (
         f"Trained without them, the student ended {interval(change, points)} points from uniform training "
         f"({percent(freeze['accuracy'])} against {percent(base['accuracy'])}, {plural(freeze['num_seeds'], 'seed')}) "
