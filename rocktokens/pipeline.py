@@ -93,7 +93,7 @@ def _forget_training(run: Run) -> None:
     """Remove what a training left, and with it every stage that rested on it."""
     for stage in list(run.manifest["stages"]):
         run.reopen(stage)
-    for name in ("checkpoints", "telemetry", "occurrences"):
+    for name in ("checkpoints", "telemetry", "occurrences", "compare"):
         shutil.rmtree(run.path / name, ignore_errors=True)
     for table in run.path.glob("*.parquet"):
         table.unlink()

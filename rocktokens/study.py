@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rocktokens.config import (
+    CompareConfig,
     DetectConfig,
     DistillConfig,
     GeometryConfig,
@@ -26,8 +27,8 @@ from rocktokens.world import world_names
 
 log = logging.getLogger(__name__)
 
-Stage = Literal["distill", "sample", "score", "detect", "geometry"]
-STAGES: tuple[Stage, ...] = ("distill", "sample", "score", "detect", "geometry")
+Stage = Literal["distill", "sample", "score", "detect", "geometry", "compare"]
+STAGES: tuple[Stage, ...] = ("distill", "sample", "score", "detect", "geometry", "compare")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class StudyConfig:
     score: ScoreConfig = field(default_factory=ScoreConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
     geometry: GeometryConfig = field(default_factory=GeometryConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
 
     def __post_init__(self) -> None:
         require(bool(self.stages), f"name at least one stage of {', '.join(STAGES)}")
@@ -62,6 +64,7 @@ def world_recipe(name: str) -> StudyConfig:
         prompts=PromptsConfig(source=name, limit=5000),
         distill=DistillConfig(learning_rate=3e-4, max_new_tokens=80, evaluate_every=50, telemetry_every=50),
         rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
+        compare=CompareConfig(seeds=1, evaluations=6),  # minutes; `rocktokens compare` alone takes three seeds
     )
 
 
@@ -81,7 +84,7 @@ def study(config: StudyConfig) -> None:
 
 
 def _run_stage(stage: Stage, config: StudyConfig) -> None:
-    from rocktokens import finding, pipeline
+    from rocktokens import comparing, finding, pipeline
 
     if stage == "distill":
         pipeline.distill(config.path, config.pair, config.prompts, config.distill, problems=config.problems)
@@ -93,3 +96,5 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
         finding.detect(config.path, config.detect)
     elif stage == "geometry":
         finding.geometry(config.path, config.geometry)
+    elif stage == "compare":
+        comparing.compare(config.path, config.compare)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rocktokens.config.causal import BaselineConfig, GraftConfig, KnockoutConfig, SetKind
 from rocktokens.config.common import require
+from rocktokens.config.comparison import CompareConfig, Regime
 from rocktokens.config.detection import Definition, DetectConfig, GeometryConfig, Signal
 from rocktokens.config.models import Device, Dtype, PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
 from rocktokens.config.training import SELECTOR_OPTIONS, DistillConfig, OffPolicyConfig, SelectorConfig
@@ -15,6 +16,7 @@ from rocktokens.config.training import SELECTOR_OPTIONS, DistillConfig, OffPolic
 __all__ = [
     "SELECTOR_OPTIONS",
     "BaselineConfig",
+    "CompareConfig",
     "Definition",
     "DetectConfig",
     "Device",
@@ -26,6 +28,7 @@ __all__ = [
     "OffPolicyConfig",
     "PairConfig",
     "PromptsConfig",
+    "Regime",
     "RolloutConfig",
     "ScoreConfig",
     "SelectorConfig",

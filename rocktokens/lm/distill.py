@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +66,12 @@ def distill(
     problems: Sequence[Prompt] = (),
     check: Checker | None = None,
     show: bool = True,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> Distilled:
-    """Train the pair's student in place. `rocks` serve selectors and reports, `problems` with `check` accuracy."""
+    """Train the pair's student in place. `rocks` serve selectors and reports, `problems` with `check` accuracy.
+
+    `on_step` is given the record's row of every optimiser step, in place of the progress display.
+    """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
     if config.off_policy.answers is not None:
@@ -86,7 +90,7 @@ def distill(
         )
         trainer.evaluate_every = config.evaluate_every or max(1, config.steps // 10)
         trainer.check_evaluation()
-    _train(trainer, "on-policy distillation", show)
+    _train(trainer, "on-policy distillation", show, on_step)
     return Distilled(trainer.model, trainer.record, trainer.saturation, _facts(config, trainer))
 
 
@@ -192,14 +196,19 @@ def _off_policy(
     trainer.keep_model(final)
 
 
-def _train(trainer: RockDistillationTrainer, title: str, show: bool) -> None:
+def _train(
+    trainer: RockDistillationTrainer,
+    title: str,
+    show: bool,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
     """Go on from the newest complete checkpoint, or start; show progress and, at the end, where the time went."""
     trainer.remove_callback(PrinterCallback)
     output = Path(str(trainer.args.output_dir))
     found = last_complete_checkpoint(output)
     show = show and trainer.accelerator.is_main_process
     with _no_other_bars(), StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
-        trainer.on_step = watcher
+        trainer.on_step = on_step or watcher
         trainer.train(str(found) if found is not None else None)
     if trainer.run is not None and trainer.args.should_save:
         trainer.record.write(trainer.run)

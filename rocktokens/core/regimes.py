@@ -1,0 +1,113 @@
+"""The regimes of a comparison as configurations of one distillation, and the proof that nothing else differs.
+
+    configs = {name: regime_config(name, base, settings, seed=0, rocks=rocks) for name in settings.regimes}
+    check_arms(configs)     # refuses a difference that is not the selector's or the schedule's
+
+This room turns configurations into configurations; it trains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from rocktokens.config import CompareConfig, DistillConfig, OffPolicyConfig, Regime, SelectorConfig
+from rocktokens.errors import ConfigError
+
+# Regimes that cannot be had without a list of rocks.
+NEED_ROCKS: tuple[Regime, ...] = ("freeze", "soft", "random", "random_loss", "cut", "fewer", "saturated", "merit")
+# Regimes that save by sampling less: shorter rollouts, fewer of them, or fewer steps.
+SAMPLE_LESS: tuple[Regime, ...] = ("prefix", "cut", "fewer", "saturated", "merit", "shorter")
+# What a regime may set differently from uniform; everything beside `selector` is a schedule.
+SCHEDULE: dict[str, frozenset[str]] = {
+    "saturated": frozenset({"until", "saturation_on"}),
+    "merit": frozenset({"until", "saturation_on"}),
+    "shorter": frozenset({"steps", "keep"}),
+}
+
+
+def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
+    """What all regimes share: the run's own distillation, from its pre-OPD checkpoint, over a fixed number of steps.
+
+    Nothing is recorded or evaluated on the way: students are kept at the reading points and read afterwards.
+    """
+    schedule = trained.schedule
+    if schedule == "auto":
+        schedule = "constant" if trained.until == "saturated" else "linear"
+    return replace(
+        trained,
+        steps=steps,
+        until="steps",
+        saturation_on="loss",
+        schedule=schedule,
+        normalise=settings.normalise or trained.normalise,
+        selector=SelectorConfig(),
+        shadows=(),
+        off_policy=OffPolicyConfig(),
+        keep=min(settings.evaluations, steps),
+        telemetry_every=None,
+        report_to=(),
+    )
+
+
+def regime_config(
+    regime: Regime,
+    base: DistillConfig,
+    settings: CompareConfig,
+    *,
+    seed: int,
+    rocks: tuple[int, ...] = (),
+    cut: int | None = None,
+) -> DistillConfig:
+    """One regime with one seed. `cut` is the length at which `cut` and `merit` stop sampling."""
+    if regime in NEED_ROCKS and not rocks:
+        raise ConfigError(f"regime {regime} needs rocks; run `rocktokens detect` first, or name them with --rocks")
+    keep = 1.0 if cut is None else min(1.0, cut / base.max_new_tokens)
+    sparse: dict[str, Any] = {"rocks": rocks, "least": settings.least, "full": settings.full}
+    selectors: dict[str, dict[str, Any]] = {
+        "uniform": {"name": "uniform"},
+        "freeze": {"name": "freeze", "rocks": rocks},
+        "soft": {"name": "soft", "rocks": rocks, "lam": settings.lam},
+        "random": {"name": "random", "rocks": rocks, "seed": seed},
+        "random_loss": {"name": "random", "rocks": rocks, "seed": seed, "match_loss": True},
+        "adaptive": {"name": "adaptive", "seed": seed},
+        "entropy": {"name": "entropy", "keep": settings.keep},
+        "divergence": {"name": "divergence", "keep": settings.keep},
+        "prefix": {"name": "prefix", "keep": settings.prefix},
+        "cut": {"name": "prefix", "keep": keep},
+        "fewer": {"name": "fewer", **sparse},
+        "saturated": {"name": "uniform"},
+        "merit": {"name": "merit", "keep": keep, **sparse},
+        "shorter": {"name": "uniform"},
+    }
+    config = replace(base, selector=SelectorConfig(**selectors[regime]), seed=base.seed + seed)
+    if regime in ("saturated", "merit"):
+        config = replace(config, until="saturated", saturation_on="rest")
+    if regime == "shorter":
+        steps = max(1, round(settings.shorter * base.steps))
+        config = replace(config, steps=steps, keep=min(base.keep, steps))
+    return config
+
+
+def differences(first: Any, second: Any) -> set[str]:
+    """Names of the settings in which two configurations differ, a section's fields with a dot."""
+
+    def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        return found
+
+    one, other = flat(asdict(first)), flat(asdict(second))
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def check_arms(configs: Mapping[str, DistillConfig]) -> None:
+    """Refuse regimes of one seed that differ from uniform in anything but the selector and their stated schedule."""
+    uniform = configs["uniform"]
+    for regime, config in configs.items():
+        allowed = SCHEDULE.get(regime, frozenset())
+        wrong = {n for n in differences(uniform, config) if not n.startswith("selector.") and n not in allowed}
+        if wrong:
+            raise ConfigError(f"regime {regime} differs from uniform in {', '.join(sorted(wrong))}: not comparable")
