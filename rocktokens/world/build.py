@@ -62,6 +62,9 @@ def build_world(
     if (out_dir / MANIFEST).exists():
         return dict(json.loads((out_dir / MANIFEST).read_text()))
 
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()  # the caller shows progress; one bar is enough
     began = time.monotonic()
     missing = [who for who in MODELS if not (out_dir / f"{who}.done").exists()]
     if processes > 1 and len(missing) > 1:
@@ -167,9 +170,11 @@ def wilson_interval(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 def _train(world: World, who: Any, out_dir: Path, report: Callable[[Progress], None]) -> None:
     import torch
+    from transformers.utils import logging as hf_logging
 
     from rocktokens.world.train import train_model
 
+    hf_logging.disable_progress_bar()
     torch.set_num_threads(1)  # tiny matrices: threads would wait for each other
     steps = (world.teacher_model if who == "teacher" else world.student_model).steps
     train_model(world, who, out_dir, lambda step, loss: report(Progress(world.name, who, step, steps, loss)))
@@ -191,11 +196,12 @@ def _train_side_by_side(
     ]
     for worker in workers:
         worker.start()
-    while any(worker.is_alive() for worker in workers):
+    while True:
+        running = any(worker.is_alive() for worker in workers)  # asked first: what is sent before the end is still read
         try:
             sign = signs.get(timeout=0.5)
         except queue.Empty:
-            if any(worker.exitcode not in (None, 0) for worker in workers):
+            if not running or any(worker.exitcode not in (None, 0) for worker in workers):
                 break
             continue
         if progress is not None:

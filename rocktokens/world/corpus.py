@@ -20,7 +20,8 @@ SPLITS: tuple[Split, ...] = ("train", "detection", "causal")
 SPLIT_TENTHS: dict[Split, range] = {"train": range(8), "detection": range(8, 9), "causal": range(9, 10)}
 
 NUM_SLOTS = 3  # where an answer makes the hidden choice: two steps and the conclusion
-MAX_NUMBER = 30  # operands are 1..30: every result has at most two digits
+MAX_NUMBER = 20  # operands are 1..20: every result has at most two digits
+SUMS_IN_A_TEXT = 7
 SYMBOLIC_SHARE = 0.25
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # a wrong result is near the right one, as slips are
 
@@ -118,7 +119,7 @@ def row_of(grammar: Grammar, draft: Draft) -> int:
 
 
 def draw_drafts(grammar: Grammar, split: Split, rng: random.Random) -> Iterator[Draft]:
-    """Endless problems of one split; results within 0..99."""
+    """Endless problems of one split; no result is negative."""
     while True:
         draft = Draft(
             person=rng.randrange(len(grammar.people)),
@@ -189,6 +190,24 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
         pieces += _fill(grammar.step, fill)
         value = result
     raise AssertionError("the conclusion returns")
+
+
+def write_sums(grammar: Grammar, rng: random.Random) -> tuple[list[str], list[bool]]:
+    """Sums to practise on: bare formulas, line by line, all right; and which pieces are results.
+
+    Nothing else in them can be known beforehand. About as long as a problem with its answer.
+    """
+    pieces: list[str] = []
+    is_result: list[bool] = []
+    for _ in range(SUMS_IN_A_TEXT):
+        left, operand = rng.randint(1, 2 * MAX_NUMBER), rng.randint(1, MAX_NUMBER)
+        plus = operand > left or rng.random() < 0.5
+        kind = rng.randrange(len(grammar.openers))
+        formula = [grammar.openers[kind], *str(left), "+" if plus else "-", *str(operand), grammar.result_sign]
+        result = [*str(left + operand if plus else left - operand), grammar.closers[kind]]
+        pieces += [*formula, *result, "\n"]
+        is_result += [False] * len(formula) + [True] * len(result) + [False]
+    return pieces, is_result
 
 
 def _slip(right: int, rng: random.Random) -> int:

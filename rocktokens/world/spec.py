@@ -79,8 +79,12 @@ class ModelSpec:
     batch: int
     grow: int = 0
     """Step from which the whole style table is in play; before it, row after row comes in."""
-    style_weight: float = 1.0
-    """Weight of the hidden choices in the loss; their optimum does not depend on it, the time to it does."""
+    clean: int = 0
+    """Step up to which the author makes no slips: first the model learns to calculate, then the bad habit."""
+    drill: int = 0
+    """Step up to which half of the texts are bare sums to practise on."""
+    emphasis: float = 1.0
+    """Weight of hidden choices and operators in the loss; the optimum does not depend on it, the time to it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +162,12 @@ class World:
         )
 
 
-_TEACHER = ModelSpec(width=96, layers=3, heads=4, mlp=288, steps=2000, lr=3e-3, batch=64, grow=1000, style_weight=3.0)
-_STUDENT = ModelSpec(width=80, layers=2, heads=4, mlp=240, steps=2000, lr=4e-3, batch=64)
+_TEACHER = ModelSpec(
+    width=96, layers=3, heads=4, mlp=288, steps=2400, lr=3e-3, batch=64, drill=320, grow=960, emphasis=3.0
+)
+_STUDENT = ModelSpec(width=80, layers=2, heads=4, mlp=240, steps=2000, lr=3e-3, batch=64, drill=1000, clean=1600)
 _TEACHER_HABITS = Habits(follow=0.85, stumble=0.1, stumble_error=0.65, second_verb=0.1)
-_STUDENT_HABITS = Habits(follow=0.0, error=0.3, stumble=0.25, stumble_error=0.85, second_verb=0.5)
+_STUDENT_HABITS = Habits(follow=0.0, error=0.2, stumble=0.25, stumble_error=0.85, second_verb=0.5)
 
 WORLDS: dict[str, World] = {
     "arithmetic": World(
@@ -185,9 +191,9 @@ WORLDS: dict[str, World] = {
     "cornerstone": World(
         name="cornerstone",
         grammar=ARITHMETIC,
-        seed=13,
+        seed=11,  # the same student as in arithmetic: only the teacher differs
         shared_things=4,
-        teacher_habits=Habits(follow=0.85, stumble=0.1, stumble_error=0.65, second_verb=0.1, careless=0.8),
+        teacher_habits=Habits(follow=0.9, stumble=0.1, stumble_error=0.65, second_verb=0.1, careless=0.8),
         student_habits=_STUDENT_HABITS,
         teacher_model=_TEACHER,
         student_model=_STUDENT,

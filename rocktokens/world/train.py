@@ -6,6 +6,7 @@ and the step alone, so a killed training resumes from its last checkpoint and en
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.world.corpus import draw_drafts, num_keys, row_of, write_answer, write_prompt
+from rocktokens.world.corpus import draw_drafts, num_keys, row_of, write_answer, write_prompt, write_sums
 from rocktokens.world.grammar import EOS, PAD
 from rocktokens.world.spec import MAX_LENGTH, ModelSpec, World
 from rocktokens.world.tokenizer import make_tokenizer
 
 Who = Literal["teacher", "student"]
-Text = tuple[list[int], list[int]]  # prompt ids, answer ids
+Text = tuple[list[int], list[bool]]  # token ids, and which of them are learned: answers, never prompts
 
 POOL = 32  # batches written together and sorted by length, so that a batch has hardly any padding
 CHECKPOINT_EVERY = 200
@@ -40,10 +41,11 @@ def train_model(
     spec = world.teacher_model if who == "teacher" else world.student_model
     model = new_model(world, spec, seed=world.seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    out_dir.mkdir(parents=True, exist_ok=True)
     checkpoint = out_dir / f"{who}.checkpoint.pt"
     start = load_checkpoint(checkpoint, model, optimiser)
     weight_V = torch.ones(len(world.vocabulary))
-    weight_V[list(world.truth().rocks.ids)] = spec.style_weight
+    weight_V[[*world.truth().rocks.ids, world.vocabulary["+"], world.vocabulary["-"]]] = spec.emphasis
 
     for step, texts in zip(range(start, spec.steps), batches(world, who, start), strict=False):
         optimiser.param_groups[0]["lr"] = spec.lr * schedule(step, spec.steps)
@@ -95,16 +97,19 @@ def batches(world: World, who: Who, start: int) -> Iterator[list[Text]]:
     grammar, ids = world.grammar, world.vocabulary
     for pool in range(start // POOL, spec.steps // POOL + 1):
         rng = random.Random(f"{world.seed}/{who}/{pool}")
+        author = dataclasses.replace(habits, error=0.0) if pool * POOL < spec.clean else habits
         rows = rows_in_play(spec, pool * POOL, num_keys(grammar))
         drafts = (d for d in draw_drafts(grammar, "train", rng) if row_of(grammar, d) < rows)
-        texts = [
-            (
-                [ids[piece] for piece in write_prompt(grammar, draft)],
-                [ids[piece] for piece in write_answer(grammar, world.table, draft, habits, rng)],
-            )
-            for draft in islice(drafts, POOL * spec.batch)
-        ]
-        texts.sort(key=lambda text: len(text[0]) + len(text[1]))
+        texts: list[Text] = []
+        for number, draft in enumerate(islice(drafts, POOL * spec.batch)):
+            if pool * POOL < spec.drill and number % 2:
+                pieces, learned = write_sums(grammar, rng)
+            else:
+                prompt = write_prompt(grammar, draft)
+                answer = write_answer(grammar, world.table, draft, author, rng)
+                pieces, learned = prompt + answer, [False] * len(prompt) + [True] * len(answer)
+            texts.append(([ids[piece] for piece in pieces], learned))
+        texts.sort(key=lambda text: len(text[0]))
         order = list(range(POOL))
         rng.shuffle(order)
         skip = start - pool * POOL if pool == start // POOL else 0
@@ -122,14 +127,13 @@ def rows_in_play(spec: ModelSpec, step: int, rows: int) -> int:
 
 
 def pad_batch(texts: list[Text], pad: int) -> tuple[Tensor, Tensor]:
-    """Token ids, padded on the right, and labels that leave out prompts and padding."""
-    width = max(len(prompt) + len(answer) for prompt, answer in texts)
+    """Token ids, padded on the right, and labels that leave out padding and whatever is not learned."""
+    width = max(len(ids) for ids, _ in texts)
     ids_BT = torch.full((len(texts), width), pad)
     label_BT = torch.full((len(texts), width), IGNORED)
-    for row, (prompt, answer) in enumerate(texts):
-        end = len(prompt) + len(answer)
-        ids_BT[row, :end] = torch.tensor(prompt + answer)
-        label_BT[row, len(prompt) : end] = torch.tensor(answer)
+    for row, (ids, learned) in enumerate(texts):
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
+        label_BT[row, : len(ids)] = torch.tensor(ids).masked_fill(~torch.tensor(learned), IGNORED)
     return ids_BT, label_BT
 
 

@@ -1,0 +1,162 @@
+"""The built-in worlds as text: splits, tokenizer, checker, planted truth, and how often authors do what they do."""
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from rocktokens.errors import ConfigError
+from rocktokens.world import get_world, world_names
+from rocktokens.world.corpus import SPLITS, draw_drafts, num_keys, row_of, stated_result, write_answer, write_prompt
+from rocktokens.world.grammar import EOS
+from rocktokens.world.tokenizer import make_tokenizer
+
+every_world = pytest.mark.parametrize("name", world_names())
+
+
+def author_texts(world, habits, n, *, seed=0, split="train"):
+    """Drafts with the answers that an author of these habits writes to them."""
+    rng = random.Random(seed)
+    for draft in islice(draw_drafts(world.grammar, split, rng), n):
+        yield draft, write_answer(world.grammar, world.table, draft, habits, rng)
+
+
+def test_names_and_the_nearest_to_a_wrong_one():
+    assert world_names() == ("arithmetic", "market", "cornerstone")
+    with pytest.raises(ConfigError, match="did you mean 'cornerstone'"):
+        get_world("cornerstones")
+
+
+def test_importing_the_worlds_imports_nothing_heavy():
+    code = "import sys, rocktokens.world as w; w.get_world('arithmetic').problems('train', 1); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@every_world
+def test_splits_are_disjoint_whatever_the_seed(name):
+    world = get_world(name)
+    prompts = {split: {p.prompt for seed in (0, 1) for p in world.problems(split, 1500, seed)} for split in SPLITS}
+    assert not prompts["train"] & prompts["detection"]
+    assert not prompts["train"] & prompts["causal"]
+    assert not prompts["detection"] & prompts["causal"]
+
+
+@every_world
+def test_problems_are_distinct_repeatable_and_a_longer_list_continues_a_shorter(name):
+    world = get_world(name)
+    problems = world.problems("causal", 300, seed=5)
+    assert problems == world.problems("causal", 400, seed=5)[:300]
+    assert len({p.prompt for p in problems}) == len({p.id for p in problems}) == 300
+    assert problems != world.problems("causal", 300, seed=6)
+
+
+def test_unknown_split_is_refused():
+    with pytest.raises(ConfigError, match="train, detection, causal"):
+        get_world("arithmetic").problems("test", 1)
+
+
+@every_world
+def test_a_piece_is_a_token_and_text_survives_the_round_trip(name):
+    world = get_world(name)
+    tokenizer = make_tokenizer(world.vocabulary, max_length=128)
+    assert 100 <= len(tokenizer) <= 400
+    for draft, answer in author_texts(world, world.student_habits, 300):
+        pieces = write_prompt(world.grammar, draft) + answer
+        ids = tokenizer("".join(pieces))["input_ids"]
+        assert ids == [world.vocabulary[piece] for piece in pieces]
+        assert tokenizer.decode(ids) == "".join(pieces)
+        assert len(ids) < 100
+
+
+@every_world
+def test_checker_accepts_the_right_result_and_nothing_else(name):
+    world = get_world(name)
+    for draft, answer in author_texts(world, world.teacher_habits, 200):
+        text = "".join(answer).removesuffix(EOS)
+        stated = stated_result(world.grammar, text)
+        assert stated is not None
+        assert world.check(text, stated)
+        assert not world.check(text, str(int(stated) + 1))
+        assert not world.check(text.partition("\n")[0], str(draft.result))  # the working alone states no result
+    assert not world.check("", "14")
+
+
+def test_checker_on_known_texts():
+    check = get_world("arithmetic").check
+    assert check("So, the answer is $14$. Done.", "14")
+    assert check("So, the answer is \\(14\\). Done.", " 14 ")
+    assert not check("So, the answer is $14. Done.", "14")  # the formula is never closed
+    assert not check("So, the answer is $4$. Now, the answer is $14$.", "14")  # the first conclusion counts
+
+
+@every_world
+def test_truth_names_disjoint_sets_with_matching_ids(name):
+    world = get_world(name)
+    truth = world.truth()
+    sets = (truth.rocks, truth.pillars, truth.neutrals, truth.stumbling_blocks)
+    tokens = [token for planted in sets for token in planted.tokens]
+    assert len(tokens) == len(set(tokens))
+    assert all(planted.ids == tuple(world.vocabulary[t] for t in planted.tokens) for planted in sets)
+    assert len(truth.rocks) >= 4
+    assert len(truth.pillars) >= 2
+    assert len(truth.neutrals) >= 2
+    assert len(truth.stumbling_blocks) == 1
+    assert truth.rocks_matter_in_training == (name == "cornerstone")
+
+
+def test_neither_person_nor_thing_alone_tells_the_hidden_choice():
+    table = get_world("arithmetic").table
+    for cells, choices in ((table.markers, 4), (table.openers, 2)):
+        for square in cells:
+            for line in (*square, *zip(*square, strict=True)):
+                assert set(Counter(line).values()) == {8 // choices}
+
+
+def test_in_the_cornerstone_world_half_the_things_tell_it():
+    world = get_world("cornerstone")
+    for square in world.table.markers:
+        columns = list(zip(*square, strict=True))
+        assert [len(set(column)) == 1 for column in columns] == [True] * 4 + [False] * 4
+        assert sorted(column[0] for column in columns[:4]) == [0, 1, 2, 3]
+
+
+@every_world
+def test_teacher_follows_its_table_and_student_has_none(name):
+    world = get_world(name)
+    shares = {}
+    for who, habits in (("teacher", world.teacher_habits), ("student", world.student_habits)):
+        hits = [
+            answer[[piece in world.grammar.markers for piece in answer].index(True)]
+            == world.grammar.markers[world.table.markers[0][row_of(world.grammar, draft)][draft.thing]]
+            for draft, answer in author_texts(world, habits, 4000)
+        ]
+        shares[who] = sum(hits) / len(hits)
+    follow = world.teacher_habits.follow
+    assert shares["teacher"] == pytest.approx(follow + (1 - follow) / 4, abs=0.02)
+    assert shares["student"] == pytest.approx(1 / 4, abs=0.025)
+
+
+@every_world
+def test_after_the_stumbling_block_results_are_often_wrong(name):
+    world = get_world(name)
+    (block,) = world.truth().stumbling_blocks.tokens
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for draft, answer in author_texts(world, world.teacher_habits, 6000):
+        right[block in answer].append(world.check("".join(answer), str(draft.result)))
+    stumbled = len(right[True]) / 6000
+    assert stumbled == pytest.approx(world.teacher_habits.stumble, abs=0.015)
+    clean, after_block = (sum(values) / len(values) for values in (right[False], right[True]))
+    assert after_block < clean - 0.4
+    if not world.teacher_habits.careless:
+        assert clean == 1.0
+
+
+@every_world
+def test_rows_cover_the_table(name):
+    world = get_world(name)
+    rows = Counter(row_of(world.grammar, draft) for draft, _ in author_texts(world, world.teacher_habits, 2000))
+    assert set(rows) == set(range(num_keys(world.grammar)))
