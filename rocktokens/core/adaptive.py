@@ -104,10 +104,12 @@ class Adaptive(Selector):
 
         mean_V, error_V = monitor.mean("recent"), _standard_error(monitor, "recent")
         early_V, early_error_V = monitor.mean("early").copy(), _standard_error(monitor, "early")
-        for token, (mean, updates) in self._thawed.items():
+        kept = 1.0 - self.max_fall
+        for token, (mean, updates) in list(self._thawed.items()):
             early_V[token], early_error_V[token] = mean, 0.0
             open_V[token] &= monitor.num_updates - updates >= monitor.half_life
-        kept = 1.0 - self.max_fall
+            if open_V[token] and not mean_V[token] >= kept * mean:  # still on its way: compare with where it is now
+                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
         slack_V = Z * np.hypot(error_V, kept * early_error_V)
         with np.errstate(invalid="ignore"):
             stayed_V = mean_V - slack_V >= kept * early_V

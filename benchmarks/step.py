@@ -1,0 +1,222 @@
+"""One OPD optimiser step: stock TRL DistillationTrainer against ours with full telemetry, same pair, prompts, batch, seed.
+
+One process each, taking turns; median of 5; peak memory above what was resident before the step (weights and optimiser
+state). On the world's pair and on a random pair of SmolLM2-135M's shape.
+    python benchmarks/step.py [--pair world smollm] [--repeats 5] [--threads 2] [--no-save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import interleaved, save
+
+VOCABULARY, EOS, PAD = 49_152, 0, 1
+SETTINGS = {
+    "smollm": {"rollouts": 16, "new_tokens": 48, "learning_rate": 1e-6},
+    "world": {"rollouts": 64, "new_tokens": 64, "learning_rate": 3e-4},
+}
+
+
+def smollm(layers: int, seed: int) -> Any:
+    """SmolLM2-135M's shape with random weights (its own depth is 30)."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        pad_token_id=PAD,
+    )
+    return LlamaForCausalLM(config)
+
+
+def load(name: str) -> tuple[Any, Any, Any, list[list[int]]]:
+    """Student, teacher, tokenizer and prompts."""
+    if name == "world":
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from rocktokens.world import get_world
+
+        world = get_world("arithmetic")
+        tokenizer = AutoTokenizer.from_pretrained(world.student_path)
+        models = map(AutoModelForCausalLM.from_pretrained, (world.student_path, world.teacher_path))
+        prompts = [tokenizer(problem.prompt)["input_ids"] for problem in world.problems("train", 1024, seed=0)]
+        return (*models, tokenizer, prompts)
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<eos>": EOS, "<pad>": PAD, "<unk>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    fast = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>", pad_token="<pad>", padding_side="left")
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, VOCABULARY, (512, 32), generator=generator).tolist()
+    return smollm(24, 0), smollm(30, 1), tokenizer, prompts
+
+
+class Turnstile:
+    """Lets the training loop, which runs in a thread of its own, through one optimiser step at a time."""
+
+    def __init__(self) -> None:
+        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def callback(self) -> Any:
+        from transformers import TrainerCallback
+
+        turnstile = self
+
+        class Gate(TrainerCallback):
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                turnstile.go.acquire()
+
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                turnstile.done.release()
+
+        return Gate()
+
+    def step(self) -> None:
+        """One step, then freed memory goes back to the system so that the next turn starts from what is in use."""
+        self.go.release()
+        self.done.acquire()
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def prepare(pair: str, contestant: str, threads: int, micro_batch: int | None) -> Callable[[], None]:
+    """A trainer that waits in its loop; the action takes one optimiser step."""
+    import transformers
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import DistillationTrainer
+
+    from rocktokens import RockDistillationTrainer, make_selector
+    from rocktokens.lm.trainer import device_arguments
+    from rocktokens.runs.store import Run
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    settings, scratch = SETTINGS[pair], Path(tempfile.mkdtemp())
+    student, teacher, tokenizer, prompts = load(pair)
+    micro_batch = micro_batch or settings["rollouts"]
+    args = device_arguments(
+        str(scratch / "out"),
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=settings["rollouts"] // micro_batch,
+        max_steps=1000,
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="constant",
+        max_completion_length=settings["new_tokens"],
+        save_strategy="no",
+        logging_steps=1000,
+        disable_tqdm=True,
+        seed=0,
+    )
+    # Stock TRL takes text only; where prompts are tokenised is no part of the comparison.
+    rows = Dataset.from_list([{"prompt": ids} for ids in prompts])
+    kind: Any = DistillationTrainer
+    ours: dict[str, Any] = {}
+    if contestant != "TRL":
+        kind = RockDistillationTrainer
+        own_sampler = contestant.endswith("our sampler")
+        ours = {"run": Run.create(scratch / "run"), "telemetry_every": 1, "generation": "ours" if own_sampler else "trl"}
+        if "30 %" in contestant:
+            ours |= {"selector": ThirtyPercent(), "telemetry_every": None}
+        elif "no telemetry" in contestant:
+            ours |= {"telemetry_every": None}
+    else:
+        kind = type("StockTrainer", (DistillationTrainer,), {"_tokenize_prompts": lambda self, rows: (rows, None, {})})
+    turnstile = Turnstile()
+    trainer = kind(student, teacher, args, rows, processing_class=tokenizer, callbacks=[turnstile.callback()], **ours)
+    trainer.remove_callback(PrinterCallback)
+    threading.Thread(target=_train_or_die, args=(trainer,), daemon=True).start()
+
+    def step() -> None:
+        turnstile.step()
+        if contestant != "TRL":
+            stages = {k.removeprefix("seconds_"): v for k, v in trainer.record.rows[-1].items() if k.startswith("seconds")}
+            print(contestant, {stage: round(seconds, 3) for stage, seconds in stages.items()}, flush=True)
+
+    _ = make_selector
+    return step
+
+
+def _train_or_die(trainer: Any) -> None:
+    """An error in the training thread ends the process instead of leaving the main thread waiting."""
+    try:
+        trainer.train()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _thirty_percent() -> type:
+    from rocktokens import Selector
+
+    class Thirty(Selector):
+        """Drops 30 % of the positions, whatever their token: what a rock set of that share would drop."""
+
+        name = "thirty"
+
+        def weights(self, batch: Any) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(batch.step)
+            return (torch.rand(len(batch), generator=generator) >= 0.3).float()
+
+    return Thirty
+
+
+def ThirtyPercent() -> Any:  # noqa: N802
+    """The selector, made late so that importing this file loads nothing heavy."""
+    return _thirty_percent()()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", nargs="*", default=["world", "smollm"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--micro-batch", type=int, default=None)
+    parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--no-save", action="store_true")
+    options = parser.parse_args()
+    names = ["TRL", "ours", "ours, 30 % dropped", "ours, our sampler"]
+    results = {}
+    for pair in options.pair:
+        threads = options.threads or (1 if pair == "world" else 2)
+        contestants = {
+            name: (prepare, (pair, name, threads, options.micro_batch))
+            for name in names
+            if options.only is None or name in options.only
+        }
+        measured = interleaved(contestants, options.repeats)
+        print(f"\n{pair}: {SETTINGS[pair]}, {threads} threads")
+        reference = measured["TRL"] if "TRL" in measured else next(iter(measured.values()))
+        for name, row in measured.items():
+            spread = f"{row['seconds_min']:.2f}-{row['seconds_max']:.2f}"
+            ratio, memory = row["seconds"] / reference["seconds"], row["peak_mb"] / reference["peak_mb"]
+            print(f"{name:24}{row['seconds']:9.2f} s{spread:>14}{row['peak_mb']:9.0f} MB{ratio:8.2f} x{memory:8.2f} x")
+        results[pair] = measured
+    if not options.no_save:
+        save("step", results)
+
+
+if __name__ == "__main__":
+    main()

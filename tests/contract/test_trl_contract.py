@@ -1,0 +1,133 @@
+"""Our trainer against the installed TRL: the same training without a selector, and the seams we stand on, pinned."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import distilling
+import pytest
+import torch
+from packaging.requirements import Requirement
+from transformers import Trainer
+from trl import DistillationConfig, DistillationTrainer
+
+from rocktokens import RockDistillationTrainer
+
+SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
+
+
+def gradients(kind, path, **settings):
+    """What one step of plain SGD moved the parameters by, and the logged loss and entropy."""
+    trainer = distilling.trained(kind, path, args=distilling.arguments(path, **{**SGD, **settings}))
+    before, after = distilling.parameters(distilling.student()), distilling.parameters(trainer)
+    logged = trainer.state.log_history[0]
+    return {name: before[name] - after[name] for name in before}, logged["loss"], logged["entropy"]
+
+
+@pytest.mark.parametrize(("beta", "temperature"), [(1.0, 1.0), (0.5, 1.0), (0.0, 1.0), (1.0, 0.7)])
+def test_loss_and_gradients_equal_stock_trl(tmp_path, beta, temperature):
+    ours, our_loss, our_entropy = gradients(RockDistillationTrainer, tmp_path, beta=beta, temperature=temperature)
+    stock, loss, entropy = gradients(DistillationTrainer, tmp_path, beta=beta, temperature=temperature)
+    size = max(float(gradient.abs().max()) for gradient in stock.values())
+    assert size > 1e-3
+    assert our_loss == pytest.approx(loss, rel=1e-5)
+    assert our_entropy == pytest.approx(entropy, rel=1e-5)
+    assert distilling.furthest(ours, stock) < 1e-5 * size
+
+
+def test_a_stock_run_of_several_steps_and_epochs_comes_out_the_same_by_class_name(tmp_path):
+    # 64 prompts, 16 a step: the fifth step begins a second epoch, in TRL's own order.
+    args = distilling.arguments(tmp_path, max_steps=6)
+    ours, stock = (
+        distilling.trained(kind, tmp_path, args=args) for kind in (RockDistillationTrainer, DistillationTrainer)
+    )
+    for mine, theirs in zip(ours.state.log_history, stock.state.log_history):
+        for key in ("loss", "grad_norm", "entropy", "num_tokens", "completions/mean_length", "learning_rate"):
+            if key in theirs:
+                assert mine[key] == pytest.approx(theirs[key], rel=1e-4), key
+    assert distilling.furthest(distilling.parameters(ours), distilling.parameters(stock)) < 1e-5
+
+
+def test_the_documented_script_differs_from_stock_by_its_class_name():
+    text = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    stock = script.replace("from rocktokens import RockDistillationTrainer", "from trl import DistillationTrainer")
+    stock = stock.replace("RockDistillationTrainer", "DistillationTrainer")
+    changed = [a for a, b in zip(script.splitlines(), stock.splitlines()) if a != b]
+    assert len(changed) == 2
+    compile(script, "trainer.md", "exec")
+
+
+def test_installed_trl_is_in_the_supported_range():
+    wanted = next(r for r in map(Requirement, requires("rocktokens")) if r.name == "trl")
+    assert str(wanted.specifier) == "<2,>=1.16"
+    assert version("trl") in wanted.specifier
+
+
+# Method of TRL or transformers that we override or call → its parameters.
+SEAMS = {
+    "_compute_loss": ["unwrapped_student", "inputs", "num_items_in_batch"],
+    "_generate_single_turn": ["prompt_ids", "images", "multimodal_fields", "has_tool_images"],
+    "_generate_and_score_completions": ["inputs"],
+    "_tokenize_prompts": ["prompts"],
+    "_get_train_sampler": ["dataset"],
+    "training_step": ["model", "inputs", "num_items_in_batch"],
+    "_save_checkpoint": ["model", "trial"],
+    "_save_rng_state": ["output_dir"],
+}
+CALLED = ("_get_last_hidden_state", "save_model", "_save", "_get_output_dir")
+
+
+@pytest.mark.parametrize("name", SEAMS)
+def test_what_we_override_is_still_there_with_its_parameters(name):
+    assert list(inspect.signature(getattr(DistillationTrainer, name)).parameters)[1:] == SEAMS[name]
+
+
+def test_what_we_call_is_still_there():
+    for name in CALLED:
+        assert callable(getattr(DistillationTrainer, name))
+    assert "logits_to_keep" in inspect.signature(DistillationTrainer._get_last_hidden_state).parameters
+
+
+def test_nothing_else_of_trl_is_overridden():
+    ours = {
+        name
+        for kind in RockDistillationTrainer.__mro__
+        if kind.__module__.startswith("rocktokens")
+        for name in vars(kind)
+    }
+    theirs = {name for kind in DistillationTrainer.__mro__ for name in vars(kind)}
+    overridden = {name for name in ours & theirs if not name.startswith("__")}
+    assert overridden == {*SEAMS, "train"}
+
+
+def test_a_checkpoint_is_complete_when_trainer_state_json_is_there():
+    # Our state is saved with the random state; the file that says "complete" must come later, rotation after that.
+    source = inspect.getsource(Trainer._save_checkpoint)
+    order = [
+        source.index(part) for part in ("save_model", "_save_rng_state", "TRAINER_STATE_NAME", "rotate_checkpoints")
+    ]
+    assert order == sorted(order)
+
+
+def test_trl_still_generates_a_whole_optimiser_step_at_once():
+    source = inspect.getsource(DistillationTrainer._prepare_inputs)
+    assert "generate_every = self.args.gradient_accumulation_steps" in source
+    assert "shuffle_sequence_dict" in source  # weights and row numbers travel through it as tensors
+    assert DistillationTrainer.loss_is_scaled_for_ga is True
+
+
+def test_defaults_are_chosen_for_the_device(tmp_path):
+    from rocktokens.lm.trainer import device_arguments
+
+    stock, ours = DistillationConfig(str(tmp_path), use_cpu=True), device_arguments(str(tmp_path))
+    assert stock.bf16
+    assert stock.gradient_checkpointing
+    if not torch.cuda.is_available():
+        assert not ours.bf16
+        assert not ours.gradient_checkpointing
+    assert device_arguments(str(tmp_path), gradient_checkpointing=True).gradient_checkpointing
+    assert (ours.beta, ours.temperature, ours.top_p) == (1.0, 1.0, 1.0)
