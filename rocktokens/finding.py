@@ -39,8 +39,17 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
     by_step = {step: _step_table(run, step) for step in steps}
     occurrences = Occurrences.from_checkpoints(by_step, signal=config.signal)
     report = detect_rocks(occurrences, _tokenizer(run), config, embedding_VH=_embedding(run))
-    _write(run, report, config)
+    _write(run, report, config, _monitor_overlap(run, report))
     return run
+
+
+def _monitor_overlap(run: Run, report: Any) -> dict[str, Any]:
+    """How far the rocks that training saw on its own (`TokenMonitor.rocks`) are those of detection."""
+    if not run.done("distill") or "monitor_rocks" not in run.facts("distill"):
+        return {}
+    online = run.facts("distill")["monitor_rocks"][: len(report.rocks)]
+    both, either = set(online) & set(report.rocks.tolist()), set(online) | set(report.rocks.tolist())
+    return {"monitor": {"rocks": online, "jaccard": len(both) / len(either) if either else 1.0}}
 
 
 def detect_table(occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None) -> Run:
@@ -58,11 +67,11 @@ def detect_table(occurrences: Path, out: Path, config: DetectConfig, *, tokenize
 
         named = load_tokenizer(tokenizer, PairConfig())
     report = detect_rocks(Occurrences.from_table(table, signal=config.signal), named, config)
-    _write(run, report, config)
+    _write(run, report, config, {})
     return run
 
 
-def _write(run: Run, report: Any, config: DetectConfig) -> None:
+def _write(run: Run, report: Any, config: DetectConfig, more: dict[str, Any]) -> None:
     run.reopen("detect")
     for name in ("types", "sweep", "sensitivity", "persistence", "footprint", "cluster"):
         table = getattr(report, f"{name}_table")()
@@ -70,8 +79,15 @@ def _write(run: Run, report: Any, config: DetectConfig) -> None:
             run.write({"cluster": "clusters", "footprint": "footprints"}.get(name, name), table)
     run.manifest["config"]["detect"] = to_mapping(config)
     groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
-    run.finish("detect", {**report.facts(), "groups": groups})
-    Console().print(report.render())
+    run.finish("detect", {**report.facts(), "groups": groups, **more})
+    console = Console()
+    console.print(report.render())
+    if "monitor" in more:
+        online = more["monitor"]
+        console.print(
+            f"TokenMonitor, while training and without a scoring pass: {len(online['rocks'])} rocks, "
+            f"Jaccard {online['jaccard']:.2f} with these."
+        )
 
 
 def _step_table(run: Run, step: int) -> Any:
@@ -148,10 +164,26 @@ def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
             "rock_grad_share": float(result.grad_share_T[rock_N].sum()),
             "rock_position_share": float(result.position_share_T[rock_N].sum()),
             "comparisons": [row._asdict() for row in comparisons],
+            **_optimiser(run, groups["rocks"]),
         },
     )
     _print_geometry(run, comparisons)
     return run
+
+
+def _optimiser(run: Run, rocks: np.ndarray) -> dict[str, Any]:
+    """Does Adam shrink the rocks' step: their share of the output head's gradient, and of its update."""
+    if not run.has("updates"):
+        return {}
+    table = run.read("updates")
+    rock_T = np.isin(table["token_id"].to_numpy(), rocks)
+    return {
+        "optimiser": {
+            "grad_share": float(table["grad_share"].to_numpy()[rock_T].sum()),
+            "update_share": float(table["update_share"].to_numpy()[rock_T].sum()),
+            "tied": bool(table["tied"].to_numpy(zero_copy_only=False).any()),
+        }
+    }
 
 
 def _print_geometry(run: Run, comparisons: list[Any]) -> None:
@@ -173,3 +205,10 @@ def _print_geometry(run: Run, comparisons: list[Any]) -> None:
         f"Rocks hold {100 * facts['rock_grad_share']:.1f} % of the gradient norm on "
         f"{100 * facts['rock_position_share']:.1f} % of the positions."
     )
+    if "optimiser" in facts:
+        found = facts["optimiser"]
+        tied = "; the head is tied to the input embeddings, whose gradients are in it" if found["tied"] else ""
+        console.print(
+            f"On the output head, rocks hold {100 * found['grad_share']:.1f} % of the last step's gradient and "
+            f"{100 * found['update_share']:.1f} % of Adam's update{tied}."
+        )

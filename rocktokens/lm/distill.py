@@ -25,9 +25,10 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from rocktokens.config import DistillConfig, RolloutConfig, SelectorConfig
+from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.selectors import Selector, selector_of
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.checkpoints import last_complete_checkpoint
 from rocktokens.lm.evaluate import Evaluator
 from rocktokens.lm.offpolicy import OffPolicyTrainer, answer_rows, load_weights
@@ -74,6 +75,7 @@ def distill(
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
+    _make_directory(run.path / "checkpoints")
     if config.off_policy.answers is not None:
         _off_policy(config, pair, prompts, run, check, show)
     selector = selector_of(config.selector, rocks)
@@ -91,7 +93,10 @@ def distill(
         trainer.evaluate_every = config.evaluate_every or max(1, config.steps // 10)
         trainer.check_evaluation()
     _train(trainer, "on-policy distillation", show, on_step)
-    return Distilled(trainer.model, trainer.record, trainer.saturation, _facts(config, trainer))
+    monitor = trainer.monitor.gathered()
+    if trainer.args.should_save:
+        run.write("monitor", monitor.table())
+    return Distilled(trainer.model, trainer.record, trainer.saturation, _facts(config, trainer, monitor))
 
 
 def _on_policy_trainer(
@@ -216,6 +221,13 @@ def _train(
         watcher.close(trainer.record, trainer.saturation)
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}. Choose a directory you can write to.") from error
+
+
 @contextmanager
 def _no_other_bars() -> Iterator[None]:
     """transformers draws a bar for every checkpoint it writes; ours is the only one while it runs."""
@@ -255,7 +267,7 @@ def _sharded() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP") == "true" or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 
-def _facts(config: DistillConfig, trainer: RockDistillationTrainer) -> dict[str, Any]:
+def _facts(config: DistillConfig, trainer: RockDistillationTrainer, monitor: TokenMonitor) -> dict[str, Any]:
     record, ended = trainer.record, trainer.saturation
     accuracy = record.column("accuracy")
     evaluated = np.flatnonzero(~np.isnan(accuracy))
@@ -268,6 +280,7 @@ def _facts(config: DistillConfig, trainer: RockDistillationTrainer) -> dict[str,
         "normalise": trainer.normalise,
         "vocabulary": trainer.vocabulary,
         "summary": record.summary(),
+        "monitor_rocks": monitor.rocks(),
     }
     for name, index in (("accuracy_before", 0), ("accuracy_after", -1)):
         if len(evaluated):

@@ -12,17 +12,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
-from rocktokens.core.saturation import saturation
 from rocktokens.lm.meter import step_flops
+from rocktokens.lm.record import SATURATION_EVERY, has_saturated, test_saturation
+from rocktokens.lm.updates import head_update_table
 from rocktokens.lm.weighing import Rows, compare_shadows, with_losses
 
 if TYPE_CHECKING:
     from rocktokens.lm.trainer import RockDistillationTrainer
 
-# Saturation is tested every so many steps, and believed when it holds so many times in a row.
-SATURATION_EVERY = 10
-SATURATION_TIMES = 3
 # training.parquet is rewritten this often, so that a run can be watched.
 WRITE_EVERY = 25
 
@@ -45,6 +44,15 @@ class StepHooks(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """While gradient and moments of the step exist; only at kept checkpoints, the last of which stays."""
+        trainer = self.trainer
+        if trainer.run is None or not args.should_save or state.global_step + 1 not in trainer.keep_at:
+            return
+        table = head_update_table(trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer)
+        if table is not None:
+            trainer.run.write("updates", table)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
@@ -208,13 +216,13 @@ class StepHooks(TrainerCallback):
         trainer = self.trainer
         if state.global_step % SATURATION_EVERY and state.global_step != state.max_steps:
             return
-        losses = trainer.record.column("loss" if trainer.saturation_on == "loss" else "loss_rest")
-        trainer.saturation = saturation(losses)
-        if not trainer.until_saturated:
+        trainer.saturation = test_saturation(trainer.record, trainer.saturation_on)
+        if not trainer.until_saturated or not has_saturated(trainer.record, trainer.saturation_on):
             return
-        earlier = [saturation(losses[: len(losses) - SATURATION_EVERY * back]) for back in range(1, SATURATION_TIMES)]
-        if all(found is not None and found.saturated for found in (trainer.saturation, *earlier)):
-            control.should_training_stop = True
+        control.should_training_stop = True
+        control.should_save = trainer.args.save_strategy != SaveStrategy.NO
+        if trainer.run is not None and trainer.keep_at and state.global_step not in trainer.keep_at:
+            trainer.keep_checkpoint()  # where OPD ended
 
 
 def _observes(selector: Any) -> bool:
