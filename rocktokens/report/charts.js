@@ -118,7 +118,7 @@
       root.dataset.ready = "without charts";
       return;
     }
-    for (const chart of charts) { await draw(chart); keyboard(chart); }
+    if (!window.imagesOnly) for (const chart of charts) { await draw(chart); keyboard(chart); }
     for (const item of document.querySelectorAll("[data-save]")) {
       item.addEventListener("click", () => save(item.dataset.figure, item.dataset.save));
     }

@@ -129,7 +129,8 @@ def _footprint_sentence(facts: Facts, row: dict[str, Any]) -> str:
     control = estimate(footprint_row(facts, "control"), "enrichment") if facts.rows("footprints", "footprint") else None
     beside = f"; the matched control's is {interval(control)}" if control else ""
     return (
-        f"{plural(int(row.get('num_types') or 0), 'rock')}, {percent(row.get('share_types'))} of the token types, hold "
+        f"{plural(int(row.get('num_types') or 0), 'rock')}, {percent(row.get('share_types'))} of the token types, "
+        f"{'holds' if row.get('num_types') == 1 else 'hold'} "
         f"{listed(shares)}: an enrichment of {interval(enrichment)}{beside}."
     )
 

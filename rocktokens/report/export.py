@@ -33,6 +33,7 @@ FLAGS = (
 SECONDS = 120
 # Plotly names clip paths at random; with a counter in its place the same figure gives the same file.
 DRAW = """
+window.imagesOnly = true;
 let drawn = 0;
 Math.random = () => (drawn = (drawn * 16807 + 11) % 2147483647) / 2147483647;
 addEventListener("load", async () => {

@@ -86,10 +86,29 @@ def _steps_recorded(facts: Facts) -> tuple[list[dict[str, Any]], str]:
                 "rock; the bold line is a moving mean over a twentieth of the run. Texts differ from step to step: for "
                 "the paired comparison see persistence."
             )
-    return _telemetry(facts), (
-        "Mean reverse KL of the rollouts of the optimiser steps that kept every occurrence, split by the rock set that "
-        "was found afterwards. Texts differ from step to step: for the paired comparison see persistence."
+    kept = _telemetry(facts)
+    if len(kept) > 2:
+        return kept, (
+            "Mean reverse KL of the rollouts of the optimiser steps that kept every occurrence, split by the rock set "
+            "that was found afterwards. Texts differ from step to step: for the paired comparison see persistence."
+        )
+    return _checkpoints(facts), (
+        "Mean reverse KL on the same rollouts under every kept checkpoint, split by the rock set; all scored "
+        "occurrences. Persistence shows the half of the prompts that had no say in choosing the rocks."
     )
+
+
+def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
+    """Loss of rocks and of the rest on the fixed contexts, at every scored checkpoint."""
+    if not facts.rock_ids or len(facts.steps) < 2:
+        return []
+    ids = ", ".join(map(str, sorted(facts.rock_ids)))
+    found = facts.query(
+        f"select step, avg(kl) filter (token_id in ({ids})) as loss_rocks, "
+        f"avg(kl) filter (token_id not in ({ids})) as loss_rest from occurrences where isfinite(kl) "
+        "group by step order by step"
+    )
+    return [] if found is None else found.to_pylist()
 
 
 def _telemetry(facts: Facts) -> list[dict[str, Any]]:

@@ -26,12 +26,12 @@ METHOD = (
     "the same places with nothing banned and gives the noise floor. Neutral is proven by an equivalence test, never "
     "assumed.",
 )
-# Command → sections of the configuration that it takes, and whether their fields are flags of their own.
+# Command → sections whose fields are flags with the section in front, and those whose fields are flags by themselves.
 COMMANDS = {
-    "sample": (("pair", "prompts", "rollouts"), True),
-    "score": (("score",), False),
-    "detect": (("detect",), False),
-    "geometry": (("geometry",), False),
+    "distill": (("pair", "prompts"), ("distill",)),
+    "sample": (("pair", "prompts", "rollouts"), ()),
+    "knockout": (("baseline",), ("knockout",)),
+    "graft": (("graft_baseline",), ("graft",)),
 }
 KINDS = {
     kind.__name__.removesuffix("Config").lower(): kind
@@ -65,7 +65,9 @@ def _thresholds(facts: Facts) -> str:
         return ""
     names = {"tau_pre": "τ pre", "tau_post": "τ post", "gamma": "γ", "eta": "η", "window": "w"}
     said = ", ".join(
-        f"{names.get(key, key)} = {significant(value)}" for key, value in found.items() if value is not None
+        f"{names.get(key, key)} = {value if isinstance(value, int) else significant(value)}"
+        for key, value in found.items()
+        if value is not None
     )
     k = facts.stage("detect").get("k")
     return f"<p>Thresholds in force: {escape(said)}; K = {k}, signal {escape(facts.signal)}.</p>"
@@ -80,19 +82,20 @@ def commands(facts: Facts) -> list[str]:
     for stage in facts.run.manifest.get("stages", {}):
         if "/" in stage or stage == "report":
             continue
-        sections, prefixed = COMMANDS.get(stage, ((stage,), False))
-        flags = [flag for section in sections for flag in _flags(facts, section, prefixed)]
+        named, bare = COMMANDS.get(stage, ((), (stage,)))
+        flags = [flag for section in named for flag in _flags(facts, section, f"{section.removeprefix('graft_')}.")]
+        flags += [flag for section in bare for flag in _flags(facts, section, "")]
         lines.append(visible(shlex.join(["rocktokens", stage, facts.name, *flags])))
     return lines or ["no stage has been recorded"]
 
 
-def _flags(facts: Facts, section: str, prefixed: bool) -> list[str]:
+def _flags(facts: Facts, section: str, prefix: str) -> list[str]:
     values = facts.config.get(section)
     if not isinstance(values, dict):
         return []
-    kind = KINDS.get(section)
+    kind = KINDS.get(section.removeprefix("graft_"))
     default = json.loads(json.dumps(dataclasses.asdict(kind()), default=str)) if kind else {}
-    return _changed(f"{section}." if prefixed else "", values, default)
+    return _changed(prefix, values, default)
 
 
 def _changed(prefix: str, values: dict[str, Any], default: Any) -> list[str]:

@@ -20,7 +20,20 @@ import pyarrow as pa
 
 from rocktokens.report.facts import STAGES, Facts, estimate
 from rocktokens.report.figures import Figure
-from rocktokens.report.text import NONE, code, interval, number, percent, plural, prose, significant, to_csv, visible
+from rocktokens.report.regimes import finals
+from rocktokens.report.text import (
+    NONE,
+    code,
+    interval,
+    number,
+    percent,
+    plural,
+    points,
+    prose,
+    significant,
+    to_csv,
+    visible,
+)
 
 EMBED_CSV_BYTES = 150_000
 SHOWN_ROWS = 40
@@ -41,7 +54,7 @@ def plotly_script() -> str:
 @cache
 def plotly_packed() -> str:
     """The bundle compressed: a third of the size, and no address of others in the page's text."""
-    return base64.b64encode(gzip.compress(plotly_script().encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(plotly_script().encode(), 6, mtime=0)).decode()
 
 
 def script_hash(text: str) -> str:
@@ -75,7 +88,10 @@ def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict
         blocks.append(("rocks", "The rocks", _rocks(facts)))
     if viewer is not None:
         blocks.append(("viewer", "Read the rollouts", _viewer(facts, viewer)))
-    blocks += [(figure.name, figure.title, _figure(figure)) for figure in figures if figure.name != "footprint"]
+    more = {"accuracy_seconds": _regimes(facts)}
+    for figure in figures:
+        if figure.name != "footprint":
+            blocks.append((figure.name, figure.title, _figure(figure, more.get(figure.name, ""))))
     blocks.append(("method", "Method and settings", _method(facts)))
     student, teacher = facts.pair
     scripts = {"charts_js": resource("charts.js"), "viewer_js": resource("viewer.js")}
@@ -207,6 +223,35 @@ def _rocks(facts: Facts) -> str:
         "of the prompts that had no say in choosing, with 95 % intervals.</p>"
         + table_html(header, rows, left=(0, 1, 4, 9))
     )
+
+
+def _regimes(facts: Facts) -> str:
+    """What the comparison read off every regime."""
+    found = finals(facts)
+    rows = [
+        [
+            escape(regime),
+            interval(estimate(row, "accuracy"), percent),
+            NONE if regime == "uniform" else interval(estimate(row, "delta"), points),
+            NONE if regime == "uniform" else interval(estimate(row, "change_same_seconds"), points),
+            interval(estimate(row, "seconds_ratio")),
+            percent(row.get("kept_share")),
+            f"{number(row['ceiling'])}×" if row.get("ceiling") else NONE,
+            escape(str(row.get("verdict") or NONE)),
+        ]
+        for regime, row in found.items()
+    ]
+    header = [
+        "regime",
+        "accuracy",
+        "change, points",
+        "at the same seconds",
+        "seconds ×",
+        "kept",
+        "ceiling",
+        "accuracy is",
+    ]
+    return table_html(header, rows, left=(0, 7)) if rows else ""
 
 
 def csv_link(name: str, rows: pa.Table) -> str:

@@ -25,6 +25,7 @@ STAGE_TITLES = {
     "telemetry": "recording",
     "evaluate": "evaluation",
     "checkpoint": "checkpoints",
+    "other": "everything else",
 }
 # The comparison's tables, by the names they may have: readings along the training, and one row a regime.
 CURVES = ("compare", "compare_curves", "compare_points")
@@ -145,8 +146,9 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
         name="accuracy_seconds",
         title="What does training without them cost, and save?",
         sentence=compare_sentence(facts),
-        estimator="Every regime starts from the same checkpoint with the same prompts, seeds and schedule. Mean over "
-        "seeds at every evaluation; bars span the seeds. Seconds are wall-clock seconds of training on one machine.",
+        estimator="Every regime starts from the same checkpoint with the same prompts, seeds and schedule. Curves: "
+        "mean over seeds at every reading; bars span the seeds. Seconds are wall-clock seconds of training. "
+        + str(facts.stage("compare").get("estimators") or ""),
         rows=table,
         data=data,
         layout=shape,

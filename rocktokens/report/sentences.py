@@ -34,9 +34,13 @@ def _what(facts: Facts) -> str:
             f"No rock was found among {plural(len(facts.types), 'token type')} by the `{facts.definition}` definition: "
             "no type stays expensive in recurring contexts."
         )
+    stay, recur = ("stays", "recurs") if len(names) == 1 else ("stay", "recur")
+    when = f"{stay} expensive before and after distillation"
+    if not any(row.get("loss_pre") is not None for row in facts.types):
+        when = f"{'is' if len(names) == 1 else 'are'} expensive at the one checkpoint that was scored"
     return (
-        f"{len(names)} of {plural(len(facts.types), 'token type')} stay expensive before and after distillation and "
-        f"recur in similar contexts (`{facts.definition}` definition): {listed(names)}."
+        f"{len(names)} of {plural(len(facts.types), 'token type')} {when} and {recur} in similar contexts "
+        f"(`{facts.definition}` definition): {listed(names)}."
     )
 
 
@@ -68,6 +72,11 @@ def _frequent(enrichment: Estimate) -> str:
 
 def _learn(facts: Facts) -> str:
     rows = [row for row in persistence_rows(facts) if row["arm"] == "checkpoint"]
+    if not rows and len(facts.steps) == 1:
+        return (
+            "Whether they learn is not known: only one checkpoint was scored; distil with "
+            f"`rocktokens distill {facts.name}` and score every checkpoint."
+        )
     if not rows:
         return _ask(facts, "score", "Whether they learn")
     last = max(row["step"] for row in rows)

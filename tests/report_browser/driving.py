@@ -35,7 +35,7 @@ def start(profile: Path, width: int = 1280, height: int = 1000) -> webdriver.Chr
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_script_timeout(30)
+    driver.set_script_timeout(120)
     return driver
 
 

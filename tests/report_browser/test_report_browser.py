@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from driving import drain, prefer, screenshot, settle, size, visit
+from driving import SCREENSHOTS, drain, prefer, screenshot, settle, size, visit
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -159,6 +159,14 @@ def test_hover_and_focus_show_the_numbers_that_parquet_holds(page, reports):
             assert float(reading(page, column)) == float(f"{row[column]:.4g}")
         assert float(reading(page, "kl_pre")) == float(f"{stored[0][place]['kl']:.4g}")
         assert (reading(page, "rock") != "no") == (row["token_id"] in facts.rock_ids)
+
+
+def test_the_viewer_is_pictured(page):
+    page.execute_script("document.getElementById('viewer').scrollIntoView()")
+    viewer = page.find_element(By.ID, "viewer")
+    SCREENSHOTS.mkdir(exist_ok=True)
+    (SCREENSHOTS / "viewer.png").write_bytes(viewer.screenshot_as_png)
+    assert viewer.size["height"] > 400
 
 
 def test_rocks_are_underlined_and_loss_is_coloured(page):

@@ -178,7 +178,7 @@ def test_stages_not_run_are_left_out_and_named(tmp_path):
     html = (run.path / REPORT).read_text()
     sections = re.findall(r'<section id="(\w+)"', html)
     assert "knockouts" not in sections
-    assert "training_loss" not in sections
+    assert "accuracy_seconds" not in sections
     assert "sweep" in sections
     left_out = html.split('id="not-run"')[1].split("</p>")[0]
     for stage in ("distill", "geometry", "knockout", "graft", "compare"):
@@ -218,6 +218,32 @@ def test_missing_columns_of_later_stages_likewise(whole, name):
         if name == "rollouts" and column in ("prompt_id", "rollout_id"):
             assert payload(facts) is None
             assert any(column in note for note in facts.notes)
+
+
+def test_loss_over_training_comes_from_what_there_is(whole):
+    from rocktokens.report.learning import training_loss
+
+    assert "optimiser step’s own rollouts" in training_loss(Facts.of(whole)).estimator
+    facts = Facts.of(whole)
+    facts._tables["training"] = facts.table("training").drop_columns(["loss_rocks"])
+    figure = training_loss(facts)
+    assert "under every kept checkpoint" in figure.estimator
+    rows = figure.rows.to_pylist()
+    assert [row["step"] for row in rows] == [0, 50, 100]
+    ids = ", ".join(map(str, facts.rock_ids))
+    mean = facts.run.query(f"select avg(kl) as m from occurrences where step = 50 and token_id in ({ids})")["m"][
+        0
+    ].as_py()
+    assert rows[1]["loss_rocks"] == pytest.approx(mean)
+
+
+def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
+    said = sentences.answer(facts)[4]
+    assert "−0.5 [−1.5, +0.5] points" in said
+    section = html.split('<section id="accuracy_seconds"')[1].split("</section>")[0]
+    assert "The rocks can be skipped here" in section
+    assert "Means over seeds and problems." in section
+    assert "1.28×" in section
 
 
 def test_a_damaged_table_is_named_and_the_rest_reported(tmp_path):
