@@ -73,7 +73,8 @@ def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> C
     ranked = rankings(base, excess)
     num_types = int((base.count_V > 0).sum())
     rows = sweep(base, excess, ranked, k_grid(num_types, config.k), rng_for(config.seed, "parts"))
-    k, note = choose_k(rows, config.definition, config.k, config.stability, num_types)
+    num_costly = int((base.excess_V > 0).sum())
+    k, note = choose_k(rows, config.definition, config.k, config.stability, num_types, num_costly)
     return Choice(base, dict(zip(STEPS, stepped)), excess, ranked, rows, k, note)
 
 

@@ -89,6 +89,10 @@ def _jackknife_error(statistic: Callable[..., Floats], columns: Sequence[Floats]
     return np.sqrt(spread.sum(0) / scale)
 
 
+# Least error of a resample, as a share of the error of the whole.
+LEAST_ERROR = 0.1
+
+
 def bootstrap_sums(
     statistic: Callable[..., Floats], columns: Sequence[ArrayLike], counts_BP: Floats, *, level: float = 0.95
 ) -> Intervals:
@@ -106,9 +110,10 @@ def bootstrap_sums(
         totals = [column.sum(0, keepdims=True) for column in data]
         value_V = statistic(*totals)[0]
         drawn = [counts_BP @ column for column in data]
-        error_BV = np.sqrt(np.maximum(_delta_variance(statistic, data, drawn, counts_BP), 0))
-        t_BV = (statistic(*drawn) - value_V) / error_BV
         error_V = _jackknife_error(statistic, data, totals)
+        error_BV = np.sqrt(np.maximum(_delta_variance(statistic, data, drawn, counts_BP), 0))
+        # A resample that missed the only prompts that differ has no error of its own: its t would be without bound.
+        t_BV = (statistic(*drawn) - value_V) / np.maximum(error_BV, LEAST_ERROR * error_V)
         t_BV[~np.isfinite(t_BV)] = np.nan
         low_t, high_t = _quantiles(t_BV, (1 - level) / 2, (1 + level) / 2)
         student = sps.t.ppf((1 + level) / 2, num_prompts - 1)

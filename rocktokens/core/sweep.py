@@ -102,18 +102,24 @@ def _ranked_parts(scores: Scores, excess: ExcessTest, part_UF: Array) -> dict[st
 
 
 def choose_k(
-    rows: list[SweepRow], definition: str, wanted: int | Literal["auto"], stability: float, num_types: int
+    rows: list[SweepRow],
+    definition: str,
+    wanted: int | Literal["auto"],
+    stability: float,
+    num_types: int,
+    num_costly: int,
 ) -> tuple[int, str | None]:
-    """(K, what to tell the user). Auto: the largest K that is stable beyond chance, up to half the types observed.
+    """(K, what to tell the user). Auto: the largest K that is stable beyond chance, up to the number of types that
+    cost more than the mean token.
 
-    Among few types any two large sets overlap, and the top K of nearly all types agrees with itself whatever the
-    data; with thousands of types, chance is near 0 and this is plain stability.
+    A type that costs no more than the mean is merely frequent, however stable its rank. Among few types any two large
+    sets overlap, hence "beyond chance"; with thousands of types, chance is near 0 and this is plain stability.
     """
     if wanted != "auto":
         if wanted > num_types:
             return num_types, f"k = {wanted} is more than the {num_types} token types observed; all are ranked"
         return wanted, None
-    limit = max(1, num_types // 2)
+    limit = max(1, num_costly)
     own = [row for row in rows if row.definition == definition and row.k <= limit]
     stable = [row.k for row in own if row.stability - row.chance >= stability * (1 - row.chance)]
     if stable:

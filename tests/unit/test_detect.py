@@ -163,17 +163,22 @@ def row(k, stability, chance=0.0):
 
 def test_auto_k_is_the_largest_stable_one():
     rows = [row(5, 0.6), row(10, 0.9), row(20, 0.71), row(50, 0.69), row(100, 0.65)]
-    assert choose_k(rows, "context", "auto", 0.7, 1000) == (20, None)
-    assert choose_k(rows, "context", 50, 0.7, 1000) == (50, None)
+    assert choose_k(rows, "context", "auto", 0.7, 1000, 500) == (20, None)
+    assert choose_k(rows, "context", 50, 0.7, 1000, 500) == (50, None)
 
 
 def test_auto_k_is_not_fooled_by_overlap_of_few_types():
     rows = [row(5, 0.8, 5 / 75), row(20, 0.75, 20 / 60), row(40, 1.0, 1.0)]
-    assert choose_k(rows, "context", "auto", 0.7, 40)[0] == 5
+    assert choose_k(rows, "context", "auto", 0.7, 40, 30)[0] == 5
+
+
+def test_auto_k_leaves_out_types_that_are_merely_frequent():
+    rows = [row(5, 0.9), row(10, 0.95), row(20, 0.99)]
+    assert choose_k(rows, "context", "auto", 0.7, 1000, num_costly=12)[0] == 10
 
 
 def test_auto_k_says_when_nothing_is_stable():
-    k, note = choose_k([row(5, 0.1), row(10, 0.2)], "context", "auto", 0.7, 1000)
+    k, note = choose_k([row(5, 0.1), row(10, 0.2)], "context", "auto", 0.7, 1000, 500)
     assert k == 5
     assert "no K is stable" in note
 

@@ -166,3 +166,14 @@ def test_rank_tests():
 def test_no_data_raises(call, rng):
     with pytest.raises(DataError):
         call(rng)
+
+
+def test_one_odd_prompt_among_many_gives_no_absurd_interval():
+    # All but one of 200 prompts have share 1: resamples without it have no error of their own.
+    hits_P = np.full(200, 5.0)
+    hits_P[7] = 4.0
+    found = stats.bootstrap_estimate(
+        lambda hit, n: hit / n, [hits_P, np.full(200, 5.0)], rng=np.random.default_rng(0), resamples=1000
+    )
+    assert found.value == pytest.approx(0.999)
+    assert 0.98 < found.low < 0.999 < found.high < 1.01
