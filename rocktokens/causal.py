@@ -105,7 +105,7 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
     rocks, clusters = _rocks(run, config, stand), _clusters(run) if config.clusters else {}
     found = graft_sets(
         stand.engine,
-        lambda rules: GraftSampler(stand.engine, teacher, rules),  # type: ignore[arg-type, return-value]
+        lambda rules, own: GraftSampler(stand.engine, teacher, rules, own),  # type: ignore[arg-type, return-value]
         stand.problems,
         rocks,
         vocabulary=stand.pair.vocabulary,

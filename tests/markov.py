@@ -81,9 +81,10 @@ class MarkovEngine:
 class MarkovGrafter(MarkovEngine):
     """The same, with some tokens drawn again from a teacher's matrix."""
 
-    def __init__(self, student: np.ndarray, teacher: np.ndarray, rules: np.ndarray) -> None:
+    def __init__(self, student: np.ndarray, teacher: np.ndarray, rules: np.ndarray, own=None) -> None:
         super().__init__(student)
         self.teacher, self.rules = teacher, np.asarray(rules)
+        self.own = np.zeros(len(rules), bool) if own is None else np.asarray(own)
 
     def generate(self, requests: Sequence[GraftRequest], *, progress=None) -> list[Continuation]:
         from rocktokens.lm.grafter import graft_numbers
@@ -99,7 +100,8 @@ class MarkovGrafter(MarkovEngine):
         again_B = self.graft_BT2[:, step, 0] < self.rules[rule_B, chosen_B]
         if step == 0:
             again_B |= np.array([request.forced for request in requests])
-        theirs_B = super().draw(self.teacher[self.last_B], self.graft_BT2[:, step, 1], requests, step)
+        asked_BV = np.where(self.own[rule_B][:, None], weight_BV, self.teacher[self.last_B])
+        theirs_B = super().draw(asked_BV, self.graft_BT2[:, step, 1], requests, step)
         self.last_B = np.where(again_B, theirs_B, chosen_B)
         return self.last_B
 

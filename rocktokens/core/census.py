@@ -254,7 +254,10 @@ def _result(
         p_neutral=min(1.0, float(found.p_neutral_V[position]) / share),
         p_sign=min(1.0, float(found.p_sign_V[position]) / share),
         sd=sd,
-        detectable=smallest_detectable_effect(sd, num_problems, power=config.power, alpha=alpha),
+        detectable=max(
+            smallest_detectable_effect(sd, num_problems, power=config.power, alpha=alpha),
+            float(np.log(1 / alpha)) / num_problems,
+        ),
         placebo_delta=float(placebo_P.mean()) if len(placebo_P) else float("nan"),
         placebo_floor=float(sps.norm.isf(config.alpha / 2) * error),
         round=look + 1,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -92,30 +93,26 @@ def render(census: Census, correlations: Sequence[Correlation] = (), limit: int 
     lines = [*summary(census), *_correlation_lines(correlations)]
     if len(rows) > limit:
         lines.insert(0, f"{len(rows) - limit} more are in census.parquet")
-    table = Table(title=title, caption="\n".join(map(escape, lines)), caption_justify="left")
-    for name in ("token", "used in", "problems", "Δ points [95 %]", "noise ±", "sees from", "p", "p (BH)", "verdict"):
-        table.add_column(name, justify="left" if name in ("token", "verdict") else "right")
+    table = Table(title=title, caption="\n".join(map(escape, lines)), caption_justify="left", box=SIMPLE_HEAD)
+    for name in ("token", "used", "n", "Δ points [95 %]", "noise", "p (BH)", "verdict"):
+        table.add_column(escape(name), justify="left" if name in ("token", "verdict") else "right", no_wrap=True)
     for r in rows[:limit]:
         table.add_row(*map(escape, _cells(r)))
     return table
 
 
 def _cells(r: SetResult) -> tuple[str, ...]:
-    kind = "" if r.banned.kind == "token" else f" ({r.banned.kind}, {len(r.banned.members)})"
+    kind = "" if r.banned.kind == "token" else f" {r.banned.kind} of {len(r.banned.members)}"
     if r.verdict == NEVER_USED:
-        return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), *("–",) * 5, r.verdict)
-    verdict = f"{r.verdict}, {r.more_problems:,} more problems" if r.verdict == UNDECIDED else r.verdict
-    noise = f"{100 * r.placebo_floor:.2f}" if np.isfinite(r.placebo_floor) else "–"
+        return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), "–", "–", "–", r.verdict)
     return (
         f"{r.banned.token!r}{kind}",
-        f"{100 * r.used_share:.1f} %",
+        f"{100 * r.used_share:.0f} %" if r.used_share >= 0.1 else f"{100 * r.used_share:.1f} %",
         str(r.num_problems),
-        f"{100 * r.delta:+.2f} [{100 * r.low:+.2f}, {100 * r.high:+.2f}]",
-        noise,
-        f"{100 * r.detectable:.2f}",
-        f"{r.p:.2g}",
+        f"{100 * r.delta:+.1f} [{100 * r.low:+.1f}, {100 * r.high:+.1f}]",
+        f"±{100 * r.placebo_floor:.1f}" if np.isfinite(r.placebo_floor) else "–",
         "–" if np.isnan(r.p_bh) else f"{r.p_bh:.2g}",
-        verdict,
+        f"{UNDECIDED}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
     )
 
 
@@ -127,6 +124,11 @@ def summary(census: Census) -> list[str]:
         f"{accuracy.num_prompts} problems, {census.baseline_rollouts} rollouts; "
         f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
     ]
+    lines.append(
+        f"n: problems; noise: what two arms without a ban differ by; smallest effect seen at 80 % power: median "
+        f"{100 * float(np.median([r.detectable for r in census.results])):.2f} points, largest "
+        f"{100 * max(r.detectable for r in census.results):.2f}"
+    )
     strong, placebos = census.placebo_strong
     if placebos:
         lines.append(
@@ -144,8 +146,8 @@ def summary(census: Census) -> list[str]:
     if undecided:
         most = max(undecided, key=lambda r: r.more_problems)
         lines.append(
-            f"{len(undecided)} stay undecided; {min(r.more_problems for r in undecided):,} more problems would decide "
-            f"the nearest, {most.more_problems:,} all ({most.banned.token!r})"
+            f"{len(undecided)} undecided: {min(r.more_problems for r in undecided):,} more problems would probably "
+            f"decide the nearest, {most.more_problems:,} the farthest ({most.banned.token!r})"
         )
     return [*lines, *census.notes]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from rocktokens.config import KnockoutConfig
 from rocktokens.core.census import BannedSet
@@ -110,18 +111,14 @@ def window_members(
 def matched_controls(
     rocks: Sequence[int], others: Iterable[int], count: Mapping[int, float], exclude: Iterable[int] = ()
 ) -> dict[int, int]:
-    """For every rock the non-rock nearest in frequency, on a log scale; none twice while there are enough."""
-    pool = [token for token in others if token not in set(rocks) | set(exclude) and count.get(token, 0) > 0]
-    chosen: dict[int, int] = {}
-    free = set(pool)
-    for rock in sorted(rocks, key=lambda token: -count.get(token, 0)):
-        choice = free or set(pool)
-        if not choice or count.get(rock, 0) <= 0:
-            continue
-        best = min(choice, key=lambda token: (abs(np.log(count[token] / count[rock])), token))
-        chosen[rock] = best
-        free.discard(best)
-    return chosen
+    """For every rock a non-rock of its own that is as frequent: the matching of least distance on a log scale."""
+    excluded = set(rocks) | set(exclude)
+    pool = [token for token in others if token not in excluded and count.get(token, 0) > 0]
+    wanted = [token for token in rocks if count.get(token, 0) > 0]
+    if not pool or not wanted:
+        return {}
+    distance = np.abs(np.log([count[token] for token in wanted])[:, None] - np.log([count[token] for token in pool]))
+    return {wanted[i]: pool[j] for i, j in zip(*linear_sum_assignment(distance))}
 
 
 def make_sets(

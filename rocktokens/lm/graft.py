@@ -5,8 +5,10 @@ differs from the baseline rollout, so that far it is copied; a rollout without o
 exactly 0. (Nothing is renormalised, so this holds with top-k and top-p, too.) Past it, the student goes on with the
 random numbers the baseline rollout had there.
 
-The control draws again as many tokens as the rocks have, at random among the others: every other drawn token with the
-same small probability. This room knows engines, prompts and rules; models and files are elsewhere.
+Drawing again has an effect of its own: a set that holds part of a position's probability loses some of it even if the
+teacher is the student. The arm `placebo` shows it: the rocks, drawn again from the student itself. The control draws
+again as many tokens as the rocks have, at random among the others: every other drawn token with the same small
+probability. This room knows engines, prompts and rules; models and files are elsewhere.
 """
 
 from __future__ import annotations
@@ -68,6 +70,8 @@ class GraftArm:
     name: str
     redraw_V: Floats
     num_types: int
+    own: bool = False
+    """The student itself draws again."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class GraftResult:
 def make_arms(
     rocks: Iterable[int], vocabulary: int, share_V: Floats, clusters: Mapping[str, Iterable[int]] | None = None
 ) -> list[GraftArm]:
-    """rocks, control, rest, all, and one arm a cluster. `share_V`: each type's share of the sampled positions."""
+    """rocks, placebo, control, rest, all, and one arm a cluster; `share_V`: each type's share of the positions."""
     rocks = sorted(set(rocks))
     if not rocks:
         raise ConfigError("there are no rocks to graft; run `rocktokens detect` first, or name them with --rocks")
@@ -99,6 +103,7 @@ def make_arms(
     odds = min(1.0, rock_share / max(1.0 - rock_share, 1e-12))
     arms = [
         GraftArm("rocks", on_V, len(rocks)),
+        GraftArm("placebo", on_V, len(rocks), own=True),
         GraftArm("control", (1 - on_V) * odds, vocabulary - len(rocks)),
         GraftArm("rest", 1 - on_V, vocabulary - len(rocks)),
         GraftArm("all", np.ones(vocabulary), vocabulary),
@@ -122,7 +127,7 @@ def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
 
 def graft(
     engine: Engine,
-    make_grafter: Callable[[Floats], Grafter],
+    make_grafter: Callable[[Floats, Floats], Grafter],
     prompts: Sequence[Prompt],
     rocks: Iterable[int],
     *,
@@ -138,7 +143,7 @@ def graft(
 ) -> GraftResult:
     """Accuracy gained when the teacher draws the rocks, as many other tokens, all others, everything, each cluster.
 
-    `make_grafter(rules)` gives the engine for rules of redrawing, one row an arm.
+    `make_grafter(rules, own)` gives the engine for rules of redrawing, one row an arm, and who draws again.
     """
     config, base = config or GraftConfig(), baseline or BaselineConfig()
     problems = shuffled(answerable(prompts, checker), base.seed)[: min(config.problems, base.problems)]
@@ -158,7 +163,7 @@ def graft(
         known=known,
     )
     arms = make_arms(rocks, vocabulary, _shares(start, vocabulary), clusters)
-    grafter = make_grafter(np.stack([arm.redraw_V for arm in arms]))
+    grafter = make_grafter(np.stack([arm.redraw_V for arm in arms]), np.array([arm.own for arm in arms]))
     table = _run(grafter, arms, start, judge, limit=limit, seed=base.seed, keep=keep, bar=bar)
     rng = np.random.default_rng(derive_seed(base.seed, "graft"))
     found = tuple(_result(arm, start, table, base.rollouts, _shares(start, vocabulary), config, rng) for arm in arms)

@@ -50,9 +50,12 @@ class TwinDecoder:
 
 
 class GraftSampler(Sampler):
-    """A student's sampler that asks the teacher where a rule says so. `rules`: (K, V) redraw probabilities."""
+    """A student's sampler that asks the teacher where a rule says so.
 
-    def __init__(self, student: Sampler, teacher: Sampler, rules: Floats) -> None:
+    `rules`: (K, V) redraw probabilities; `own`: (K,), rules under which the student itself draws again.
+    """
+
+    def __init__(self, student: Sampler, teacher: Sampler, rules: Floats, own: Floats | None = None) -> None:
         super().__init__(
             student.model,
             eos_ids=student.eos_E.tolist(),
@@ -65,6 +68,7 @@ class GraftSampler(Sampler):
             batch_size=student.batch_size,
         )
         self.teacher = teacher
+        self.own_K = torch.tensor(np.zeros(len(rules)) if own is None else own, dtype=torch.bool, device=self.device)
         self.rule_KV = torch.tensor(np.asarray(rules), dtype=torch.float64, device=self.device)
 
     def generate(
@@ -100,7 +104,8 @@ class GraftSampler(Sampler):
         if step == 0:
             again_L |= self._forced_B[live_L]
         if bool(again_L.any()):
-            teacher_LV = decoder.teacher_LV[again_L][:, : self.vocabulary]
-            theirs, bad = self.teacher.choose(teacher_LV, self._number_BT[live_L, step][again_L])
+            own_L1 = self.own_K[self._rule_B[live_L]][again_L][:, None]
+            asked_LV = torch.where(own_L1, logits_LV[again_L], decoder.teacher_LV[again_L][:, : self.vocabulary])
+            theirs, bad = self.teacher.choose(asked_LV, self._number_BT[live_L, step][again_L])
             chosen_L[again_L], bad_L[again_L] = theirs, bad
         return chosen_L, bad_L
