@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from rocktokens.config import (
+    BaselineConfig,
     CompareConfig,
     DetectConfig,
     DistillConfig,
     GeometryConfig,
+    GraftConfig,
+    KnockoutConfig,
     PairConfig,
     PromptsConfig,
     RolloutConfig,
@@ -27,8 +30,8 @@ from rocktokens.world import world_names
 
 log = logging.getLogger(__name__)
 
-Stage = Literal["distill", "sample", "score", "detect", "geometry", "compare"]
-STAGES: tuple[Stage, ...] = ("distill", "sample", "score", "detect", "geometry", "compare")
+Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "compare", "report"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,9 @@ class StudyConfig:
     score: ScoreConfig = field(default_factory=ScoreConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
     geometry: GeometryConfig = field(default_factory=GeometryConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
+    graft: GraftConfig = field(default_factory=GraftConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
 
     def __post_init__(self) -> None:
@@ -64,6 +70,7 @@ def world_recipe(name: str) -> StudyConfig:
         prompts=PromptsConfig(source=name, limit=5000),
         distill=DistillConfig(learning_rate=3e-4, max_new_tokens=80, evaluate_every=50, telemetry_every=50),
         rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
+        knockout=KnockoutConfig(top=30),
         compare=CompareConfig(seeds=1, evaluations=6),  # minutes; `rocktokens compare` alone takes three seeds
     )
 
@@ -74,27 +81,58 @@ def recipes() -> dict[str, Callable[[], StudyConfig]]:
 
 
 def study(config: StudyConfig) -> None:
-    """Run the chosen stages in order."""
+    """Run the chosen stages in order, and close with what was found."""
     start = time.monotonic()
     chosen = [stage for stage in STAGES if stage in config.stages]
     for number, stage in enumerate(chosen, start=1):
-        log.info("— stage %d of %d: %s (%.0f s so far)", number, len(chosen), stage, time.monotonic() - start)
+        elapsed = time.monotonic() - start
+        log.info("— stage %d of %d: %s (%.0f s so far)", number, len(chosen), stage, elapsed)
         _run_stage(stage, config)
-    log.info("— study complete in %.0f s: %s", time.monotonic() - start, config.path)
+    _summary(config.path, time.monotonic() - start)
 
 
 def _run_stage(stage: Stage, config: StudyConfig) -> None:
-    from rocktokens import comparing, finding, pipeline
+    from rocktokens import causal, comparing, finding, pipeline, reporting
 
-    if stage == "distill":
-        pipeline.distill(config.path, config.pair, config.prompts, config.distill, problems=config.problems)
-    elif stage == "sample":
-        pipeline.sample(config.path, config.pair, config.prompts, config.rollouts, limit=config.detection_prompts)
-    elif stage == "score":
-        pipeline.score(config.path, config.score)
-    elif stage == "detect":
-        finding.detect(config.path, config.detect)
-    elif stage == "geometry":
-        finding.geometry(config.path, config.geometry)
-    elif stage == "compare":
-        comparing.compare(config.path, config.compare)
+    path = config.path
+    if stage in ("knockout", "graft", "compare") and not _has_answers(path):
+        log.info("no answers to check: %s is left out, accuracy has no meaning here", stage)
+        return
+    work: dict[Stage, Callable[[], object]] = {
+        "distill": lambda: pipeline.distill(
+            path, config.pair, config.prompts, config.distill, problems=config.problems
+        ),
+        "sample": lambda: pipeline.sample(
+            path, config.pair, config.prompts, config.rollouts, limit=config.detection_prompts
+        ),
+        "score": lambda: pipeline.score(path, config.score),
+        "detect": lambda: finding.detect(path, config.detect),
+        "geometry": lambda: finding.geometry(path, config.geometry),
+        "knockout": lambda: causal.knockout(path, config.knockout, config.baseline),
+        "graft": lambda: causal.graft(path, config.graft, config.baseline),
+        "compare": lambda: comparing.compare(path, config.compare),
+        "report": lambda: reporting.report(path),
+    }
+    work[stage]()
+
+
+def _has_answers(path: Path) -> bool:
+    from rocktokens.runs.store import open_run
+
+    run = open_run(path)
+    return not run.done("sample") or bool(run.facts("sample")["checked"])
+
+
+def _summary(path: Path, seconds: float) -> None:
+    """The answer in the report's own sentences, and where everything lies."""
+    from rocktokens.report.facts import Facts
+    from rocktokens.report.sentences import answer
+    from rocktokens.runs.store import open_run
+
+    run = open_run(path)
+    print(f"\nStudy of {path}, {seconds:.0f} s this time:")
+    for number, sentence in enumerate(answer(Facts(run)), start=1):
+        print(f" {number}. {sentence}")
+    if run.done("report"):
+        print(f"report: {path / 'report.html'}")
+    print(f"run: {path}")
