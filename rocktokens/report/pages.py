@@ -10,12 +10,16 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+import pyarrow.compute as pc
+
+from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.report.detection import SHARES, footprint_row
 from rocktokens.report.facts import Facts, estimate
 from rocktokens.report.page import resource, table_html
 from rocktokens.report.regimes import finals
 from rocktokens.report.sentences import answer
-from rocktokens.report.text import NONE, code, interval, number, percent, plural, visible
+from rocktokens.report.text import NONE, code, interval, number, percent, plural, prose, visible
 
 
 def shell(title: str, body: str) -> str:
@@ -26,7 +30,8 @@ def shell(title: str, body: str) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
-        ".shell { grid-template-columns: minmax(0, 64rem); }</style></head>"
+        ".shell { grid-template-columns: minmax(0, 64rem); } .pair { display: flex; flex-wrap: wrap; gap: 0 2.5rem; } "
+        ".pair div { flex: 1 1 18rem; min-width: 0; } .pair ol { padding-left: 1.2rem; }</style></head>"
         f'<body><div class="shell"><main><header><p class="brand">rocktokens</p><h1>{escape(title)}</h1></header>'
         f"{body}</main></div></body></html>"
     )
@@ -81,10 +86,22 @@ def _chooser(runs: dict[str, Facts]) -> str:
     )
 
 
+def sampled_accuracy(facts: Facts) -> Estimate | None:
+    """Share of right answers among the sampled rollouts, with an interval over prompts."""
+    table = facts.table("rollouts")
+    if table is None or not {"prompt_id", "correct"} <= set(table.column_names):
+        return None
+    checked = table.filter(pc.is_valid(table["correct"]))
+    by_prompt = checked.append_column("right", checked["correct"].cast("double")).group_by("prompt_id")
+    share_P = np.sort(by_prompt.aggregate([("right", "mean")])["right_mean"].to_numpy())
+    if len(share_P) < 2 or np.ptp(share_P) == 0:
+        value = float(share_P.mean()) if len(share_P) else None
+        return None if value is None else Estimate(value, float("nan"), float("nan"), len(share_P))
+    return mean_estimate(share_P, rng=np.random.default_rng(0))
+
+
 def _accuracy(facts: Facts) -> str:
-    """Of the sampled rollouts."""
-    value = facts.stage("sample").get("accuracy")
-    return percent(value) if value is not None else NONE
+    return interval(sampled_accuracy(facts), percent)
 
 
 def overlap(a: Facts, b: Facts) -> dict[str, Any]:
@@ -114,18 +131,19 @@ def compare_page(a: Facts, b: Facts) -> str:
         else "Neither run has rocks."
     )
     header = ["", *(f"<bdi>{escape(name)}</bdi>" for name in names)]
-    answers = "".join(
-        f"<tr><td>{escape(first)}</td><td>{escape(second)}</td></tr>" for first, second in zip(answer(a), answer(b))
-    )
+    answers = "".join(_answers(name, facts) for name, facts in zip(names, (a, b)))
     return shell(
         f"{names[0]} and {names[1]}",
         f"<section><h2>Rock sets</h2><p>{escape(said)}</p>{sets}</section>"
         f"<section><h2>Footprints</h2>{table_html(header, _footprint_rows(a, b))}</section>"
         f"<section><h2>Accuracy</h2>{table_html(header, _accuracy_rows(a, b))}</section>"
-        '<section><h2>The answers</h2><div class="scroll"><table class="settings"><thead><tr>'
-        f'<th class="left">{escape(names[0])}</th><th class="left">{escape(names[1])}</th></tr></thead>'
-        f'<tbody>{answers}</tbody></table></div></section><p><a href="/">All runs</a></p>',
+        f'<section><h2>The answers</h2><div class="pair">{answers}</div></section><p><a href="/">All runs</a></p>',
     )
+
+
+def _answers(name: str, facts: Facts) -> str:
+    said = "".join(f"<li>{prose(sentence)}</li>" for sentence in answer(facts))
+    return f"<div><h3><bdi>{escape(name)}</bdi></h3><ol>{said}</ol></div>"
 
 
 def _chips(tokens: list[str]) -> str:
@@ -148,7 +166,7 @@ def _accuracy_rows(a: Facts, b: Facts) -> list[list[str]]:
     rows.append(["end of training, held-out problems", *last])
     ends = [finals(facts) for facts in (a, b)]
     for regime in dict.fromkeys([*ends[0], *ends[1]]):
-        cells = [percent(end[regime]["accuracy"]) if regime in end else NONE for end in ends]
+        cells = [interval(estimate(end.get(regime, {}), "accuracy"), percent) for end in ends]
         rows.append([f"regime {escape(regime)}", *cells])
     return rows
 

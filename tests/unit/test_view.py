@@ -13,7 +13,7 @@ from report_fixture import make_run
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.report.build import report
 from rocktokens.report.facts import Facts
-from rocktokens.report.pages import overlap
+from rocktokens.report.pages import overlap, sampled_accuracy
 from rocktokens.report.view import Viewer, find_runs, view
 
 
@@ -151,6 +151,14 @@ def test_two_runs_stand_side_by_side(server, folder):
     assert f"Rocks in both ({len(found['shared'])})" in page
     assert "<script" not in page
     assert "script-src" not in answer.headers["Content-Security-Policy"]
+
+
+def test_accuracy_is_the_mean_over_prompts_with_its_interval(folder):
+    facts = Facts.of(folder / "one")
+    found = sampled_accuracy(facts)
+    right = [row["correct"] for row in facts.rows("rollouts")]
+    assert found.value == pytest.approx(sum(right) / len(right))
+    assert found.low < found.value < found.high
 
 
 def test_overlap_is_by_text_and_exact(folder):
