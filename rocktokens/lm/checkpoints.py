@@ -12,13 +12,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_callback import TrainerState
 
+from rocktokens.core.saturation import Saturation
 from rocktokens.errors import RunError
+from rocktokens.lm.record import has_saturated, saturation_of
 
 if TYPE_CHECKING:
     from trl import DistillationTrainer as _Base
@@ -65,6 +68,9 @@ class CheckpointMixin(_Base):
     shadows: dict[str, Selector]
     record: TrainingRecord
     meter: Meter
+    until_saturated: bool
+    saturation_on: Literal["loss", "rest"]
+    saturation: Saturation | None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **settings: Any) -> Any:  # type: ignore[override]
         """Train; `resume_from_checkpoint=True` goes on from the newest complete checkpoint."""
@@ -76,7 +82,20 @@ class CheckpointMixin(_Base):
         if resume_from_checkpoint:
             self._check_checkpoint(Path(str(resume_from_checkpoint)))
             self._restore(Path(str(resume_from_checkpoint)) / STATE_NAME)
+            if self._is_finished(str(resume_from_checkpoint)):  # transformers would take one more step
+                return None
         return super().train(resume_from_checkpoint or None, **settings)
+
+    def _is_finished(self, path: str) -> bool:
+        """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
+        state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
+        out_of_steps = 0 < self.args.max_steps <= state.global_step
+        if not out_of_steps and not (self.until_saturated and has_saturated(self.record, self.saturation_on)):
+            return False
+        self.state = state
+        self.saturation = saturation_of(self.record, self.saturation_on)
+        self._load_from_checkpoint(path)
+        return True
 
     def _check_checkpoint(self, path: Path) -> None:
         """Refuse a checkpoint of another model before any weight is touched."""
@@ -149,7 +168,9 @@ class CheckpointMixin(_Base):
             else:
                 self.save_model(str(draft), _internal_call=True)
             if self.args.should_save:
-                self.accelerator.unwrap_model(self.model).config.save_pretrained(draft)  # an adapter's directory says what model it is for
+                self.accelerator.unwrap_model(self.model).config.save_pretrained(
+                    draft
+                )  # an adapter's directory says what model it is for
                 (draft / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle has no place in a model directory
                 shutil.rmtree(final, ignore_errors=True)
                 draft.rename(final)

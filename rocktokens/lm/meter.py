@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+# Stages beside training: what records, evaluates or saves.
+ASIDE = ("telemetry", "evaluate", "checkpoint")
 STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "telemetry", "evaluate", "checkpoint")
 
 
@@ -23,6 +25,7 @@ class Meter:
     def __init__(self, device: torch.device | None = None) -> None:
         self._synchronise = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda: None
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._processor, self._processor_aside = time.process_time(), 0.0
 
     def now(self) -> float:
         """The clock, after the device has caught up."""
@@ -30,12 +33,25 @@ class Meter:
         return time.perf_counter()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the block under `name`, less what inner stages claim."""
-        start, claimed = self.now(), self.total()
+    def whole(self, name: str) -> Iterator[None]:
+        """Count the block under `name`, whatever stages are named inside."""
+        start, kept = self.now(), self._seconds
+        self._seconds = dict.fromkeys(STAGES, 0.0)
         try:
             yield
         finally:
+            self._seconds = kept
+            self._seconds[name] += self.now() - start
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the block under `name`, less what inner stages claim."""
+        start, claimed, processor = self.now(), self.total(), time.process_time()
+        try:
+            yield
+        finally:
+            if name in ASIDE:
+                self._processor_aside += time.process_time() - processor
             self._seconds[name] += self.now() - start - (self.total() - claimed)
 
     def add(self, name: str, seconds: float) -> None:
@@ -45,6 +61,13 @@ class Meter:
     def total(self) -> float:
         """Seconds of all stages since the last `take`."""
         return sum(self._seconds.values())
+
+    def take_processor(self) -> float:
+        """Processor seconds of this process since the last call, without what recorded, evaluated or saved."""
+        now = time.process_time()
+        spent = now - self._processor - self._processor_aside
+        self._processor, self._processor_aside = now, 0.0
+        return spent
 
     def take(self) -> dict[str, float]:
         """Seconds by stage since the last call."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.core.saturation import Saturation, saturation
 from rocktokens.lm.meter import STAGES
 
 if TYPE_CHECKING:
@@ -37,9 +38,13 @@ TRAINING = {
     "accuracy_low": "lower end of its 95 % interval",
     "accuracy_high": "upper end",
     "seconds": "wall-clock seconds of the step on the first rank, evaluation and checkpoint included",
+    "seconds_processor": "processor seconds of the first rank's process for training alone; steadier on a busy machine",
     **{f"seconds_{stage}": f"seconds of them for {stage}" for stage in STAGES},
     **{f"flops_{stage}": f"floating-point operations for {stage}, from model shapes" for stage in FLOP_STAGES},
 }
+# Saturation is tested every so many steps, and believed when it holds so many times in a row.
+SATURATION_EVERY = 10
+SATURATION_TIMES = 3
 INTEGERS = ("step", "tokens", "prompt_tokens", "rollouts", "invalid")
 
 
@@ -143,6 +148,18 @@ class TrainingRecord:
         table.add_section()
         table.add_row("all", f"{found['seconds']:.1f}", "100.0%", "", "")
         return table
+
+
+def saturation_of(record: TrainingRecord, on: Literal["loss", "rest"], back: int = 0) -> Saturation | None:
+    """The slope test on the record, leaving out the last `back` steps."""
+    losses = record.column("loss" if on == "loss" else "loss_rest")
+    return saturation(losses[: len(losses) - back])
+
+
+def has_saturated(record: TrainingRecord, on: Literal["loss", "rest"]) -> bool:
+    """Whether the loss no longer falls, now and at the tests before: one test alone is believed too easily."""
+    tests = [saturation_of(record, on, SATURATION_EVERY * back) for back in range(SATURATION_TIMES)]
+    return all(found is not None and found.saturated for found in tests)
 
 
 def _caption(found: dict[str, float]) -> str:

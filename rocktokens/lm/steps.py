@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from rocktokens.lm.meter import step_flops
-from rocktokens.lm.record import SATURATION_EVERY, has_saturated, test_saturation
+from rocktokens.lm.record import SATURATION_EVERY, has_saturated, saturation_of
 from rocktokens.lm.updates import head_update_table
 from rocktokens.lm.weighing import Rows, compare_shadows, with_losses
 
@@ -40,6 +40,7 @@ class StepHooks(TrainerCallback):
         if trainer.evaluator is not None and not trainer.record.rows and trainer.evaluate_every is not None:
             trainer.record.add({"step": 0} | self._evaluate())
         trainer.meter.take()
+        trainer.meter.take_processor()
         self._began = trainer.meter.now()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -74,6 +75,7 @@ class StepHooks(TrainerCallback):
             row |= self._evaluate()
         ended = trainer.meter.now()
         row["seconds"], self._began = ended - self._began, ended  # what is saved after a step counts to the next one
+        row["seconds_processor"] = trainer.meter.take_processor()
         row |= {f"seconds_{stage}": seconds for stage, seconds in trainer.meter.take().items()}
         trainer.record.add(row)
         self._announce(row)
@@ -216,7 +218,7 @@ class StepHooks(TrainerCallback):
         trainer = self.trainer
         if state.global_step % SATURATION_EVERY and state.global_step != state.max_steps:
             return
-        trainer.saturation = test_saturation(trainer.record, trainer.saturation_on)
+        trainer.saturation = saturation_of(trainer.record, trainer.saturation_on)
         if not trainer.until_saturated or not has_saturated(trainer.record, trainer.saturation_on):
             return
         control.should_training_stop = True

@@ -159,7 +159,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self.prompt_names = _prompt_names(inputs)
-            with self.meter.stage("select"):
+            with self.meter.whole("select"):  # the pass that some selectors need is theirs, teacher and head included
                 self._weigh(output)
         return output
 
