@@ -34,6 +34,7 @@ from rocktokens.runs.store import Run
 TRAINING_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser")
 NOT_TRAINING = ("telemetry", "evaluate", "checkpoint")
 FLOP_STAGES = ("rollout", "select", "teacher", "student", "head")
+WIDTH = 150  # of the tables where there is no terminal
 COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
 
 ESTIMATORS = (
@@ -55,7 +56,7 @@ def write_comparison(
         table, problems = arm_table(arm, regime, seed), _problems(arm, regime, seed)
         parts.append(table)
         outcomes.append(problems)
-        made.append(arm_of(regime, seed, table, problems))
+        made.append(arm_of(regime, seed, table, problems, clock=config.clock))
     readings = read_all(made, config)
     verdicts = words(readings, config)
     run.write("compare", pa.concat_tables(parts))
@@ -70,17 +71,20 @@ def write_comparison(
 def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
     """One row an optimiser step of an arm, and one for the start; accuracy and held-out losses where it was read."""
     rows = {row["step"]: row for row in arm.read("training").to_pylist() if row["step"] > 0}
-    made, seconds_total, flops_total = [], 0.0, 0.0
+    made, seconds_total, processor_total, flops_total = [], 0.0, 0.0, 0.0
     for step in [0, *sorted(rows)]:
         row = rows.get(step, {})
         aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in NOT_TRAINING)
         seconds = max((row.get("seconds") or 0.0) - aside, 0.0)
         stages = {f"seconds_{stage}": row.get(f"seconds_{stage}") or 0.0 for stage in TRAINING_STAGES}
         flops = {f"flops_{stage}": row.get(f"flops_{stage}") or 0.0 for stage in FLOP_STAGES}
+        processor = row.get("seconds_processor") or 0.0
         seconds_total += seconds
+        processor_total += processor
         flops_total += sum(flops.values())
         found = {"regime": regime, "seed": seed, "step": step, **_reading(arm, step)}
-        found |= {"seconds": seconds, "seconds_total": seconds_total, "flops_total": flops_total}
+        found |= {"seconds": seconds, "seconds_total": seconds_total, "seconds_processor": processor}
+        found |= {"seconds_processor_total": processor_total, "flops_total": flops_total}
         found |= {name: row.get(name) for name in COPIED}
         made.append({**found, **stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops})
     names = list(made[0])
@@ -116,8 +120,9 @@ def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table) -> Arm:
+def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table, *, clock: str = "wall") -> Arm:
     """An arm's tables as the arrays that readings are made of."""
+    total = "seconds_total" if clock == "wall" else "seconds_processor_total"
     rows = table.to_pylist()
     read = [row for row in rows if row["accuracy"] is not None]
     trained = [row for row in rows if row["tokens"]]
@@ -127,7 +132,7 @@ def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table) -> Arm:
         regime=regime,
         seed=seed,
         step_E=np.array([row["step"] for row in read], float),
-        seconds_E=np.array([row["seconds_total"] for row in read], float),
+        seconds_E=np.array([row[total] for row in read], float),
         flops_E=np.array([row["flops_total"] for row in read], float),
         correct_EP=np.stack([correct_N[step_N == row["step"]] for row in read]),
         kept_share=sum(row["kept_share"] * row["tokens"] for row in trained) / max(tokens, 1.0),
@@ -173,10 +178,11 @@ def words(readings: Mapping[str, Reading], config: CompareConfig) -> list[str]:
 
 def show(readings: Mapping[str, Reading], verdicts: list[str], config: CompareConfig, facts: Mapping[str, Any]) -> None:
     """Two tables and the verdicts, on standard output."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     first = next(iter(readings.values()))
     console.print(_accuracy_table(readings, config, first, facts))
-    console.print(_time_table(readings))
+    console.print(_time_table(readings, config))
+    console.print(_stage_table(readings))
     for sentence in verdicts:
         console.print(sentence)
 
@@ -206,24 +212,43 @@ def _accuracy_table(
     return table
 
 
-def _time_table(readings: Mapping[str, Reading]) -> Table:
-    table = Table(title="What it took", caption="× is uniform's share; seconds of training only, mean over seeds")
-    names = ("regime", "seconds", "×", "FLOPs ×", "kept", "sampled ×", "ceiling", "reached after", "seconds", "rollout")
-    for name in (*names, "teacher", "student", "head"):
+def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table:
+    clock = "wall-clock" if config.clock == "wall" else "processor"
+    table = Table(
+        title="What it took, and when it came to uniform's final accuracy",
+        caption=f"{clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
+        f"uniform's final accuracy less {points(config.margin, signed=False)} points",
+    )
+    names = ("regime", "seconds", "time ×", "FLOPs ×", "kept", "sampled ×", "ceiling", "reached: steps", "seconds")
+    for name in (*names, "FLOPs"):
         table.add_column(name, justify="left" if name == "regime" else "right")
     for name, r in readings.items():
+        ratio = r.seconds_ratio
+        bounds = "" if np.isnan(ratio.low) or name == "uniform" else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
         table.add_row(
             name,
             f"{r.seconds.value:.0f}",
-            f"{r.seconds_ratio.value:.2f}",
+            f"{ratio.value:.2f}{bounds}",
             f"{r.flops_ratio:.2f}",
             percent(r.kept_share),
             f"{r.tokens_ratio:.2f}",
             f"{r.ceiling:.2f}",
             _reach(r.reach["steps"]),
             _reach(r.reach["seconds"]),
-            *(f"{r.stages.get(stage, 0.0):.0f}" for stage in ("rollout", "teacher", "student", "head")),
+            _reach(r.reach["flops"], ".2g"),
         )
+    return table
+
+
+def _stage_table(readings: Mapping[str, Reading]) -> Table:
+    stages = (*TRAINING_STAGES, "other")
+    table = Table(title="Where the time went", caption="wall-clock seconds by stage, mean over seeds")
+    for name in ("regime", *stages):
+        table.add_column(name, justify="left" if name == "regime" else "right")
+    for name, r in readings.items():
+        total = max(sum(r.stages.values()), 1e-9)
+        shares = ((r.stages.get(stage, 0.0), r.stages.get(stage, 0.0) / total) for stage in stages)
+        table.add_row(name, *(f"{seconds:.1f} ({100 * share:.0f} %)" for seconds, share in shares))
     return table
 
 
@@ -231,8 +256,8 @@ def _signed(estimate: Estimate) -> str:
     return f"{points(estimate.value)} [{points(estimate.low)}, {points(estimate.high)}]"
 
 
-def _reach(reach: Reach) -> str:
-    low, value, high = ("never" if np.isinf(x) else f"{x:.0f}" for x in (reach.low, reach.value, reach.high))
+def _reach(reach: Reach, form: str = ".0f") -> str:
+    low, value, high = ("never" if np.isinf(x) else f"{x:{form}}" for x in (reach.low, reach.value, reach.high))
     return f"{value} [{low}, {high}]"
 
 

@@ -65,6 +65,9 @@ class CompareConfig:
     """For fewer and merit: share of the first steps' non-rock loss above which a prompt gets all its rollouts."""
     shorter: float = 0.7
     """For shorter: share of the steps, with the learning rate's schedule compressed to them."""
+    clock: Literal["wall", "processor"] = "wall"
+    """Seconds that regimes are read by: wall-clock, or the training process's processor time, which is steadier on a
+    busy machine and means nothing on a GPU. Both are recorded."""
     margin: float = 0.01
     """Change of accuracy that does not matter; also what "reached uniform's accuracy" may fall short by."""
     level: float = 0.95

@@ -157,6 +157,9 @@ def crossed_estimate(value_SP: ArrayLike, *, level: float = 0.95) -> Estimate:
     mean = float(values.mean())
     if problems < 2:
         raise DataError("an interval over problems needs at least 2 problems")
+    if np.ptp(values) == 0:  # all alike: a share of others this large could still have been missed ("rule of three")
+        missed = 1.0 - (1.0 - level) ** (1.0 / problems)
+        return Estimate(mean, mean - missed, mean + missed, problems)
     by_problem = float(values.mean(0).var(ddof=1)) / problems
     if seeds == 1:
         return _t_estimate(mean, by_problem, problems - 1, level, problems)

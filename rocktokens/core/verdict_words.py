@@ -37,7 +37,7 @@ def points(value: float, *, signed: bool = True) -> str:
 
 def percent(value: float) -> str:
     """A share in per cent; one place where it is small."""
-    return f"{100 * value:.0f} %" if value >= 0.1 or value == 0 else f"{100 * value:.1f} %"
+    return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
 
 
 def _interval(estimate: Estimate) -> str:
@@ -144,7 +144,9 @@ def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float 
         return f"{start} None ended within {points(margin, signed=False)} points of uniform's accuracy."
     quickest = min(within, key=lambda r: r.seconds_ratio.value)
     ratio = quickest.seconds_ratio.value
-    met = "met" if ratio <= goal else "not met"
+    met = "not met"
+    if ratio <= goal:
+        met = "met" if quickest.verdict in ("unchanged", "gains") else "met by the estimate, not proven"
     return (
         f"{start} Of those that ended within {points(margin, signed=False)} points of uniform, {quickest.regime} was "
         f"quickest: {ratio:.2f}× of uniform's seconds for {points(quickest.change.value)} points "
