@@ -223,7 +223,7 @@ def knockout_sentence(facts: Facts) -> str:
             named.append(f"{title}: {listed(own, 6)}")
     tail = f" ({'; '.join(named)})" if named else ""
     floor = noise_floor(facts)
-    noise = f"; the noise floor is {number(100 * floor, 1)} points" if floor is not None else ""
+    noise = f"; the noise floor is {number(100 * floor, 1)} points or less" if floor is not None else ""
     return f"Banned one at a time, {plural(len(rows), 'candidate')} gave {listed(kinds)}{tail}{noise}."
 
 
@@ -316,10 +316,13 @@ def _graft_hover(row: dict[str, Any], item: Estimate) -> str:
 
 
 def graft_sentence(facts: Facts) -> str:
-    """Gains by arm."""
-    said = [
-        f"{interval(item, points)} points at {row['arm']}"
-        for row in graft_rows(facts)
-        if row["arm"] not in ("none", "baseline") and (item := estimate(row, "gain", *DELTA)) is not None
-    ]
-    return f"Letting the teacher draw instead changes accuracy by {listed(said)}." if said else ""
+    """Gains at the rocks, at the control and everywhere; and the kind of token that gains most."""
+    main = ("rocks", *ARMS.values())
+    gains = {row["arm"]: item for row in graft_rows(facts) if (item := estimate(row, "gain", *DELTA)) is not None}
+    said = [f"{interval(gains[arm], points)} points at {arm}" for arm in main if arm in gains]
+    if not said:
+        return "No arm of the grafts was measured."
+    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo", "none", "baseline")}
+    best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
+    most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""
+    return f"Letting the teacher draw instead changes accuracy by {listed(said)}{most}."

@@ -50,7 +50,7 @@ def training_loss(facts: Facts) -> Figure | None:
         rows=pa.Table.from_pylist(rows),
         data=data,
         layout=shape,
-        notes=tuple(_saturation(facts)),
+        notes=(*_saturation(facts), *_accuracy(facts)),
     )
 
 
@@ -139,6 +139,12 @@ def _saturation(facts: Facts) -> list[str]:
     if found is None:
         return []
     return ["The run was saturated by the slope test." if found else "The run was not saturated: loss still fell."]
+
+
+def _accuracy(facts: Facts) -> list[str]:
+    ends = [facts.stage("distill").get(f"accuracy_{when}") for when in ("before", "after")]
+    said = [interval(estimate(end, "accuracy"), percent) for end in ends if isinstance(end, dict)]
+    return [f"Accuracy on held-out problems went from {said[0]} to {said[1]}."] if len(said) == 2 else []
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -232,12 +238,50 @@ def persistence_sentence(rows: list[dict[str, Any]], last: int | None) -> str:
     )
 
 
+def _grouped(facts: Facts, table: pa.Table) -> list[dict[str, Any]]:
+    """Geometry rows, grouped by the rock set that holds now: detection may have run again since."""
+    rows = table.to_pylist()
+    if not _regrouped(facts, rows):
+        return rows
+    facts.notes.append("geometry was computed for another rock set; its figures are grouped by the one that holds now")
+    moved = {True: "rocks", False: "other"}
+    return [
+        {**row, "group": moved[row["token_id"] in facts.rock_ids]}
+        if row["group"] == "rocks" or row["token_id"] in facts.rock_ids
+        else row
+        for row in rows
+    ]
+
+
+def _regrouped(facts: Facts, rows: list[dict[str, Any]]) -> bool:
+    then = {row["token_id"] for row in rows if row["group"] == "rocks"}
+    return bool(facts.rock_ids) and then != facts.rock_ids & {row["token_id"] for row in rows}
+
+
+def _optimiser(facts: Facts) -> tuple[str, ...]:
+    """The optimiser hypothesis: do rocks get less of the update than of the gradient?"""
+    table = facts.table("updates")
+    if (
+        table is None
+        or not facts.rock_ids
+        or facts.lacks(table, "the optimiser's share", "token_id", "grad_share", "update_share")
+    ):
+        return ()
+    own = [row for row in table.to_pylist() if row["token_id"] in facts.rock_ids]
+    grad, update = (sum(row[name] or 0.0 for row in own) for name in ("grad_share", "update_share"))
+    tied = " (tied embeddings: the input side counts too)" if any(row.get("tied") for row in own) else ""
+    return (
+        f"On the output head the optimiser gave the rocks {percent(update)} of its update for {percent(grad)} of the "
+        f"gradient{tied}.",
+    )
+
+
 def gradients(facts: Facts) -> Figure | None:
     """Share of the gradient against share of positions; colour and shape by group."""
     table = facts.table("geometry")
     if table is None or facts.lacks(table, "gradient shares", "token_id", "group", "grad_share", "position_share"):
         return None
-    rows = [row for row in table.to_pylist() if row["grad_share"] and row["position_share"]]
+    rows = [row for row in _grouped(facts, table) if row["grad_share"] and row["position_share"]]
     data = []
     for group in ("other", "random others", "rare high-loss", "rocks"):
         own = [row for row in rows if row["group"] == group]
@@ -265,6 +309,7 @@ def gradients(facts: Facts) -> Figure | None:
         rows=table,
         data=data,
         layout=shape,
+        notes=_optimiser(facts),
     )
 
 
@@ -273,7 +318,7 @@ def alignment(facts: Facts) -> Figure | None:
     table = facts.table("geometry")
     if table is None or facts.lacks(table, "gradient alignment", "token_id", "cos_others", "group", "mean_grad_norm"):
         return None
-    rows = [row for row in table.to_pylist() if row["cos_others"] is not None]
+    rows = [row for row in _grouped(facts, table) if row["cos_others"] is not None]
     groups = [group for group in ("rocks", "rare high-loss", "random others") if any(r["group"] == group for r in rows)]
     if not groups:
         return None
@@ -303,7 +348,8 @@ def _alignment_sentence(facts: Facts, rows: list[dict[str, Any]], groups: list[s
         for group in groups
     ]
     said = f"The median cosine with all other types' gradient is {', '.join(medians)}"
-    for row in facts.stage("geometry").get("comparisons", []):
+    tested = [] if _regrouped(facts, facts.rows("geometry")) else facts.stage("geometry").get("comparisons", [])
+    for row in tested:
         if row.get("metric") == "cos_others" and {row.get("first"), row.get("second")} == {"rocks", "random others"}:
             return said + f" (rocks against random others: {p_value(row.get('p_value'))})."
     return said + "."

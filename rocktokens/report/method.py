@@ -44,7 +44,8 @@ KINDS["rollouts"] = KINDS.get("rollout", configuration.RolloutConfig)
 def method(facts: Facts) -> str:
     """HTML of the section."""
     text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in METHOD)
-    notes = [*facts.stage("detect").get("notes", []), *facts.notes]
+    notes = [note for stage in facts.run.manifest.get("stages", {}) for note in facts.stage(stage).get("notes") or []]
+    notes += facts.notes
     said = "".join(f"<li>{prose(visible(str(note)))}</li>" for note in dict.fromkeys(notes))
     return (
         text

@@ -174,12 +174,14 @@ def compare_sentence(facts: Facts) -> str:
     if not base:
         return "No uniform regime was trained, so nothing can be set against it."
     said = []
-    for regime, row in found.items():
+    first_ones = ("freeze", "random", "merit", "prefix")
+    for regime in sorted(found, key=lambda name: (name not in first_ones, list(found).index(name))):
+        row = found[regime]
         change = estimate(row, "delta", "accuracy_change")
         if regime != "uniform" and change is not None:
             said.append(f"{regime} {interval(change, points)} points in {_share_of_time(row, base)}×")
     start = f"Uniform training ended at {percent(base['accuracy'])} in {number(base['seconds'], 0)} s"
-    return f"{start}; against it, with their share of its time: {listed(said)}." if said else f"{start}."
+    return f"{start}; against it, with their share of its time: {listed(said, 4)}." if said else f"{start}."
 
 
 def _share_of_time(row: dict[str, Any], base: dict[str, Any]) -> str:

@@ -123,14 +123,19 @@ def _matter(facts: Facts) -> str:
         [f"{count[name]} {name.lower()}" for name in sorted(count, key=lambda name: (-count[name], name))], limit=6
     )
     floor = noise_floor(facts)
-    noise = f", noise floor {number(100 * floor, 1)}" if floor is not None else ""
+    noise = f", noise floor up to {number(100 * floor, 1)}" if floor is not None else ""
+    stage = facts.stage("knockout")
+    accuracy = estimate(stage, "accuracy")
+    base = f", baseline accuracy {interval(accuracy, percent)}" if accuracy else ""
+    if accuracy is not None and accuracy.value in (0.0, 1.0):
+        base += ", which leaves no room for an effect"
     gain = next(
         (item for row in graft_rows(facts) if "rock" in row["arm"] and (item := estimate(row, "gain", "delta"))), None
     )
     graft = f"; drawn by the teacher instead, they gain {interval(gain, points)} points" if gain else ""
     return (
         f"Banned at inference, {plural(len(own), 'rock')} tested gave {said} "
-        f"(ε = {number(100 * epsilon(facts), 1)} points{noise}){graft}."
+        f"(ε = {number(100 * epsilon(facts), 1)} points{noise}{base}){graft}."
     )
 
 

@@ -237,6 +237,25 @@ def test_loss_over_training_comes_from_what_there_is(whole):
     assert rows[1]["loss_rocks"] == pytest.approx(mean)
 
 
+def test_geometry_of_another_rock_set_is_grouped_anew_and_said(whole):
+    from rocktokens.report.learning import alignment, gradients
+
+    facts = Facts.of(whole)
+    table = facts.table("geometry")
+    facts._tables["geometry"] = table.set_column(1, "group", pa.array(["rocks"] * len(table)))
+    figure = gradients(facts)
+    rocks = [row for row in table.to_pylist() if row["token_id"] in facts.rock_ids]
+    assert percent(sum(row["grad_share"] for row in rocks)) in figure.sentence
+    assert any("another rock set" in note for note in facts.notes)
+    assert "p = " not in alignment(facts).sentence
+
+
+def test_a_baseline_without_room_is_said(whole):
+    facts = Facts.of(whole)
+    facts.run.manifest["stages"]["knockout"]["accuracy"] = 0.0
+    assert "leaves no room for an effect" in sentences.answer(facts)[3]
+
+
 def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
     said = sentences.answer(facts)[4]
     assert "−0.5 [−1.5, +0.5] points" in said
