@@ -1,0 +1,237 @@
+"""Regimes of a comparison differ in nothing but what they leave out; a comparison goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import distilling
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rocktokens import Selector, make_selector, pipeline
+from rocktokens.comparing import compare
+from rocktokens.config import (
+    CompareConfig,
+    DistillConfig,
+    PairConfig,
+    PromptsConfig,
+    RolloutConfig,
+    ScoreConfig,
+)
+from rocktokens.core.regimes import common_base, regime_config
+from rocktokens.errors import RunError
+from rocktokens.lm.distill import distill
+from rocktokens.lm.trainer import RockDistillationTrainer
+from rocktokens.runs.store import Run, open_run
+
+ROCKS = tuple(range(5, 20))
+SETTINGS = CompareConfig(prefix=0.5)
+TRAINED = DistillConfig(learning_rate=1e-3, max_new_tokens=12, prompts_per_step=8, rollouts_per_prompt=2)
+
+
+def arm(regime: str, path: Path, *, steps: int = 1, **changes) -> tuple[Run, list[dict]]:
+    """A regime trained for a few steps with every occurrence recorded, and its record."""
+    base = common_base(TRAINED, SETTINGS, steps=steps)
+    config = regime_config(regime, base, SETTINGS, seed=0, rocks=ROCKS, cut=6)
+    run = Run.create(path / regime)
+    config = replace(config, telemetry_every=1, **changes)
+    found = distill(config, distilling.pair(), distilling.prompts(), run, rocks=ROCKS, show=False)
+    return run, found.record.rows
+
+
+def occurrences(run: Run, step: int) -> dict[tuple[str, int], int]:
+    """(rollout, position) → token of one training step."""
+    table = pq.read_table(run.path / "telemetry" / f"step={step}")
+    return dict(zip(zip(*(table[c].to_pylist() for c in ("rollout_id", "position"))), table["token_id"].to_pylist()))
+
+
+@pytest.fixture(scope="module")
+def uniform(tmp_path_factory) -> dict[tuple[str, int], int]:
+    return occurrences(arm("uniform", tmp_path_factory.mktemp("uniform"))[0], 1)
+
+
+@pytest.mark.parametrize(
+    "regime", ["freeze", "random", "random_loss", "soft", "adaptive", "divergence", "fewer", "merit"]
+)
+def test_first_step_rollouts_are_the_same(regime, uniform, tmp_path):
+    run, _ = arm(regime, tmp_path)
+    own = occurrences(run, 1)
+    longest = 6 if regime == "merit" else 12
+    assert own == {place: token for place, token in uniform.items() if place[1] < longest}
+
+
+def test_random_freezes_as_many_positions_as_freeze_would(tmp_path):
+    for regime in ("random", "random_loss"):
+        run, rows = arm(regime, tmp_path, steps=3)
+        for row in rows:
+            tokens = list(occurrences(run, row["step"]).values())
+            kept_by_freeze = sum(token not in ROCKS for token in tokens)
+            kept = row["kept_share"] * row["tokens"]
+            assert row["tokens"] == len(tokens)
+            assert abs(kept - kept_by_freeze) <= 0.01 * kept_by_freeze, (regime, row["step"])
+
+
+def hidden_gradients(selector: str, path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradient at every state that predicts a response token, the token, and whether it counts, for the first step."""
+    student, caught = distilling.student(), {}
+
+    def keep(module, arguments, output):
+        if output.requires_grad:
+            output.register_hook(lambda gradient: caught.setdefault("gradient", gradient.clone()))
+
+    student.model.norm.register_forward_hook(keep)
+    args = distilling.arguments(path, per_device_train_batch_size=16, gradient_accumulation_steps=1, max_steps=1)
+    options = {"rocks": ROCKS} if selector == "freeze" else {}
+    trainer = RockDistillationTrainer(
+        student,
+        distilling.teacher(),
+        args,
+        distilling.dataset(),
+        processing_class=distilling.tokenizer(),
+        selector=make_selector(selector, **options),
+        normalise="all",
+        generation="ours",
+    )
+    step = trainer._compute_loss
+
+    def watched(unwrapped, inputs, number):
+        caught.update(token=inputs["completion_ids"], mask=inputs["completion_mask"], row=inputs["row"])
+        return step(unwrapped, inputs, number)
+
+    trainer._compute_loss = watched  # reads what goes in; what is computed is the trainer's own
+    trainer.train()
+    order, width = caught["row"].argsort(), caught["token"].shape[1]
+    gradient_BCH = caught["gradient"][:, -width - 1 : -1]
+    return gradient_BCH[order], caught["token"][order], caught["mask"][order].bool()
+
+
+def test_freezing_zeroes_the_rocks_gradient_and_leaves_the_rest(tmp_path):
+    uniform_BCH, token_BC, mask_BC = hidden_gradients("uniform", tmp_path / "u")
+    freeze_BCH, same_BC, _ = hidden_gradients("freeze", tmp_path / "f")
+    assert torch.equal(token_BC, same_BC)
+    rock_BC = torch.isin(token_BC, torch.tensor(ROCKS)) & mask_BC
+    rest_BC = mask_BC & ~rock_BC
+    assert 0.1 < rock_BC.sum() / mask_BC.sum() < 0.5
+    assert uniform_BCH[rock_BC].abs().amax(-1).min() > 0
+    assert torch.equal(freeze_BCH[rock_BC], torch.zeros_like(freeze_BCH[rock_BC]))
+    torch.testing.assert_close(freeze_BCH[rest_BC], uniform_BCH[rest_BC], rtol=1e-5, atol=1e-9)
+    assert freeze_BCH[rest_BC].abs().max() > 1e-6
+
+
+class FirstOfEach(Selector):
+    """Samples the first rollout of each prompt only."""
+
+    def weights(self, batch):
+        return torch.ones(len(batch))
+
+    def rollouts(self, prompts, step):
+        return [place for place, name in enumerate(prompts) if name not in prompts[:place]]
+
+
+@pytest.mark.parametrize(("passes", "rollouts"), [(1, 8), (2, 8), (16, 16)])
+def test_rollouts_that_a_selector_does_not_want_are_not_sampled(passes, rollouts, tmp_path):
+    args = distilling.arguments(
+        tmp_path, per_device_train_batch_size=16 // passes, gradient_accumulation_steps=passes, max_steps=2
+    )
+    trainer = distilling.trained(
+        RockDistillationTrainer, tmp_path, args=args, selector=FirstOfEach(), generation="ours", rollouts_per_prompt=2
+    )
+    assert [row["rollouts"] for row in trainer.record.rows] == [rollouts] * 2
+    assert all(np.isfinite(row["loss"]) and row["tokens"] > 0 for row in trainer.record.rows)
+
+
+# ---------------------------------------------------------------- the stage
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory) -> Path:
+    """A tiny run that is distilled, sampled and scored."""
+    home = tmp_path_factory.mktemp("run")
+    for name, model in (("student", distilling.student()), ("teacher", distilling.teacher())):
+        model.save_pretrained(home / name)
+        distilling.tokenizer().save_pretrained(home / name)
+    rows = [{"prompt": p.text, "answer": f"w{3 + i % 40}"} for i, p in enumerate(distilling.prompts(160))]
+    (home / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pair = PairConfig(student=str(home / "student"), teacher=str(home / "teacher"))
+    prompts = PromptsConfig(source=str(home / "prompts.jsonl"), checker="regex", pattern=r"(w\d+)")
+    config = replace(TRAINED, steps=4, keep=2, telemetry_every=None)
+    pipeline.distill(home / "run", pair, prompts, config, problems=10)
+    pipeline.sample(home / "run", pair, prompts, RolloutConfig(num_rollouts=1, max_new_tokens=12))
+    pipeline.score(home / "run", ScoreConfig())
+    return home / "run"
+
+
+QUICK = CompareConfig(
+    regimes=("freeze", "merit", "shorter"),
+    seeds=2,
+    evaluations=2,
+    problems=12,
+    rollouts=2,
+    contexts=10,
+    rocks=ROCKS,
+    resamples=100,
+    keep_students=True,
+)
+
+
+def tables(path: Path) -> dict[str, list[dict]]:
+    """What a comparison wrote, without its seconds."""
+    found = {}
+    for name in ("compare", "compare_problems"):
+        rows = open_run(path).read(name).to_pylist()
+        found[name] = [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
+    return found
+
+
+def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
+    run = compare(run_path, QUICK)
+    said = capsys.readouterr().out
+    facts = run.facts("compare")
+    assert [row["regime"] for row in facts["regimes"]] == ["uniform", "freeze", "merit", "shorter"]
+    assert facts["normalise"] == "kept"
+    assert all(sentence.split()[0] in said for sentence in facts["verdicts"])
+    assert "Regimes from one start: 4 steps, 2 seeds" in said
+
+    table = run.read("compare")
+    counts = run.query("select regime, seed, count(*) n from compare group by all order by all").to_pylist()
+    assert [row["n"] for row in counts if row["regime"] != "shorter"] == [5] * 6  # the start and four steps
+    starts = run.query("select distinct seed, accuracy from compare where step = 0").to_pylist()
+    assert len(starts) == 2  # one start a seed, whatever the regime
+    shrinking = run.query(
+        "select count(*) n from (select seconds_total - lag(seconds_total, 1, 0.0) over "
+        "(partition by regime, seed order by step) as spent from compare) where spent < 0"
+    )
+    assert shrinking["n"][0].as_py() == 0
+    read = [row["step"] for row in table.to_pylist() if row["regime"] == "freeze" and row["accuracy"] is not None]
+    assert read == [0, 2, 4, 0, 2, 4]
+    assert min(row["kept_share"] for row in table.to_pylist() if row["regime"] == "freeze" and row["step"]) < 0.95
+    assert run.query("select count(*) n from compare_problems where regime = 'freeze'")["n"][0].as_py() == 6 * 12
+
+    # Again: nothing to do. An arm that was stopped while it was read goes on, to the same tables.
+    before = tables(run_path)
+    assert compare(run_path, QUICK).facts("compare") == facts
+    stopped = open_run(run_path / "compare" / "freeze" / "seed=1")
+    for stage in ("read", "read/step=4"):
+        stopped.reopen(stage)
+    (stopped.path / "problems" / "step=4.parquet").unlink()
+    open_run(run_path).reopen("compare")
+    compare(run_path, QUICK)
+    assert tables(run_path) == before
+
+    # Another regime is added; what was trained stays.
+    trained = {path: path.stat().st_mtime_ns for path in (run_path / "compare").rglob("training.parquet")}
+    grown = compare(run_path, replace(QUICK, regimes=("freeze", "soft")))
+    assert [row["regime"] for row in grown.facts("compare")["regimes"]] == ["uniform", "freeze", "soft"]
+    assert all(path.stat().st_mtime_ns == changed for path, changed in trained.items())
+    with pytest.raises(RunError, match=r"steps was 4, now 3.*--again"):
+        compare(run_path, replace(QUICK, steps=3))
+
+
+def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
+    Run.create(tmp_path / "empty")
+    with pytest.raises(RunError, match="not distilled"):
+        compare(tmp_path / "empty", QUICK)
