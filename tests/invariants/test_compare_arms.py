@@ -166,7 +166,7 @@ def run_path(tmp_path_factory) -> Path:
 
 
 QUICK = CompareConfig(
-    regimes=("freeze", "merit", "shorter"),
+    regimes=("freeze", "merit"),
     seeds=2,
     evaluations=2,
     problems=12,
@@ -191,14 +191,14 @@ def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     run = compare(run_path, QUICK)
     said = capsys.readouterr().out
     facts = run.facts("compare")
-    assert [row["regime"] for row in facts["regimes"]] == ["uniform", "freeze", "merit", "shorter"]
+    assert [row["regime"] for row in facts["regimes"]] == ["uniform", "freeze", "merit"]
     assert facts["normalise"] == "kept"
     assert all(sentence.split()[0] in said for sentence in facts["verdicts"])
     assert "Regimes from one start: 4 steps, 2 seeds" in said
 
     table = run.read("compare")
     counts = run.query("select regime, seed, count(*) n from compare group by all order by all").to_pylist()
-    assert [row["n"] for row in counts if row["regime"] != "shorter"] == [5] * 6  # the start and four steps
+    assert [row["n"] for row in counts] == [5] * 6  # the start and four steps
     starts = run.query("select distinct seed, accuracy from compare where step = 0").to_pylist()
     assert len(starts) == 2  # one start a seed, whatever the regime
     shrinking = run.query(
