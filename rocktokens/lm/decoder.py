@@ -1,9 +1,9 @@
 """A batch of token sequences under way in one model: prefill, advance by a token, let rows go.
 
 Padding is on the left and exact: masked out of attention, and position ids start at 0 on a row's first real token.
-Distinct prefixes are prefilled once and shared by the rows that start from them. Keys and values of attention layers
-live in one preallocated slab per layer, so that a step copies nothing but its own token. This room does not know how
-the next token is chosen.
+Distinct prefixes are prefilled once and shared by the rows that start from them; a batch may branch from another's
+rows. Keys and values of attention layers live in one preallocated slab per layer, so that a step copies nothing but its
+own token. This room does not know how the next token is chosen.
 
 Shapes: B rows in the batch, T positions, U distinct prefixes, V vocabulary.
 """
@@ -50,6 +50,16 @@ class _SlabLayer(DynamicLayer):
         self.keys = self.key_slab[:, :, self.start : self.stop]
         self.values = self.value_slab[:, :, self.start : self.stop]
         return self.keys, self.values
+
+    def adopt(self, keys: Tensor, values: Tensor) -> None:
+        """Start with these keys and values in place of computing them."""
+        self.lazy_initialization(keys, values)
+        for name, given in (("key_slab", keys), ("value_slab", values)):
+            slab = given.new_empty((*given.shape[:2], given.shape[2] + self.room, given.shape[3]))
+            slab[:, :, : given.shape[2]] = given
+            setattr(self, name, slab)
+        self.stop = keys.shape[2]
+        self._view()
 
     def select(self, row_B: Tensor, drop_left: int) -> None:
         """Keep these rows, and forget the first positions, which are padding in all of them."""
@@ -102,6 +112,31 @@ class Decoder:
             return logits_UV
         self.keep(row_B)
         return logits_UV[row_B]
+
+    @property
+    def can_branch(self) -> bool:
+        """Whether other batches may start from this one's rows: all its layers keep keys and values by position."""
+        return all(isinstance(layer, _SlabLayer) for layer in self._cache.layers)
+
+    @torch.inference_mode()
+    def branch(self, trunk: Decoder, row_B: Tensor, prefixes: Sequence[Sequence[int]], *, room: int) -> Tensor:
+        """Start with prefixes of a prefilled trunk's rows: all but their last token is copied, not computed."""
+        length_B = torch.tensor([len(prefix) - 1 for prefix in prefixes], device=self.device)
+        longest = int(length_B.max())
+        pad_B1 = (longest - length_B)[:, None]
+        column_T = torch.arange(longest, device=self.device)
+        start_B1 = (trunk._length - trunk._next_B[row_B])[:, None]  # where the trunk's rows begin, after their padding
+        from_BT = (column_T - pad_B1).clamp_min(0) + start_B1
+        self._cache = _new_cache(self.model, room + 1)
+        for own, theirs in zip(self._cache.layers, trunk._cache.layers):
+            assert isinstance(own, _SlabLayer)
+            assert isinstance(theirs, _SlabLayer)
+            slabs = (theirs.key_slab, theirs.value_slab)
+            own.adopt(*(slab[row_B[:, None], :, from_BT].transpose(1, 2) for slab in slabs))
+        self._mask_BT = torch.ones((len(prefixes), longest + room + 1), dtype=torch.long, device=self.device)
+        self._mask_BT[:, :longest] = column_T >= pad_B1
+        self._length, self._next_B = longest, length_B
+        return self.advance(torch.tensor([prefix[-1] for prefix in prefixes], device=self.device))
 
     @torch.inference_mode()
     def advance(self, token_B: Tensor) -> Tensor:

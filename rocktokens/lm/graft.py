@@ -197,7 +197,7 @@ def _run(
             at = first_redraw(rollout, arm, own)
             if at is not None:
                 jobs.append((index, rollout, at, own))
-    jobs.sort(key=lambda job: (len(job[1].prompt.prompt_ids) + job[2], job[1].rollout_id, job[0]))
+    jobs.sort(key=lambda job: (job[1].problem, job[1].rollout_id, job[2], job[0]))
 
     def make(some: list[tuple[int, BaseRollout, int, int]]) -> pa.Table:
         asked = [

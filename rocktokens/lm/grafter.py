@@ -18,7 +18,7 @@ from rocktokens.core.seeds import uniforms
 from rocktokens.core.stats import Floats
 from rocktokens.lm.decoder import Decoder
 from rocktokens.lm.engine import Continuation, GraftRequest, Request
-from rocktokens.lm.sampler import Sampler
+from rocktokens.lm.sampler import Sampler, Trunk
 
 
 def graft_numbers(seed: int, skip: int, count: int) -> np.ndarray:
@@ -37,6 +37,16 @@ class TwinDecoder:
         """Start both; the student's logits are returned, the teacher's kept."""
         self.teacher_LV = self.teacher.prefill(prefixes, room=room)
         return self.student.prefill(prefixes, room=room)
+
+    @property
+    def can_branch(self) -> bool:
+        """Whether other batches may start from these rows."""
+        return self.student.can_branch and self.teacher.can_branch
+
+    def branch(self, trunk: TwinDecoder, row_B: Tensor, prefixes: Sequence[Sequence[int]], *, room: int) -> Tensor:
+        """Start both with prefixes of a trunk's rows."""
+        self.teacher_LV = self.teacher.branch(trunk.teacher, row_B, prefixes, room=room)
+        return self.student.branch(trunk.student, row_B, prefixes, room=room)
 
     def advance(self, token_L: Tensor) -> Tensor:
         """Append one token to every row of both."""
@@ -82,7 +92,7 @@ class GraftSampler(Sampler):
         finally:
             self.teacher.model.train(was_training)
 
-    def _generate_batch(self, requests: list[Request]) -> list[Continuation]:
+    def _generate_batch(self, requests: list[Request], trunk: Trunk | None = None) -> list[Continuation]:
         batch = [request for request in requests if isinstance(request, GraftRequest)]
         room = max(map(self._room, batch))
         number_BT2 = np.stack([graft_numbers(request.graft_seed, request.skip, room) for request in batch])
@@ -90,7 +100,7 @@ class GraftSampler(Sampler):
         self._number_BT = torch.from_numpy(number_BT2[:, :, 1]).to(self.device)
         self._rule_B = torch.tensor([request.rule for request in batch], device=self.device)
         self._forced_B = torch.tensor([request.forced for request in batch], device=self.device)
-        return super()._generate_batch(requests)
+        return super()._generate_batch(requests, trunk)
 
     def _decoder(self) -> TwinDecoder:  # type: ignore[override]
         teacher = self.teacher

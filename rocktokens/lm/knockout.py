@@ -123,9 +123,9 @@ class Arms:
 
     def run(self, name: str, jobs: Sequence[Job], baseline: Baseline) -> pa.Table:
         """One row a job: prompt_id, rollout_id, arm, set_id, repeat, resumed_at, correct, num_tokens."""
-        # All sets' resumptions share batches: alike prefix lengths together, one rollout's places side by side.
-        prompt_lengths = [len(rollout.prompt.prompt_ids) for rollout in baseline.rollouts]
-        jobs = sorted(jobs, key=lambda job: (prompt_lengths[job.rollout] + job.at, job.rollout, job.column))
+        # All sets' resumptions go to the engine together, those of one rollout side by side: what they begin with is
+        # then prefilled once, and the engine puts alike lengths into one batch.
+        jobs = sorted(jobs, key=lambda job: (job.rollout, job.at, job.column, job.arm, job.repeat))
         tables = []
         with self.bar(name, len(jobs)) as advance:
             for start in range(0, len(jobs), CHUNK):

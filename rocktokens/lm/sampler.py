@@ -23,6 +23,11 @@ from rocktokens.lm.engine import Continuation, Request
 
 # Rows are dropped from the batch when this share of it has finished: copying the cache for each would cost more.
 LEAVE_SHARE = 0.1
+# Batches that share one prefill of their longest prefixes, so that rows of alike length still meet.
+BLOCK_BATCHES = 4
+
+Prefix = tuple[int, ...]
+Trunk = tuple[Decoder, list[Prefix]]
 
 
 class Sampler:
@@ -66,19 +71,63 @@ class Sampler:
         for request in requests:
             self._check(request)
         answers: list[Continuation | None] = [None] * len(requests)
-        order = sorted(range(len(requests)), key=lambda index: (len(requests[index].prefix), requests[index].prefix))
         was_training = self.model.training
         self.model.eval()
         try:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
-                for index, answer in zip(batch, self._generate_batch([requests[index] for index in batch])):
-                    answers[index] = answer
-                if progress is not None:
-                    progress(len(batch))
+            for roots, members in self._blocks(requests):
+                trunk = self._trunk(roots)
+                order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
+                for start in range(0, len(order), self.batch_size):
+                    batch = order[start : start + self.batch_size]
+                    for index, answer in zip(batch, self._generate_batch([requests[i] for i in batch], trunk)):
+                        answers[index] = answer
+                    if progress is not None:
+                        progress(len(batch))
         finally:
             self.model.train(was_training)
         return [answer for answer in answers if answer is not None]
+
+    def _blocks(self, requests: Sequence[Request]) -> list[tuple[list[Prefix], list[int]]]:
+        """Requests that are worked off together, and the longest prefixes that hold all of theirs.
+
+        Rollouts that are resumed at many places have prefixes that begin alike: where that halves the tokens to be
+        prefilled, a block's longest ones are prefilled once and every batch copies its beginnings. No roots: it does
+        not pay, and each batch prefills its own.
+        """
+        everything = list(range(len(requests)))
+        root_of = roots_of({request.prefix for request in requests})
+        shared = sum(map(len, set(root_of.values())))
+        if 2 * shared > sum(map(len, root_of)) or min(map(len, root_of), default=0) < 2:
+            return [([], everything)] if requests else []
+        blocks: list[tuple[list[Prefix], list[int]]] = []
+        for index in sorted(everything, key=lambda index: root_of[requests[index].prefix]):
+            root = root_of[requests[index].prefix]
+            if not blocks or (
+                blocks[-1][0][-1] != root
+                and (len(blocks[-1][1]) >= BLOCK_BATCHES * self.batch_size or len(blocks[-1][0]) >= self.batch_size)
+            ):
+                blocks.append(([root], []))
+            if blocks[-1][0][-1] != root:
+                blocks[-1][0].append(root)
+            blocks[-1][1].append(index)
+        return blocks
+
+    def _trunk(self, roots: list[Prefix]) -> Trunk | None:
+        if not roots:
+            return None
+        decoder = self._decoder()
+        decoder.prefill(roots, room=0)
+        return (decoder, roots) if decoder.can_branch else None
+
+    def _begin(self, decoder: Decoder, prefixes: list[Prefix], room: int, trunk: Trunk | None) -> Tensor:
+        """The first logits of every row."""
+        if trunk is None:
+            return decoder.prefill(prefixes, room=room)
+        trunk_decoder, roots = trunk
+        root_of = roots_of({*roots, *prefixes})
+        place = {root: index for index, root in enumerate(roots)}
+        row_B = torch.tensor([place[root_of[prefix]] for prefix in prefixes], device=self.device)
+        return decoder.branch(trunk_decoder, row_B, prefixes, room=room)
 
     def _check(self, request: Request) -> None:
         if not request.prefix:
@@ -108,7 +157,7 @@ class Sampler:
         return min(request.max_new_tokens, self.context - len(request.prefix))
 
     @torch.inference_mode()
-    def _generate_batch(self, requests: list[Request]) -> list[Continuation]:
+    def _generate_batch(self, requests: list[Request], trunk: Trunk | None = None) -> list[Continuation]:
         room = [self._room(request) for request in requests]
         uniform_BT = torch.zeros((len(requests), max(room)), dtype=torch.float64, device=self.device)
         if not self.greedy:
@@ -121,7 +170,7 @@ class Sampler:
         room_B = torch.tensor(room, device=self.device)
 
         decoder = self._decoder()
-        logits_LV = decoder.prefill([request.prefix for request in requests], room=max(room))
+        logits_LV = self._begin(decoder, [request.prefix for request in requests], max(room), trunk)
         live_L = torch.arange(len(requests), device=self.device)  # which request each row of the decoder serves
         going_L = torch.ones(len(requests), dtype=torch.bool, device=self.device)
         bans = _Bans(requests, live_L)
@@ -179,6 +228,17 @@ class Sampler:
         target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
         token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1)
         return token_B.clamp_max_(logits_BV.shape[1] - 1), bad_B
+
+
+def roots_of(prefixes: set[Prefix]) -> dict[Prefix, Prefix]:
+    """For every prefix one of them that it begins, and that begins no other."""
+    found: dict[Prefix, Prefix] = {}
+    root: Prefix | None = None
+    for prefix in sorted(prefixes, reverse=True):  # whatever a prefix begins comes right before it
+        if root is None or root[: len(prefix)] != prefix:
+            root = prefix
+        found[prefix] = root
+    return found
 
 
 def numbers_of(request: Request, count: int) -> np.ndarray:

@@ -6,6 +6,8 @@ import markov
 import numpy as np
 import pytest
 import torch
+from tiny import FAMILIES, tiny_model
+from tiny import prompts as random_prompts
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rocktokens.core.census import BannedSet
@@ -15,7 +17,7 @@ from rocktokens.lm.engine import GraftRequest, Request
 from rocktokens.lm.graft import GraftArm, first_redraw
 from rocktokens.lm.grafter import GraftSampler
 from rocktokens.lm.knockout import plan, request_for, response_of
-from rocktokens.lm.sampler import Sampler
+from rocktokens.lm.sampler import Sampler, roots_of
 from rocktokens.lm.tasks import Prompt
 from rocktokens.world import get_world
 
@@ -286,3 +288,36 @@ def test_greedy_decoding_of_a_transformer_resumed_is_the_greedy_knockout(token):
     baseline = baseline_of(engine, 1, 0, limit=16, prompt=prompt)
     resumed, _ = knocked_out(engine, baseline, (token,), 0, limit=16)
     assert resumed == [engine.generate([Request(prompt, 16, 0, (token,))])[0].token_ids]
+
+
+class Unshared(Sampler):
+    """Every batch prefills its own prefixes."""
+
+    def _blocks(self, requests):
+        return [([], list(range(len(requests))))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefixes_that_begin_alike_are_prefilled_once_and_no_token_changes(family):
+    """Rollouts resumed at every place: the same tokens whether beginnings are copied or computed."""
+    model = tiny_model(family)
+    options = {"eos_ids": [1], "pad_id": 2, "batch_size": 16}
+    shared, unshared = Sampler(model, **options), Unshared(model, **options)
+    starts = random_prompts(6, shortest=3)
+    rollouts = shared.generate([Request(prompt, 20, seed) for seed, prompt in enumerate(starts)])
+    requests = [
+        Request((*prompt, *rollout.token_ids[:at]), 20 - at, 7 * at + number, banned=(3 + at,))
+        for number, (prompt, rollout) in enumerate(zip(starts, rollouts))
+        for at in range(len(rollout.token_ids))
+    ]
+    assert len(shared._blocks(requests)[0][0]) > 1, "nothing is shared"
+    assert shared.generate(requests) == unshared.generate(requests)
+    assert shared.generate(requests[::-1]) == unshared.generate(requests)[::-1]
+
+
+def test_the_root_of_a_prefix_is_the_longest_that_it_begins():
+    prefixes = {(1,), (1, 2), (1, 2, 3), (1, 3), (2,), (1, 2, 3, 4), (1, 2, 4)}
+    found = roots_of(prefixes)
+    assert set(found.values()) == {(1, 3), (2,), (1, 2, 3, 4), (1, 2, 4)}
+    assert all(root[: len(prefix)] == prefix for prefix, root in found.items())
+    assert found.keys() == prefixes
