@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -67,7 +66,7 @@ def census_facts(census: Census, correlations: Sequence[Correlation], missing: S
         "rounds": census.num_rounds,
         "epsilon": census.epsilon,
         "alpha": census.alpha,
-        "smallest_detectable_effect": max((r.detectable for r in used), default=None),
+        "smallest_detectable_effect": _plain(_median(last_look(census))),
         "noise_floor": max(floors, default=None),
         "placebo_strong": list(census.placebo_strong),
         "baseline_tokens": census.baseline_tokens,
@@ -93,8 +92,10 @@ def render(census: Census, correlations: Sequence[Correlation] = (), limit: int 
     lines = [*summary(census), *_correlation_lines(correlations)]
     if len(rows) > limit:
         lines.insert(0, f"{len(rows) - limit} more are in census.parquet")
-    table = Table(title=title, caption="\n".join(map(escape, lines)), caption_justify="left", box=SIMPLE_HEAD)
-    for name in ("token", "used", "n", "Δ points [95 %]", "noise", "p (BH)", "verdict"):
+    table = Table(
+        title=title, caption="\n".join(map(escape, lines)), caption_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    for name in ("token", "used", "n", "Δ points [95 %]", "p (BH)", "verdict"):
         table.add_column(escape(name), justify="left" if name in ("token", "verdict") else "right", no_wrap=True)
     for r in rows[:limit]:
         table.add_row(*map(escape, _cells(r)))
@@ -104,16 +105,24 @@ def render(census: Census, correlations: Sequence[Correlation] = (), limit: int 
 def _cells(r: SetResult) -> tuple[str, ...]:
     kind = "" if r.banned.kind == "token" else f" {r.banned.kind} of {len(r.banned.members)}"
     if r.verdict == NEVER_USED:
-        return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), "–", "–", "–", r.verdict)
+        return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), "–", "–", r.verdict)
     return (
         f"{r.banned.token!r}{kind}",
         f"{100 * r.used_share:.0f} %" if r.used_share >= 0.1 else f"{100 * r.used_share:.1f} %",
         str(r.num_problems),
         f"{100 * r.delta:+.1f} [{100 * r.low:+.1f}, {100 * r.high:+.1f}]",
-        f"±{100 * r.placebo_floor:.1f}" if np.isfinite(r.placebo_floor) else "–",
         "–" if np.isnan(r.p_bh) else f"{r.p_bh:.2g}",
         f"{UNDECIDED}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
     )
+
+
+def last_look(census: Census) -> list[SetResult]:
+    """The sets that were tested on every problem; all others were decided before."""
+    return [r for r in census.results if r.num_problems == census.accuracy.num_prompts and r.verdict != NEVER_USED]
+
+
+def _median(results: Sequence[SetResult]) -> float:
+    return float(np.median([r.detectable for r in results])) if results else float("nan")
 
 
 def summary(census: Census) -> list[str]:
@@ -124,21 +133,23 @@ def summary(census: Census) -> list[str]:
         f"{accuracy.num_prompts} problems, {census.baseline_rollouts} rollouts; "
         f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
     ]
+    full = last_look(census)
+    floors = [r.placebo_floor for r in full if np.isfinite(r.placebo_floor)]
     lines.append(
-        f"n: problems; noise: what two arms without a ban differ by; smallest effect seen at 80 % power: median "
-        f"{100 * float(np.median([r.detectable for r in census.results])):.2f} points, largest "
-        f"{100 * max(r.detectable for r in census.results):.2f}"
+        f"on all {accuracy.num_prompts} problems: smallest effect seen at 80 % power {100 * _median(full):.2f} points "
+        f"(median of {len(full)} sets)"
+        + (f"; without a ban, two arms differ by up to ±{100 * max(floors):.1f} by chance" if floors else "")
     )
     strong, placebos = census.placebo_strong
     if placebos:
         lines.append(
-            f"A/A: resumed with nothing banned, {strong} of {placebos} came out as strong "
-            f"({100 * strong / placebos:.1f} %, at most {100 * census.alpha:g} % expected)"
+            f"A/A on {census.placebo_problems} problems: resumed with nothing banned, {strong} of {placebos} came out "
+            f"as strong ({100 * census.alpha:g} % expected on average; they share one baseline)"
         )
     resumed = sum(r.num_tokens for r in census.results)
-    full = sum(r.num_problems for r in census.results) * census.baseline_tokens / max(accuracy.num_prompts, 1)
+    whole = sum(r.num_problems for r in census.results) * census.baseline_tokens / max(accuracy.num_prompts, 1)
     if census.exact_resume and resumed:
-        lines.append(f"{resumed:,} tokens generated, placebos included; full regeneration: about {full:,.0f}")
+        lines.append(f"{resumed:,} tokens generated, placebos included; full regeneration: about {whole:,.0f}")
     controls = census.counts("control")
     if controls:
         lines.append("controls as frequent as the rocks: " + ", ".join(f"{n} {name}" for name, n in controls.items()))
