@@ -5,6 +5,8 @@ Reads Parquet and the manifest, loads no model. What a run does not have is left
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -49,11 +51,11 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
     ids into text for the viewer; `images` also writes every figure as SVG and PNG where a Chromium is at hand.
     """
     run = open_run(path)
-    stages = [stage for stage in run.manifest["stages"] if stage != "report"]
+    made_of = _digest(run)
     if (
         not again
         and run.done("report")
-        and run.facts("report").get("stages") == stages
+        and run.facts("report").get("made_of") == made_of
         and (run.path / REPORT).exists()
     ):
         log.info("%s: the report is there; nothing to do", path)
@@ -70,8 +72,15 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
     )
     if note:
         log.info("figures as SVG and PNG were not written: %s", note)
-    run.finish("report", {"stages": stages, "figures": len(figures), "images": written, "bytes": len(html.encode())})
+    run.finish("report", {"made_of": made_of, "figures": len(figures), "images": written, "bytes": len(html.encode())})
     return run
+
+
+def _digest(run: Run) -> str:
+    """Tells apart what runs hold: settings, versions and what every stage recorded, in whatever order."""
+    stages = {name: facts for name, facts in run.manifest["stages"].items() if name != "report"}
+    text = json.dumps([run.manifest["config"], run.manifest.get("versions"), stages], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _write(path: Path, text: str) -> None:

@@ -43,7 +43,7 @@ SHARES = (
     ("share_grad", "gradient norm"),
 )
 NAMES = {"control": "matched control", "control_loss": "control matched on loss"}
-MAX_POINTS = 4000
+MAX_POINTS = 3000
 
 
 def footprint_row(facts: Facts, name: str | None = None) -> dict[str, Any]:

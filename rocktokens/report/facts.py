@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError, RunError
@@ -73,6 +74,15 @@ class Facts:
             return None
         return table if len(table) else None
 
+    def columns(self, name: str) -> list[str]:
+        """Columns of a table that may be too large to read whole; none where it is missing or damaged."""
+        path = self.run.path / f"{name}.parquet"
+        try:
+            return pq.read_schema(path).names if path.exists() else []
+        except (pa.ArrowInvalid, OSError) as error:
+            self.notes.append(f"{name}.parquet was left out: {str(error).splitlines()[0]}")
+            return []
+
     def rows(self, *names: str) -> list[dict[str, Any]]:
         """The rows of the first of these tables that is there; none where there is none."""
         table = self.table(*names)
@@ -115,7 +125,26 @@ class Facts:
         table = STAGES[stage][0]
         if stage == "score":
             return bool(self.run.steps())
+        if stage == "sample":
+            return bool(self.columns("rollouts"))
         return self.run.done(stage) or (table is not None and self.table(table) is not None)
+
+    @property
+    def stages(self) -> list[str]:
+        """Completed stages in the order of the story, whatever order they were completed in."""
+        known = list(STAGES)
+
+        def place(stage: str) -> tuple[int, str, int]:
+            base, _, step = stage.partition("/step=")
+            return known.index(base) if base in known else len(known), base, int(step) if step.isdigit() else -1
+
+        return sorted((stage for stage in self.run.manifest.get("stages", {}) if stage != "report"), key=place)
+
+    @property
+    def sections(self) -> list[str]:
+        """Sections of the configuration in the order of the story."""
+        known = ["pair", "prompts", "rollouts", *STAGES]
+        return sorted(self.config, key=lambda name: (known.index(name) if name in known else len(known), name))
 
     @property
     def not_run(self) -> list[str]:

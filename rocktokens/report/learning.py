@@ -15,6 +15,8 @@ from rocktokens.report.facts import Facts, estimate
 from rocktokens.report.figures import MUTED, RARE, REST, ROCK, THIRD, Figure, errors, layout, names_axis, rule
 from rocktokens.report.text import interval, label, number, p_value, percent, plural, significant
 
+MAX_POINTS = 1500
+"""Marks of one group in a chart, those of most gradient first; the rows hold all."""
 GROUP_COLORS = {"rocks": ROCK, "rare high-loss": RARE, "random others": REST, "other": MUTED}
 GROUP_SYMBOLS = {"rocks": "diamond", "rare high-loss": "triangle-up", "random others": "circle-open", "other": "circle"}
 
@@ -104,8 +106,9 @@ def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
         return []
     ids = ", ".join(map(str, sorted(facts.rock_ids)))
     found = facts.query(
-        f"select step, avg(kl) filter (token_id in ({ids})) as loss_rocks, "
-        f"avg(kl) filter (token_id not in ({ids})) as loss_rest from occurrences where isfinite(kl) "
+        # Rounded: threads add up in any order, and the same run must give the same bytes.
+        f"select step, round(favg(kl) filter (token_id in ({ids})), 9) as loss_rocks, "
+        f"round(favg(kl) filter (token_id not in ({ids})), 9) as loss_rest from occurrences where isfinite(kl) "
         "group by step order by step"
     )
     return [] if found is None else found.to_pylist()
@@ -358,6 +361,7 @@ def _alignment_sentence(facts: Facts, rows: list[dict[str, Any]], groups: list[s
 def _gradient_trace(
     facts: Facts, group: str, rows: list[dict[str, Any]], x: str, y: str, scale: float
 ) -> dict[str, Any]:
+    rows = sorted(rows, key=lambda row: (-(row.get("grad_share") or 0.0), row["token_id"]))[:MAX_POINTS]
     return {
         "type": "scatter",
         "mode": "markers",

@@ -44,7 +44,7 @@ KINDS["rollouts"] = KINDS.get("rollout", configuration.RolloutConfig)
 def method(facts: Facts) -> str:
     """HTML of the section."""
     text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in METHOD)
-    notes = [note for stage in facts.run.manifest.get("stages", {}) for note in facts.stage(stage).get("notes") or []]
+    notes = [note for stage in facts.stages for note in facts.stage(stage).get("notes") or []]
     notes += facts.notes
     said = "".join(f"<li>{prose(visible(str(note)))}</li>" for note in dict.fromkeys(notes))
     return (
@@ -80,8 +80,8 @@ def commands(facts: Facts) -> list[str]:
     if isinstance(recorded, list) and recorded:
         return [visible(command if isinstance(command, str) else shlex.join(map(str, command))) for command in recorded]
     lines = []
-    for stage in facts.run.manifest.get("stages", {}):
-        if "/" in stage or stage == "report":
+    for stage in facts.stages:
+        if "/" in stage:
             continue
         named, bare = COMMANDS.get(stage, ((), (stage,)))
         flags = [flag for section in named for flag in _flags(facts, section, f"{section.removeprefix('graft_')}.")]
@@ -123,13 +123,14 @@ def seeds(facts: Facts) -> dict[str, Any]:
             elif "seed" in name:
                 found[prefix + name] = value
 
-    walk("", facts.config)
+    walk("", {section: facts.config[section] for section in facts.sections})
     return found
 
 
 def _settings(facts: Facts) -> str:
     parts = []
-    for section, values in facts.config.items():
+    for section in facts.sections:
+        values = facts.config[section]
         rows = values if isinstance(values, dict) else {section: values}
         title = escape(visible(str(section)))
         parts.append(f"<details><summary>{title}</summary>{_pairs(rows)}</details>")
@@ -138,10 +139,8 @@ def _settings(facts: Facts) -> str:
 
 def _stages(facts: Facts) -> dict[str, Any]:
     found = {}
-    for stage, values in facts.run.manifest.get("stages", {}).items():
-        if stage == "report":
-            continue
-        short = {key: value for key, value in (values or {}).items() if isinstance(value, str | int | float | bool)}
+    for stage in facts.stages:
+        short = {key: value for key, value in facts.stage(stage).items() if isinstance(value, str | int | float | bool)}
         found[stage] = ", ".join(f"{key} {_short(value)}" for key, value in short.items()) or "done"
     return found
 

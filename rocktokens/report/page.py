@@ -125,8 +125,9 @@ def _headline(facts: Facts) -> str:
 
 
 def _size(facts: Facts) -> str:
-    table, detect = facts.table("rollouts"), facts.stage("detect")
-    parts = [plural(len(table), "rollout")] if table is not None else []
+    detect = facts.stage("detect")
+    number_of = facts.stage("sample").get("rollouts")
+    parts = [plural(number_of, "rollout")] if number_of else []
     parts += [plural(detect["num_prompts"], "prompt")] if detect.get("num_prompts") else []
     parts += [plural(detect["num_occurrences"], "occurrence")] if detect.get("num_occurrences") else []
     parts += [f"checkpoints {', '.join(map(str, facts.steps))}"] if len(facts.steps) > 1 else []

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import pyarrow.compute as pc
 
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.report.detection import SHARES, footprint_row
@@ -88,12 +87,12 @@ def _chooser(runs: dict[str, Facts]) -> str:
 
 def sampled_accuracy(facts: Facts) -> Estimate | None:
     """Share of right answers among the sampled rollouts, with an interval over prompts."""
-    table = facts.table("rollouts")
-    if table is None or not {"prompt_id", "correct"} <= set(table.column_names):
+    if not {"prompt_id", "correct"} <= set(facts.columns("rollouts")):
         return None
-    checked = table.filter(pc.is_valid(table["correct"]))
-    by_prompt = checked.append_column("right", checked["correct"].cast("double")).group_by("prompt_id")
-    share_P = np.sort(by_prompt.aggregate([("right", "mean")])["right_mean"].to_numpy())
+    found = facts.query(
+        "select avg(correct::int) as share from rollouts where correct is not null group by prompt_id order by share"
+    )
+    share_P = np.zeros(0) if found is None else found["share"].to_numpy()
     if len(share_P) < 2 or np.ptp(share_P) == 0:
         value = float(share_P.mean()) if len(share_P) else None
         return None if value is None else Estimate(value, float("nan"), float("nan"), len(share_P))

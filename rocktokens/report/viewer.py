@@ -6,7 +6,7 @@ run, right and wrong answers in turn, so that the choice shows what the run hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -35,11 +35,17 @@ Decode = Callable[[Sequence[int]], str]
 
 def payload(facts: Facts, decode: Decode | None = None) -> dict[str, Any] | None:
     """Rollouts, token types and what is known of each; None without scored rollouts."""
-    table = facts.table("rollouts")
-    if table is None or not facts.steps or facts.lacks(table, "the rollout viewer", "prompt_id", "rollout_id"):
+    columns = facts.columns("rollouts")
+    missing = [name for name in ("prompt_id", "rollout_id", "token_ids") if name not in columns]
+    if not columns or missing or not facts.steps:
+        facts.notes += (
+            [f"the rollout viewer was left out: no column {', '.join(missing)}"] if columns and missing else []
+        )
         return None
-    everything = table.to_pylist()
-    chosen = choose(everything)
+    correct = "correct" if "correct" in columns else "null::boolean"
+    found = facts.query(f"select prompt_id, rollout_id, {correct} as correct, len(token_ids) as length from rollouts")
+    everything = [] if found is None else found.to_pylist()
+    chosen = _whole(facts, choose(everything))
     scores = _scores(facts, [row["rollout_id"] for row in chosen])
     chosen = [row for row in chosen if (row["prompt_id"], row["rollout_id"]) in scores]
     if not chosen:
@@ -64,12 +70,24 @@ def choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     picked: list[dict[str, Any]] = []
     tokens = 0
     for row in (row for turn in zip_longest(*spread) for row in turn if row is not None):
-        size = min(len(row.get("token_ids") or ()), MAX_LENGTH)
+        size = min(row.get("length") or 0, MAX_LENGTH)
         if len(picked) == MAX_ROLLOUTS or (picked and tokens + size > MAX_TOKENS):
             break
         picked.append(row)
         tokens += size
     return picked
+
+
+def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chosen rollouts with all their columns, in the order they were chosen."""
+    wanted = _quoted(row["rollout_id"] for row in chosen)
+    found = facts.query(f"select * from rollouts where rollout_id in ({wanted})") if chosen else None
+    rows = {(row["prompt_id"], row["rollout_id"]): row for row in ([] if found is None else found.to_pylist())}
+    return [rows[row["prompt_id"], row["rollout_id"]] for row in chosen]
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
 
 
 def _evenly(length: int, count: int) -> np.ndarray:
@@ -83,7 +101,7 @@ def _evenly(length: int, count: int) -> np.ndarray:
 
 def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Scored positions of the chosen rollouts at the last checkpoint, with the first checkpoint's kl beside them."""
-    wanted = ", ".join("'" + rollout_id.replace("'", "''") + "'" for rollout_id in rollout_ids)
+    wanted = _quoted(rollout_ids)
     first, last = facts.steps[0], facts.steps[-1]
     keys = "prompt_id, rollout_id, position"
     pre = f"select {keys}, kl as kl_pre from occurrences where step = {first} and rollout_id in ({wanted})"

@@ -22,6 +22,7 @@ from rocktokens.report import sentences
 from rocktokens.report.build import FIGURES, REPORT, report
 from rocktokens.report.export import export
 from rocktokens.report.facts import Facts
+from rocktokens.report.page import page
 from rocktokens.report.text import interval, label, number, percent, points, significant, to_csv, visible
 from rocktokens.report.viewer import MAX_ROLLOUTS, choose, payload
 
@@ -160,6 +161,26 @@ def test_the_same_run_gives_the_same_bytes(whole, html):
     assert (whole / REPORT).read_text(encoding="utf-8") == html
 
 
+def test_a_large_vocabulary_still_fits_in_the_page(whole):
+    facts = Facts.of(whole)
+    for name in ("types", "geometry"):
+        table = facts.table(name)
+        parts = [table.set_column(0, "token_id", pa.array(np.arange(len(table)) + 1000 * n)) for n in range(1, 200)]
+        facts._tables[name] = pa.concat_tables([table, *parts])
+    figures = [make(facts) for make in FIGURES]
+    assert len(figures[1].rows) > 7000
+    html = page(facts, sentences.answer(facts), figures, payload(facts))
+    assert len(html.encode()) < 8_000_000
+
+
+def test_the_order_of_completion_does_not_show(whole, html):
+    facts = Facts.of(whole)
+    for part in ("stages", "config"):
+        facts.run.manifest[part] = dict(reversed(facts.run.manifest[part].items()))
+    figures = [make(facts) for make in FIGURES]
+    assert page(facts, sentences.answer(facts), figures, payload(facts)) == html
+
+
 def test_a_report_is_made_anew_only_when_a_stage_was_added(tmp_path):
     run = make_run(tmp_path / "run", stages="detect", prompts=8)
     report(run.path, images=False)
@@ -207,7 +228,7 @@ def test_a_missing_column_leaves_out_what_needs_it_and_nothing_else_fails(whole,
         assert len(sentences.answer(facts)) == 5
 
 
-@pytest.mark.parametrize("name", ["training", "compare", "grafts", "knockouts", "rollouts"])
+@pytest.mark.parametrize("name", ["training", "compare", "grafts", "knockouts"])
 def test_missing_columns_of_later_stages_likewise(whole, name):
     for column in Facts.of(whole).table(name).column_names:
         facts = Facts.of(whole)
@@ -215,9 +236,20 @@ def test_missing_columns_of_later_stages_likewise(whole, name):
         for make in FIGURES[5:13]:
             make(facts)
         assert len(sentences.answer(facts)) == 5
-        if name == "rollouts" and column in ("prompt_id", "rollout_id"):
-            assert payload(facts) is None
+
+
+def test_rollouts_without_a_column_are_shown_without_it_or_not_at_all(tmp_path):
+    run = make_run(tmp_path / "run", stages="score", prompts=4)
+    table = run.read("rollouts")
+    for column in table.column_names:
+        run.write("rollouts", table.drop_columns([column]))
+        facts = Facts.of(run.path)
+        shown = payload(facts)
+        if column in ("prompt_id", "rollout_id", "token_ids"):
+            assert shown is None
             assert any(column in note for note in facts.notes)
+        else:
+            assert len(shown["rollouts"]) == 16
 
 
 def test_loss_over_training_comes_from_what_there_is(whole):
@@ -392,14 +424,14 @@ def test_the_viewer_holds_the_numbers_of_parquet(whole, facts):
 
 
 def test_rollouts_are_taken_evenly_right_and_wrong_in_turn():
-    rows = [{"rollout_id": str(n), "correct": n % 10 == 0, "token_ids": [0] * 10} for n in range(1000)]
+    rows = [{"rollout_id": str(n), "correct": n % 10 == 0, "length": 10} for n in range(1000)]
     chosen = choose(rows)
     assert chosen == choose(rows)
     assert len({row["rollout_id"] for row in chosen}) == len(chosen) == MAX_ROLLOUTS
     assert [row["correct"] for row in chosen[:4]] == [True, False, True, False]
     places = np.sort([int(row["rollout_id"]) for row in chosen])
     assert np.diff(places).max() < 60
-    long = [{"rollout_id": str(n), "correct": None, "token_ids": [0] * 9000} for n in range(50)]
+    long = [{"rollout_id": str(n), "correct": None, "length": 9000} for n in range(50)]
     assert len(choose(long)) == 12
 
 
