@@ -102,21 +102,7 @@ def fused_divergence(
     check_head("teacher", teacher, teacher_hidden_NG)
     _check_settings(kind, beta, temperature, chunk)
     _check_rows(len(student_hidden_NH), len(teacher_hidden_NG), token_N, weight_N, observe, (student, teacher))
-    num_rows, device = len(student_hidden_NH), student_hidden_NH.device
-
-    keep_K = None
-    weight_K = torch.ones(num_rows, device=device)
-    if weight_N is not None:
-        weight_K = weight_N.detach().to(device=device, dtype=torch.float32)
-        if not bool((weight_K != 0).all()):
-            keep_K = weight_K.nonzero().squeeze(1)
-            weight_K = weight_K[keep_K]
-    if denominator is None:
-        denominator = weight_K.sum().clamp_min(torch.finfo(torch.float32).tiny)
-    elif len(weight_K) and not 0 < float(denominator) < math.inf:
-        raise ConfigError(
-            f"denominator must be > 0 and finite, got {float(denominator)}; it is the step's sum of weights"
-        )
+    keep_K, weight_K, denominator = _kept(student_hidden_NH, weight_N, denominator)
     student_hidden_KH, teacher_hidden_KG, token_K = student_hidden_NH, teacher_hidden_NG, token_N
     if keep_K is not None:
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
@@ -126,30 +112,35 @@ def fused_divergence(
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
-    loss, value_K, *telemetry_K = _FusedDivergence.apply(
-        *differentiable,
-        teacher_hidden_KG.detach(),
-        token_K,
-        weight_K / denominator,
-        options,
-    )
-    columns = [value_K, *telemetry_K]
+    factor_K = weight_K / denominator
+    loss, *columns = _FusedDivergence.apply(*differentiable, teacher_hidden_KG.detach(), token_K, factor_K, options)
     if keep_K is not None:
-        columns = [_scatter(column_K, keep_K, num_rows) for column_K in columns]
-    value_N, student_logprob_N, teacher_logprob_N, student_entropy_N, teacher_entropy_N, grad_norm_N = columns
+        columns = [_scatter(column_K, keep_K, len(student_hidden_NH)) for column_K in columns]
+    value_N, student_logprob_N, teacher_logprob_N, *rest = columns
     if token_N is None:
-        return Divergence(loss, value_N, None, None, None, student_entropy_N, teacher_entropy_N, grad_norm_N)
+        return Divergence(loss, value_N, None, None, None, *rest)
     log_ratio_N = student_logprob_N - teacher_logprob_N
-    return Divergence(
-        loss,
-        value_N,
-        log_ratio_N,
-        student_logprob_N,
-        teacher_logprob_N,
-        student_entropy_N,
-        teacher_entropy_N,
-        grad_norm_N,
-    )
+    return Divergence(loss, value_N, log_ratio_N, student_logprob_N, teacher_logprob_N, *rest)
+
+
+def _kept(
+    hidden_NH: Tensor, weight_N: Tensor | None, denominator: Tensor | float | None
+) -> tuple[Tensor | None, Tensor, Tensor | float]:
+    """Which rows stay (None: all), their weights, and what the loss is divided by."""
+    keep_K = None
+    weight_K = torch.ones(len(hidden_NH), device=hidden_NH.device)
+    if weight_N is not None:
+        weight_K = weight_N.detach().to(device=hidden_NH.device, dtype=torch.float32)
+        if not bool((weight_K != 0).all()):
+            keep_K = weight_K.nonzero().squeeze(1)
+            weight_K = weight_K[keep_K]
+    if denominator is None:
+        denominator = weight_K.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    elif len(weight_K) and not 0 < float(denominator) < math.inf:
+        raise ConfigError(
+            f"denominator must be > 0 and finite, got {float(denominator)}; it is the step's sum of weights"
+        )
+    return keep_K, weight_K, denominator
 
 
 def _scatter(column_K: Tensor, keep_K: Tensor, num_rows: int) -> Tensor:
