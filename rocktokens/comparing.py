@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, Regime, RolloutConfig
 from rocktokens.core.merit import prefix_cut
-from rocktokens.core.regimes import check_arms, common_base, regime_config
+from rocktokens.core.regimes import NEED_ROCKS, check_arms, common_base, regime_config
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
 from rocktokens.readings import write_comparison
@@ -66,6 +66,9 @@ def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
         shutil.rmtree(run.path / "compare", ignore_errors=True)
     plan = make_plan(run, config)
     run.reopen("compare")
+    if len(plan.arms) == config.seeds:
+        log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
+        return run
     if not _train_and_read(plan):
         return run
     run.manifest["config"]["compare"] = _plain(config)
@@ -94,6 +97,9 @@ def make_plan(run: Run, config: CompareConfig) -> Plan:
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
     rocks = config.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ())
     regimes: tuple[Regime, ...] = ("uniform", *(name for name in dict.fromkeys(config.regimes) if name != "uniform"))
+    if run.done("detect") and not rocks:
+        regimes = tuple(name for name in regimes if name not in NEED_ROCKS)
+        log.warning("detect found no rocks: only %s can be compared", ", ".join(regimes))
     cut = _choose_cut(run, base, rocks, config) if {"cut", "merit"} & set(regimes) and rocks else None
     arms: dict[tuple[int, str], DistillConfig] = {}
     for seed in range(config.seeds):

@@ -28,6 +28,7 @@ from rocktokens.core.regimes import SAMPLE_LESS
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.core.verdict_words import conclusion, percent, points, savings_sentence, verdict_sentence
+from rocktokens.errors import DataError
 from rocktokens.runs.store import Run
 
 # Stages of a step that are training; what records, evaluates or saves is not.
@@ -127,6 +128,8 @@ def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table, *, clock
     read = [row for row in rows if row["accuracy"] is not None]
     trained = [row for row in rows if row["tokens"]]
     tokens = float(sum(row["tokens"] for row in trained))
+    if read[-1][total] <= 0:
+        raise DataError(f"regime {regime} has no {clock} seconds on record; read by the other clock, or train --again")
     step_N, correct_N = problems["step"].to_numpy(), problems["correct"].to_numpy()
     return Arm(
         regime=regime,

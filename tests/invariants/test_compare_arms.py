@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rocktokens.config import (
     ScoreConfig,
 )
 from rocktokens.core.regimes import common_base, regime_config
-from rocktokens.errors import RunError
+from rocktokens.errors import ConfigError, RunError
 from rocktokens.lm.distill import distill
 from rocktokens.lm.trainer import RockDistillationTrainer
 from rocktokens.runs.store import Run, open_run
@@ -235,3 +236,14 @@ def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
     Run.create(tmp_path / "empty")
     with pytest.raises(RunError, match="not distilled"):
         compare(tmp_path / "empty", QUICK)
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    with pytest.raises(ConfigError, match=r"regime freeze needs rocks; run `rocktokens detect` first"):
+        compare(tmp_path / "run", replace(QUICK, rocks=()))
+
+
+def test_a_pair_without_rocks_is_left_out_and_says_so(tmp_path, run_path, caplog):
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    open_run(tmp_path / "run").finish("detect", {"rocks": []})
+    assert not compare(tmp_path / "run", replace(QUICK, rocks=())).done("compare")
+    assert "detect found no rocks" in caplog.text
+    assert "nothing to compare" in caplog.text
