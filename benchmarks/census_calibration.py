@@ -1,6 +1,6 @@
 """How often is the census wrong? Simulated censuses with known truth; writes docs/results/census_calibration.json.
 
-    python benchmarks/census_calibration.py            # a few minutes; --quick for one
+    python benchmarks/census_calibration.py            # two minutes; --quick for less
 
 Null: sets without an effect, and A/A (the placebo taken for a knock-out): share of strong verdicts, to stay <= 5 %.
 Neutral: sets whose true effect is twice ε: share called neutral, to stay <= 5 %. Beside it the same for an effect of ε,
@@ -146,7 +146,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--quick", action="store_true", help="fewer censuses; results are not saved")
     options = flags.parse_args()
-    times, resamples = (1, 1000) if options.quick else (5, 2000)
+    times, resamples = (1, 1000) if options.quick else (3, 1000)
     start, rows = time.perf_counter(), []
     for until in ("budget", "decided"):
         for problems in (100, 400, 1000):

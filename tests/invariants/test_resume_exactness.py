@@ -129,7 +129,7 @@ def test_drawing_the_place_again_without_a_ban_would_not_be_a_placebo():
 def test_reusing_the_number_that_chose_the_banned_token_would_be_wrong():
     """Why the first draw of a resumption takes another number: the test would see it."""
     engine = markov.MarkovEngine(markov.chain(1))
-    baseline = baseline_of(engine, NUM, 1)
+    baseline = baseline_of(engine, NUM // 4, 1)
     uses = baseline.first_uses((2,))
     responses = [rollout.token_ids for rollout in baseline.rollouts]
     asked = [
@@ -172,7 +172,7 @@ def test_grafts_follow_the_law_of_direct_simulation(seed, redraw):
         responses[index] = (*responses[index][: job.skip], *answer.token_ids)
     law = markov.graft_law(student, teacher, redraw, LIMIT)
     assert markov.fit_p(responses, law) > 0.01
-    if seed == 0:
+    if seed == 1:
         direct = grafter.generate([GraftRequest((0,), LIMIT, 10**9 + i, graft_seed=2 * 10**9 + i) for i in range(NUM)])
         assert markov.same_p(responses, [answer.token_ids for answer in direct]) > 0.01
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pytest
 from causal_runs import make_tiny_run
 
-from rocktokens.config import BaselineConfig, KnockoutConfig
+from rocktokens.config import BaselineConfig, KnockoutConfig, PairConfig
 from rocktokens.core.census import BannedSet
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
@@ -25,6 +25,9 @@ from rocktokens.lm.candidates import family, make_sets, matched_controls, named_
 from rocktokens.lm.engine import Request
 from rocktokens.lm.knockout import knockout_census
 from rocktokens.lm.tasks import Prompt
+from rocktokens.runs.schema import ROLLOUTS
+from rocktokens.settings import from_mapping
+from rocktokens.world import get_world
 
 LIMIT = 6
 CONFIG = KnockoutConfig(resamples=500)
@@ -360,14 +363,14 @@ def rocktokens(*words):
     )
 
 
-KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "500")
+KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "3000")
 
 
 def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
     from rocktokens.causal import knockout
     from rocktokens.runs.store import open_run
 
-    config = KnockoutConfig(candidates=("+", "7", " the"), resamples=500)
+    config = KnockoutConfig(candidates=("+", "7", " the"), resamples=3000)
     base = BaselineConfig(problems=120, max_new_tokens=24, batch_size=32)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shutil.copytree(tiny_run, whole)
@@ -450,3 +453,57 @@ def test_a_request_of_one_stream_is_the_tail_of_the_rollout_it_resumes():
     for at in range(len(whole.token_ids)):
         (tail,) = engine.generate([Request((0, *whole.token_ids[:at]), 10 - at, 42, skip=at)])
         assert (*whole.token_ids[:at], *tail.token_ids) == whole.token_ids
+
+
+# ---------------------------------------------------------------- problems of one's own
+
+
+@pytest.fixture
+def own_prompts(tiny_run, tmp_path):
+    """A run over a JSONL file of 200 problems; returns the run and its settings."""
+    import json
+
+    from rocktokens.config import PromptsConfig
+    from rocktokens.runs.store import Run, open_run
+    from rocktokens.settings import to_mapping
+
+    problems = get_world("arithmetic").problems("train", 200)
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems))
+    prompts = PromptsConfig(source=str(file), checker="causal_runs:response_has_a_seven")
+    pair = open_run(tiny_run).manifest["config"]["pair"]
+    return Run.create(tmp_path / "run", {"pair": pair, "prompts": to_mapping(prompts)}), prompts, problems
+
+
+def used_for_detection(run, prompt_ids):
+    rows = [dict.fromkeys(ROLLOUTS.names) | {"prompt_id": name} for name in prompt_ids]
+    run.write("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS))
+
+
+def test_problems_that_detection_used_are_left_out(own_prompts):
+    from rocktokens.causal import _problems
+    from rocktokens.lm.pair import load_tokenizer
+
+    run, prompts, _ = own_prompts
+    pair = from_mapping(PairConfig, run.manifest["config"]["pair"])
+    tokenizer = load_tokenizer(pair.student, pair)
+    share = _problems(run, prompts, BASE, tokenizer)
+    assert 10 < len(share) < 150  # the part that is set aside for causal tests
+    used_for_detection(run, [problem.prompt_id for problem in share[:5]])
+    assert _problems(run, prompts, BASE, tokenizer) == share[5:]
+    used_for_detection(run, [problem.prompt_id for problem in share])
+    with pytest.raises(DataError, match="reuse-prompts"):
+        _problems(run, prompts, BASE, tokenizer)
+    assert len(_problems(run, prompts, BaselineConfig(reuse_prompts=True), tokenizer)) == 200
+    assert len(_problems(run, prompts, BaselineConfig(source="arithmetic", problems=30), tokenizer)) == 30
+    assert len(_problems(run, prompts, BaselineConfig(source=prompts.source, problems=30), tokenizer)) == 200
+
+
+def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts):
+    from rocktokens.causal import knockout
+
+    run, _, _ = own_prompts
+    run.manifest["config"]["prompts"]["checker"] = "none"
+    run.finish("sample")
+    with pytest.raises(DataError, match="no meaning"):
+        knockout(run.path, KnockoutConfig(candidates=("7",)), BASE)
