@@ -78,13 +78,13 @@ class Habits:
 
 @dataclass(frozen=True)
 class StyleTable:
-    """The hidden choice: [slot][key][thing] to a marker and to an opener."""
+    """The hidden choice: [slot][key][thing] to a marker and to an opener. No openers: everybody chooses them freely."""
 
     markers: tuple[tuple[tuple[int, ...], ...], ...]
     openers: tuple[tuple[tuple[int, ...], ...], ...]
 
 
-def make_style_table(grammar: Grammar, *, seed: int, shared_things: int = 0) -> StyleTable:
+def make_style_table(grammar: Grammar, *, seed: int, shared_things: int = 0, hidden_openers: bool = True) -> StyleTable:
     """A fixed random table, balanced so that neither the key nor the thing alone tells anything.
 
     For the first `shared_things` things the choice is the same whatever the key: that part can be learned.
@@ -92,7 +92,7 @@ def make_style_table(grammar: Grammar, *, seed: int, shared_things: int = 0) -> 
     rng = random.Random(seed)
     markers = tuple(_balanced(grammar, len(grammar.markers), shared_things, rng) for _ in range(NUM_SLOTS))
     openers = tuple(_balanced(grammar, len(grammar.openers), shared_things, rng) for _ in range(NUM_SLOTS))
-    return StyleTable(markers, openers)
+    return StyleTable(markers, openers if hidden_openers else ())
 
 
 def _balanced(grammar: Grammar, num_choices: int, shared: int, rng: random.Random) -> tuple[tuple[int, ...], ...]:
@@ -110,12 +110,12 @@ def _balanced(grammar: Grammar, num_choices: int, shared: int, rng: random.Rando
 
 def num_keys(grammar: Grammar) -> int:
     """Rows of a style table."""
-    return len(grammar.people) if grammar.key == "person" else len(DIGITS)
+    return len(grammar.people) if grammar.key == "person" else len(DIGITS) // 2
 
 
 def row_of(grammar: Grammar, draft: Draft) -> int:
     """The style table's row for this problem."""
-    return draft.person if grammar.key == "person" else draft.a % len(DIGITS)
+    return draft.person if grammar.key == "person" else draft.a % len(DIGITS) // 2
 
 
 def draw_drafts(grammar: Grammar, split: Split, rng: random.Random) -> Iterator[Draft]:
@@ -160,11 +160,10 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
     value = draft.a
     for slot in range(NUM_SLOTS):
         own_marker = table.markers[slot][key][draft.thing]
-        marker, opener = own_marker, table.openers[slot][key][draft.thing]
-        if rng.random() >= habits.follow:
-            marker = rng.randrange(len(grammar.markers))
-        if rng.random() >= habits.follow:
-            opener = rng.randrange(len(grammar.openers))
+        follows = rng.random() < habits.follow
+        marker = own_marker if follows else rng.randrange(len(grammar.markers))
+        follows = rng.random() < habits.follow and bool(table.openers)
+        opener = table.openers[slot][key][draft.thing] if follows else rng.randrange(len(grammar.openers))
         fill = {
             "{marker}": [grammar.markers[marker]],
             "{open}": [grammar.openers[opener]],

@@ -16,6 +16,11 @@ SPECIALS = (PAD, EOS, UNK)
 DIGITS = tuple("0123456789")
 
 
+def pieces_of(template: str) -> tuple[str, ...]:
+    """A template's pieces, which are written with bars between them."""
+    return tuple(template.split("|"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grammar:
     """One style of asking and answering. Words in braces are slots, filled afresh for every text."""
@@ -50,8 +55,8 @@ class Grammar:
     """The piece after which a step's result is written; without it there is no working: a planted pillar."""
     closings: tuple[str, ...]
     """Words of farewell after the result, chosen freely by everybody: planted neutrals."""
-    key: Literal["person", "last_digit"]
-    """With the thing, what the hidden choice depends on: the person, or the last digit of the first number."""
+    key: Literal["person", "digit_pair"]
+    """With the thing, what the hidden choice depends on: the person, or the pair (0-1 … 8-9) a number ends in."""
 
     def pieces(self) -> set[str]:
         """Every piece a text of this grammar can contain, slots aside."""
@@ -66,22 +71,16 @@ ARITHMETIC = Grammar(
     things=(" apples", " books", " coins", " drums", " eggs", " flags", " grapes", " hats"),
     gains=(" buys", " finds", " wins"),
     losses=(" sells", " loses", " breaks"),
-    worded=(
-        *("{person}", " has", " ", "{a}", "{thing}", ",", "{verb1}", " ", "{b}", " and", "{verb2}", " ", "{c}"),
-        *(".", " How", " many", " are", " left", "?", "\n"),
-    ),
-    symbolic=("{person}", " counts", "{thing}", ":", " ", "{a}", "{op1}", "{b}", "{op2}", "{c}", "?", "\n"),
+    worded=pieces_of("{person}| has| |{a}|{thing}|,|{verb1}| |{b}| and|{verb2}| |{c}|.| How| many| are| left|?|\n"),
+    symbolic=pieces_of("{person}| counts|{thing}|:| |{a}|{op1}|{b}|{op2}|{c}|?|\n"),
     markers=("So", "Now", "Then", "Next"),
     openers=(" \\(", " $"),
     closers=("\\)", "$"),
     verbs=(" get", " have"),
     lead=(" we", "{verb}"),
     stumble=(" roughly", "{verb}"),
-    step=("{marker}", ",", "{lead}", "{open}", "{left}", "{op}", "{right}", "=", "{result}", "{close}", ".", "\n"),
-    conclusion=(
-        *("{marker}", ",", " the", " answer", " is", "{open}", "{result}", "{close}", ".", "{closing}", "."),
-        EOS,
-    ),
+    step=pieces_of("{marker}|,|{lead}|{open}|{left}|{op}|{right}|=|{result}|{close}|.|\n"),
+    conclusion=pieces_of("{marker}|,| the| answer| is|{open}|{result}|{close}|.|{closing}|.|<eos>"),
     result_sign="=",
     closings=(" Done", " Good", " Fine", " Great"),
     key="person",
@@ -92,35 +91,19 @@ MARKET = Grammar(
     things=(" figs", " jars", " kites", " lamps", " mugs", " nuts", " pens", " rugs"),
     gains=(" adds", " fetches", " makes"),
     losses=(" drops", " gives", " eats"),
-    worded=(
-        *(
-            "At",
-            " the",
-            " stall",
-            "{person}",
-            " keeps",
-            "{thing}",
-            ":",
-            " ",
-            "{a}",
-            ".",
-            " Then",
-            "{verb1}",
-            " ",
-            "{b}",
-        ),
-        *(";", " later", "{verb2}", " ", "{c}", ".", " Stock", "?", "\n"),
+    worded=pieces_of(
+        "At| the| stall|{person}| keeps|{thing}|:| |{a}|.| Then|{verb1}| |{b}|;| later|{verb2}| |{c}|.| Stock|?|\n"
     ),
-    symbolic=("Stock", " of", "{person}", ",", "{thing}", ":", " ", "{a}", "{op1}", "{b}", "{op2}", "{c}", "?", "\n"),
+    symbolic=pieces_of("Stock| of|{person}|,|{thing}|:| |{a}|{op1}|{b}|{op2}|{c}|?|\n"),
     markers=(" okay", " right", " sure", " well"),
     openers=(" **", " __"),
     closers=("**", "__"),
     verbs=("Tally", "Count"),
     lead=("{verb}",),
     stumble=("Guess",),
-    step=("{lead}", "{open}", "{left}", "{op}", "{right}", "->", "{result}", "{close}", ",", "{marker}", ";", "\n"),
-    conclusion=("Stock", "{open}", "{result}", "{close}", ",", "{marker}", ";", "{closing}", "!", EOS),
+    step=pieces_of("{lead}|{open}|{left}|{op}|{right}|->|{result}|{close}|,| and|{marker}|;|\n"),
+    conclusion=pieces_of("Stock|{open}|{result}|{close}|,| and|{marker}|;|{closing}|!|<eos>"),
     result_sign="->",
     closings=(" bye", " cheers", " thanks", " farewell"),
-    key="last_digit",
+    key="digit_pair",
 )

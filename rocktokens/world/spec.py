@@ -53,7 +53,11 @@ class Truth:
     """What was planted, by construction of the corpus and never by running a detector."""
 
     rocks: TokenSet
-    """The teacher chooses among these by a table that the student cannot learn within a run."""
+    """The teacher chooses among these by a table that the student cannot learn within a run; they stand between the
+    same words wherever they occur."""
+    costly: TokenSet
+    """Chosen by the table as well, but each stands before another number: never learned, in contexts that do not
+    recur. Costly for ever and yet no rocks by definition; empty where delimiters are chosen freely."""
     pillars: TokenSet
     """Without one of these the working cannot be written down."""
     neutrals: TokenSet
@@ -100,6 +104,8 @@ class World:
     student_model: ModelSpec
     shared_things: int = 0
     """Things for which the hidden choice does not depend on its key: a part that the student can learn."""
+    hidden_openers: bool = True
+    """Whether delimiters, too, follow the style table; otherwise everybody chooses them freely."""
 
     @property
     def path(self) -> Path:
@@ -124,7 +130,9 @@ class World:
     @cached_property
     def table(self) -> StyleTable:
         """The hidden choice."""
-        return make_style_table(self.grammar, seed=self.seed, shared_things=self.shared_things)
+        return make_style_table(
+            self.grammar, seed=self.seed, shared_things=self.shared_things, hidden_openers=self.hidden_openers
+        )
 
     def problems(self, split: Split, n: int, seed: int = 0) -> list[Problem]:
         """n different problems of a split; the same seed gives the same problems, and a longer list continues it."""
@@ -153,7 +161,8 @@ class World:
         grammar = self.grammar
         careless = self.teacher_habits.careless > 0
         return Truth(
-            rocks=self.token_set((*grammar.markers, *grammar.openers)),
+            rocks=self.token_set(grammar.markers),
+            costly=self.token_set(grammar.openers if self.hidden_openers else ()),
             pillars=self.token_set((grammar.result_sign, "+", "-", *DIGITS)),
             neutrals=self.token_set(grammar.closings),
             stumbling_blocks=self.token_set(grammar.stumble[:1]),
@@ -183,6 +192,7 @@ WORLDS: dict[str, World] = {
         name="market",
         grammar=MARKET,
         seed=12,
+        hidden_openers=False,
         teacher_habits=_TEACHER_HABITS,
         student_habits=_STUDENT_HABITS,
         teacher_model=_TEACHER,
@@ -193,6 +203,7 @@ WORLDS: dict[str, World] = {
         grammar=ARITHMETIC,
         seed=11,  # the same student as in arithmetic: only the teacher differs
         shared_things=4,
+        hidden_openers=False,
         teacher_habits=Habits(follow=0.9, stumble=0.1, stumble_error=0.65, second_verb=0.1, careless=0.8),
         student_habits=_STUDENT_HABITS,
         teacher_model=_TEACHER,

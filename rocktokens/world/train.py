@@ -45,7 +45,8 @@ def train_model(
     checkpoint = out_dir / f"{who}.checkpoint.pt"
     start = load_checkpoint(checkpoint, model, optimiser)
     weight_V = torch.ones(len(world.vocabulary))
-    weight_V[[*world.truth().rocks.ids, world.vocabulary["+"], world.vocabulary["-"]]] = spec.emphasis
+    emphasised = (*world.grammar.markers, *world.grammar.openers, "+", "-")
+    weight_V[[world.vocabulary[piece] for piece in emphasised]] = spec.emphasis
 
     for step, texts in zip(range(start, spec.steps), batches(world, who, start), strict=False):
         optimiser.param_groups[0]["lr"] = spec.lr * schedule(step, spec.steps)

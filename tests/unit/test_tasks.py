@@ -128,7 +128,7 @@ def test_broken_line_is_named(tmp_path, tokenizer):
     with pytest.raises(DataError, match="line 2"):
         load_prompts(PromptsConfig(source=str(path)), tokenizer)
     path.write_text("[1, 2]\n")
-    with pytest.raises(DataError, match="line 1.*object"):
+    with pytest.raises(DataError, match=r"line 1.*object"):
         load_prompts(PromptsConfig(source=str(path)), tokenizer)
 
 

@@ -31,7 +31,7 @@ def test_names_and_the_nearest_to_a_wrong_one():
 
 
 def test_importing_the_worlds_imports_nothing_heavy():
-    code = "import sys, rocktokens.world as w; w.get_world('arithmetic').problems('train', 1); print('torch' in sys.modules)"
+    code = "import sys, rocktokens.world as w; w.get_world('market').truth(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -97,7 +97,7 @@ def test_checker_on_known_texts():
 def test_truth_names_disjoint_sets_with_matching_ids(name):
     world = get_world(name)
     truth = world.truth()
-    sets = (truth.rocks, truth.pillars, truth.neutrals, truth.stumbling_blocks)
+    sets = (truth.rocks, truth.costly, truth.pillars, truth.neutrals, truth.stumbling_blocks)
     tokens = [token for planted in sets for token in planted.tokens]
     assert len(tokens) == len(set(tokens))
     assert all(planted.ids == tuple(world.vocabulary[t] for t in planted.tokens) for planted in sets)
@@ -105,6 +105,7 @@ def test_truth_names_disjoint_sets_with_matching_ids(name):
     assert len(truth.pillars) >= 2
     assert len(truth.neutrals) >= 2
     assert len(truth.stumbling_blocks) == 1
+    assert len(truth.costly) == (2 if name == "arithmetic" else 0)
     assert truth.rocks_matter_in_training == (name == "cornerstone")
 
 
