@@ -14,8 +14,8 @@ from rocktokens.core.stats import Estimate
 # Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.
 SUBJECTS = {
     "freeze": "freezing the rocks, {} of positions,",
-    "random": "freezing control positions, {} of them in runs as long as the rocks',",
-    "random_loss": "freezing control positions of the same loss as the rocks', {} of them,",
+    "random": "freezing control positions, as many as the rocks' and in runs as long, {} of all,",
+    "random_loss": "freezing control positions of the rocks' number and loss, {} of all,",
     "soft": "giving the rocks a smaller weight",
     "adaptive": "freezing what adaptive found while training, {} of positions,",
     "entropy": "keeping only the positions where the student is least certain, dropping {},",
