@@ -4,7 +4,8 @@ Given per-problem differences and error rates; knows nothing of tokens, rollouts
 give differences that are almost all exactly 0, and there a percentile bootstrap rejects far too often (five changed
 problems, all one way: p = 0.01 where the exact answer is 0.06) and sees no width at all where nothing changed. So
 
-- the bootstrap is studentised, and a resample that drew no changed problem counts as infinitely far out, not as absent;
+- the bootstrap is studentised, a resample that drew no changed problem counts as infinitely far out, not as absent, and
+  an interval is never narrower than Student's;
 - "no effect" must be rejected by the bootstrap AND by flipping the signs of whole problems; the larger p counts;
 - an interval ends no nearer than ln(1/α)/n to the estimate: so large a share of problems, each changed by as much as
   can be, may have been missed in n problems (the rule of three);
@@ -129,9 +130,10 @@ def _interval(
     resamples = len(t_BV)
     rank = min(max(round(tail * (resamples + 1)) - 1, 0), resamples - 1)
     unseen = np.log(1 / tail) / num_problems
+    least = sps.t.isf(tail, num_problems - 1)  # with few changed problems, resamples make too little of the spread
     with np.errstate(invalid="ignore"):
-        below_V = np.where(error_V > 0, t_BV[resamples - 1 - rank] * error_V, 0.0)
-        above_V = np.where(error_V > 0, -t_BV[rank] * error_V, 0.0)
+        below_V = np.where(error_V > 0, np.maximum(t_BV[resamples - 1 - rank], least) * error_V, 0.0)
+        above_V = np.where(error_V > 0, np.maximum(-t_BV[rank], least) * error_V, 0.0)
     low_V, high_V = value_V - np.maximum(below_V, unseen), value_V + np.maximum(above_V, unseen)
     most_up_V, most_down_V = (sps.beta.isf(tail, k_V + 1, num_problems - k_V) for k_V in (ups_V, downs_V))
     # All problems changed the same way: the beta's second parameter is 0 and there is no bound but 1.
@@ -190,6 +192,7 @@ def _p_not_below(
         if error > 0:
             beyond = int((t_BV[:, v] <= value / error).sum())
             p_spread = _tail_p(beyond, resamples, -value / error, num_problems) / 2
+            p_spread = max(p_spread, float(sps.t.sf(-value / error, num_problems - 1)))
         p_V[v] = min(max(p_spread, np.exp(num_problems * value)), exact_V[v])
     return p_V
 
