@@ -55,9 +55,8 @@ class Scores:
 
     @property
     def consistent_V(self) -> Array:
-        """Types that persist at least as often as tokens do at large, and of whose occurrences a share of η at least
-        are rock occurrences (which is what "persistent and in contexts that recur" means for one occurrence)."""
-        return (self.persistent_V >= self.persistent_share) & (self.ccr_V >= self.thresholds.eta)
+        """Types that persist at least as often as tokens do at large, in contexts that recur."""
+        return (self.persistent_V >= self.persistent_share) & (self.rho_V >= self.thresholds.eta)
 
 
 def rng_for(seed: int, purpose: str) -> np.random.Generator:
