@@ -28,6 +28,8 @@ KINDS = ("reverse_kl", "forward_kl", "jsd")
 LOG_ZERO = -1e30
 # Logits held at once, per buffer: large enough to keep a matrix multiplication busy, small beside one output head.
 CHUNK_ELEMENTS = 6_500_000
+# Rows at least: every chunk reads both heads and the head's gradient once, so fewer rows wait for memory.
+LEAST_ROWS = 128
 # Products held at once while a dot product is summed: they stay in the cache.
 DOT_ELEMENTS = 131_072
 
@@ -163,7 +165,7 @@ class _Options:
 
     @property
     def rows_per_chunk(self) -> int:
-        return self.chunk or max(16, CHUNK_ELEMENTS // self.vocabulary // 16 * 16)
+        return self.chunk or max(LEAST_ROWS, CHUNK_ELEMENTS // self.vocabulary // 16 * 16)
 
 
 class _FusedDivergence(torch.autograd.Function):
