@@ -45,16 +45,16 @@ def save(name: str, results: Any) -> None:
     print(f"results: {os.path.relpath(path)}")
 
 
-def peak_memory(action: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds, and peak resident megabytes above what was resident before."""
+def peak_memory(action: Callable[[], Any]) -> tuple[float, float, float]:
+    """Seconds, peak resident megabytes above what was resident before, and seconds of processor time."""
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark so far
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     action()
-    seconds = time.perf_counter() - start
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    return seconds, (peak - before) / 1e6
+    return seconds, (peak - before) / 1e6, worked
 
 
 def _serve(pipe: Any, prepare: Callable[..., Callable[[], Any]], arguments: tuple) -> None:
@@ -65,7 +65,7 @@ def _serve(pipe: Any, prepare: Callable[..., Callable[[], Any]], arguments: tupl
 
 
 def interleaved(contestants: dict[str, tuple[Callable, tuple]], repeats: int = 5) -> dict[str, dict[str, float]]:
-    """Run every contestant in a process of its own, taking turns; median seconds and median peak megabytes.
+    """Run every contestant in a process of its own, taking turns; medians of seconds, peak megabytes, processor time.
 
     One unrecorded turn each comes first: it pays for lazy initialisation.
     """
@@ -76,7 +76,7 @@ def interleaved(contestants: dict[str, tuple[Callable, tuple]], repeats: int = 5
         workers[name] = context.Process(target=_serve, args=(far, prepare, arguments), daemon=True)
         workers[name].start()
         assert pipes[name].recv() == "ready"
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contestants}
     for turn in range(repeats + 1):
         for name, pipe in pipes.items():
             pipe.send("run")
@@ -89,10 +89,11 @@ def interleaved(contestants: dict[str, tuple[Callable, tuple]], repeats: int = 5
         worker.join()
     return {
         name: {
-            "seconds": statistics.median(s for s, _ in rows),
-            "seconds_min": min(s for s, _ in rows),
-            "seconds_max": max(s for s, _ in rows),
-            "peak_mb": statistics.median(m for _, m in rows),
+            "seconds": statistics.median(s for s, _, _ in rows),
+            "seconds_min": min(s for s, _, _ in rows),
+            "seconds_max": max(s for s, _, _ in rows),
+            "peak_mb": statistics.median(m for _, m, _ in rows),
+            "cpu_seconds": statistics.median(w for _, _, w in rows),
         }
         for name, rows in samples.items()
     }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
+from transformers import AutoTokenizer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerState
 
@@ -81,6 +82,7 @@ class CheckpointMixin(_Base):
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             self._check_checkpoint(Path(str(resume_from_checkpoint)))
+            self._check_tokenizer(Path(str(resume_from_checkpoint)))
             self._restore(Path(str(resume_from_checkpoint)) / STATE_NAME)
             if self._is_finished(str(resume_from_checkpoint)):  # transformers would take one more step
                 return None
@@ -94,7 +96,8 @@ class CheckpointMixin(_Base):
             return False
         self.state = state
         self.saturation = saturation_of(self.record, self.saturation_on)
-        self._load_from_checkpoint(path)
+        if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
+            self._load_from_checkpoint(path)
         return True
 
     def _check_checkpoint(self, path: Path) -> None:
@@ -111,6 +114,17 @@ class CheckpointMixin(_Base):
                     f"{path} is a checkpoint of another model: {key} is {theirs[key]!r} there and {ours[key]!r} here. "
                     "Choose the run's own checkpoint, or start a new run."
                 )
+
+    def _check_tokenizer(self, path: Path) -> None:
+        if not (path / "tokenizer.json").exists():
+            return
+        theirs, ours = AutoTokenizer.from_pretrained(path).get_vocab(), self._tokenizer.get_vocab()
+        if theirs != ours:
+            token = min(theirs.items() ^ ours.items(), key=lambda item: (item[1], item[0]))[0]
+            raise RunError(
+                f"{path} was trained with another tokenizer: {token!r} is id {theirs.get(token)} there and "
+                f"{ours.get(token)} here. Start a new run for another tokenizer."
+            )
 
     def _restore(self, path: Path) -> None:
         if not path.exists():

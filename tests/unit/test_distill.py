@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import resource
@@ -11,18 +12,21 @@ from pathlib import Path
 
 import distilling
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rocktokens import RockDistillationTrainer, Selector, make_selector
 from rocktokens.config import DistillConfig, OffPolicyConfig, SelectorConfig
 from rocktokens.core.saturation import saturation
 from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
 from rocktokens.lm.checkpoints import last_complete_checkpoint
-from rocktokens.lm.distill import distill
+from rocktokens.lm.distill import distill, rocks_of
 from rocktokens.lm.evaluate import Evaluator
 from rocktokens.lm.meter import Meter, ModelShape, step_flops
 from rocktokens.lm.offpolicy import OffPolicyTrainer
@@ -413,6 +417,22 @@ def test_a_checkpoint_of_another_model_or_selector_is_refused(tmp_path):
         distilled(tmp_path / "run", pair=other)
     with pytest.raises(RunError, match="selector uniform, this run has freeze"):
         distilled(tmp_path / "run", small(selector=SelectorConfig(name="freeze")))
+
+
+def test_a_run_of_another_tokenizer_is_refused(tmp_path):
+    _, run = distilled(tmp_path / "run")
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *(f"v{i}" for i in range(3, 64))])}
+    fast = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    other = PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    with pytest.raises(RunError, match="another tokenizer: 'v3' is id None there and 3 here"):
+        distilled(tmp_path / "run", pair=dataclasses.replace(distilling.pair(), tokenizer=other))
+
+    columns = {"token_id": [5, 6], "token": ["w5", "w6"], "in_context": [True, True], "r_ctx": [2.0, 1.0]}
+    run.write("types", pa.table(columns))
+    run.finish("detect", {"definition": "context"})
+    assert rocks_of(run, distilling.tokenizer()) == (5, 6)
+    with pytest.raises(ConfigError, match="token 5 is 'w5' there and 'v5' here"):
+        rocks_of(run, other)
 
 
 def test_half_written_checkpoints_are_passed_over(tmp_path):
