@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from rocktokens import __version__
-from rocktokens.commands import COMMANDS, StudyCommand, fields_of
+from rocktokens.commands import COMMANDS, StudyCommand, WorldCommand, fields_of
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.study import recipes
 
@@ -72,6 +72,11 @@ def _parse(name: str, rest: list[str]) -> Any:
     default, values = None, {}
     if word is not None and kind is StudyCommand:
         file, default = _recipe(word)
+    elif kind is WorldCommand:
+        if word != "build" and not {"-h", "--help"} & set(rest):
+            raise ConfigError("say `rocktokens world build` or `rocktokens world build NAME`")
+        if rest and not rest[0].startswith("-"):
+            values["world"], rest = rest[0], rest[1:]
     elif word is not None and "path" in fields_of(kind):
         values["path"] = word
     elif word is not None:

@@ -256,8 +256,38 @@ class ViewCommand:
         view(self.path, port=self.port, open_browser=self.open_browser)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorldCommand:
+    """Make a built-in world's pair again from its seeds: `world build [NAME]`."""
+
+    world: str = "arithmetic"
+    """Which world: arithmetic, market or cornerstone."""
+    out: Path | None = None
+    """Where the pair goes; unset: worlds/NAME."""
+
+    def run(self) -> None:
+        from rocktokens.progress import progress
+        from rocktokens.world import get_world
+        from rocktokens.world.build import build_world
+
+        world = get_world(self.world)
+        out = self.out or Path("worlds") / self.world
+        steps = {"teacher": 0, "student": 0}
+        with progress(f"training {self.world}", world.teacher_model.steps + world.student_model.steps, "steps") as go:
+
+            def advance(sign: Any) -> None:
+                go(sign.step - steps[sign.model])
+                steps[sign.model] = sign.step
+
+            manifest = build_world(world, out, progress=advance)
+        for who, found in manifest["accuracy"].items():
+            print(f"{who}: {100 * found['value']:.1f} % [{100 * found['low']:.1f}, {100 * found['high']:.1f}]")
+        print(f"pair: {out}")
+
+
 COMMANDS: dict[str, type] = {
     "study": StudyCommand,
+    "world": WorldCommand,
     "check": CheckCommand,
     "distill": DistillCommand,
     "sample": SampleCommand,

@@ -263,3 +263,8 @@ def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:
     result = rocktokens("detect", "--occurrences", part, "--out", out, "--resamples", "100")
     assert result.returncode == 0, result.stderr
     assert len(open_run(out).types()) > 0
+
+
+def test_world_build_says_what_it_takes(tmp_path: Path) -> None:
+    refused(rocktokens("world"), 2, "rocktokens world build")
+    refused(rocktokens("world", "build", "arithmetik", "--out", tmp_path / "w"), 2, "arithmetic")

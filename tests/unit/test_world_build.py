@@ -16,7 +16,14 @@ from rocktokens.world.build import MANIFEST, build_world, count_right, file_hash
 from rocktokens.world.spec import ModelSpec
 from rocktokens.world.train import POOL, batches, rows_in_play, train_model
 
-every_world = pytest.mark.parametrize("name", world_names())
+
+def _shipped(name):
+    missing = not (get_world(name).path / MANIFEST).exists()
+    reason = f"the pair of {name} is not shipped yet; runs once `rocktokens world build {name}` has made it"
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=reason))
+
+
+every_world = pytest.mark.parametrize("name", [_shipped(name) for name in world_names()])
 TINY = ModelSpec(width=16, layers=1, heads=2, mlp=16, steps=7, lr=1e-2, batch=4, grow=4)
 
 
