@@ -6,7 +6,7 @@ A world is data. This room knows where a pair's files lie but never opens them, 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import get_args
@@ -195,7 +195,7 @@ WORLDS: dict[str, World] = {
         hidden_openers=False,
         teacher_habits=_TEACHER_HABITS,
         student_habits=_STUDENT_HABITS,
-        teacher_model=_TEACHER,
+        teacher_model=replace(_TEACHER, steps=1500, grow=480),
         student_model=_STUDENT,
     ),
     "cornerstone": World(
