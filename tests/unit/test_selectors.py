@@ -1,4 +1,4 @@
-"""Selectors: who carries loss. Known answers, a window by brute force, matched controls, a planted rock for adaptive."""
+"""Selectors: who carries loss. Known answers, a window by brute force, matched controls, a planted rock."""
 
 from __future__ import annotations
 
