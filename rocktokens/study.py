@@ -71,7 +71,9 @@ def world_recipe(name: str) -> StudyConfig:
         distill=DistillConfig(learning_rate=3e-4, max_new_tokens=80, evaluate_every=50, telemetry_every=50),
         rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
         knockout=KnockoutConfig(top=30),
-        compare=CompareConfig(seeds=1, evaluations=6),  # minutes; `rocktokens compare` alone takes three seeds
+        compare=CompareConfig(
+            regimes=("uniform", "freeze", "random"), seeds=1, evaluations=6
+        ),  # minutes; alone it takes all
     )
 
 
