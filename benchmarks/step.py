@@ -146,7 +146,8 @@ def prepare(pair: str, contestant: str, threads: int, micro_batch: int | None) -
     else:
         kind = type("StockTrainer", (DistillationTrainer,), {"_tokenize_prompts": lambda self, rows: (rows, None, {})})
     turnstile = Turnstile()
-    trainer = kind(student, teacher, args, rows, processing_class=tokenizer, callbacks=[turnstile.callback()], **ours)
+    trainer = kind(student, teacher, args, rows, processing_class=tokenizer, **ours)
+    trainer.add_callback(turnstile.callback())  # last, so that a step ends after our own hooks
     trainer.remove_callback(PrinterCallback)
     threading.Thread(target=_train_or_die, args=(trainer,), daemon=True).start()
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 
-from rocktokens.core.divergence import Divergence, Head, Kind, fused_divergence
+from rocktokens.core.divergence import CHUNK_ELEMENTS, Divergence, Head, Kind, fused_divergence
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.seeds import derive_seed
@@ -313,6 +313,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             teacher_softcap=teacher.softcap,
             student_scale=student.scale,
             teacher_scale=teacher.scale,
+            chunk=_chunk(self.vocabulary),
             denominator=denominator,
         )
         rollout_K = inputs["row"].to(device)[row_K] if "row" in inputs else row_K
@@ -355,6 +356,12 @@ def _whole(head: Head, dtype: torch.dtype) -> Head:
     return replace(
         head, weight_VH=head.weight_VH.full_tensor().to(dtype), bias_V=None if bias_V is None else bias_V.full_tensor()
     )
+
+
+def _chunk(vocabulary: int) -> int | None:
+    """Rows of logits at once: half of what scoring takes, for in training all activations are alive beside them."""
+    usual = CHUNK_ELEMENTS // vocabulary
+    return max(64, usual // 2 // 16 * 16) if usual >= 64 else None
 
 
 def _head_rows(model: Any) -> int:
