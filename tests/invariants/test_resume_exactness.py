@@ -6,6 +6,7 @@ import markov
 import numpy as np
 import pytest
 import torch
+from scipy import stats as sps
 from tiny import FAMILIES, tiny_model
 from tiny import prompts as random_prompts
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -230,29 +231,32 @@ def sampler_of(model, vocabulary, **options):
 
 @pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
 def test_a_transformer_resumed_follows_the_knockout_law(num):
-    check_transformer_knockout(tiny(0), 4, prompt=(5, 2), limit=3, seed=0, num=num)
+    assert min(knockout_ps(tiny(0), 4, prompt=(5, 2), limit=3, seed=0, num=num)) > 0.01
 
 
 @SLOW
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_worlds_student_resumed_follows_the_knockout_law(seed):
-    """The shipped student with its vocabulary cut to a handful: id 0 plays the end token."""
+def test_the_worlds_student_resumed_follows_the_knockout_law():
+    """The shipped student with its vocabulary cut to a handful, id 0 in the end token's place; its commonest banned."""
     path = get_world("arithmetic").student_path
     if not (path / "config.json").exists():
         pytest.skip("the world's pair is not shipped yet; runs once it is")
     model = AutoModelForCausalLM.from_pretrained(path).eval()
-    check_transformer_knockout(model, 5, prompt=(7, 20, 9), limit=3, seed=seed)
+    first = probabilities(model, 5)((7, 20, 9))
+    token = 1 + int(np.argmax(first[1:]))
+    found = [knockout_ps(model, 5, prompt=(7, 20, 9), limit=3, seed=seed, token=token) for seed in range(3)]
+    for p_values in zip(*found):  # Fisher's: seeds are independent, and none is picked
+        assert sps.combine_pvalues(p_values).pvalue > 0.01, found
 
 
-def check_transformer_knockout(model, vocabulary, *, prompt, limit, seed, num=NUM):
+def knockout_ps(model, vocabulary, *, prompt, limit, seed, num=NUM, token=2):
+    """p of resumed rollouts against the closed form, and against rollouts regenerated in full."""
     engine = sampler_of(model, vocabulary)
     baseline = baseline_of(engine, num, seed, limit=limit, prompt=prompt)
-    resumed, touched = knocked_out(engine, baseline, (2,), seed, limit=limit)
-    full = [a.token_ids for a in engine.generate([Request(prompt, limit, 10**9 + i, (2,)) for i in range(num)])]
+    resumed, touched = knocked_out(engine, baseline, (token,), seed, limit=limit)
+    asked = [Request(prompt, limit, 10**9 * (1 + seed) + index, (token,)) for index in range(num)]
     assert 0 < len(touched) < num
-    law = model_law(probabilities(model, vocabulary, (2,)), vocabulary, limit, prompt)
-    assert markov.fit_p(resumed, law) > 0.01
-    assert markov.same_p(resumed, full) > 0.01
+    law = model_law(probabilities(model, vocabulary, (token,)), vocabulary, limit, prompt)
+    return markov.fit_p(resumed, law), markov.same_p(resumed, [a.token_ids for a in engine.generate(asked)])
 
 
 @pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
