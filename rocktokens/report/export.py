@@ -30,7 +30,7 @@ FLAGS = (
     "--virtual-time-budget=60000",
     "--dump-dom",
 )
-SECONDS = 120
+SECONDS = 300
 # Plotly names clip paths at random; with a counter in its place the same figure gives the same file.
 DRAW = """
 window.imagesOnly = true;
