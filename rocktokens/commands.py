@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that help and mistakes answer 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,7 +71,8 @@ class DistillCommand(DistillConfig):
 
         config = _part(DistillConfig, self)
         run = distill(self.path, self.pair, self.prompts, config, problems=self.problems, again=self.again)
-        print(f"run: {run.path}")
+        if os.environ.get("RANK", "0") == "0":  # torchrun starts this command once a process
+            print(f"run: {run.path}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,18 +52,25 @@ def distill(
     problems: int = 200,
     again: bool = False,
 ) -> Run:
-    """Distil the pair into checkpoints/step=N, with every step in training.parquet."""
+    """Distil the pair into checkpoints/step=N, with every step in training.parquet.
+
+    Under torchrun every process calls this; only the first writes the run's manifest.
+    """
     from rocktokens.lm.distill import distill as train
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.tasks import load_prompts, make_checker
+    from rocktokens.lm.trainer import processes
 
-    pair, prompts = resolve(path, pair, prompts)
-    run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "distill": to_mapping(config)})
-    if run.done("distill") and not again:
+    ranks = processes()
+    with ranks.main_process_first():  # the others open what the first has made
+        pair, prompts = resolve(path, pair, prompts)
+        sections = {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "distill": to_mapping(config)}
+        run = Run.create(path, sections)
+        if again and ranks.is_main_process:
+            _forget_training(run)
+    if run.done("distill"):
         log.info("%s: the student is distilled; nothing to do", path)
         return run
-    if again:
-        _forget_training(run)
     models = load_pair(pair)
     checker = make_checker(prompts)
     held_out = []
@@ -81,8 +88,10 @@ def distill(
         problems=held_out,
         check=checker if held_out else None,
     )
-    run.finish("distill", found.facts)
-    return run
+    if ranks.is_main_process:
+        run.finish("distill", found.facts)
+    ranks.wait_for_everyone()
+    return run if ranks.is_main_process else open_run(path)
 
 
 def _known_rocks(run: Run) -> tuple[int, ...]:

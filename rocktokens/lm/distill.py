@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import PreTrainedModel
@@ -37,7 +36,7 @@ from rocktokens.lm.pair import TINY_PARAMETERS, Pair
 from rocktokens.lm.record import RunDirectory, TrainingRecord
 from rocktokens.lm.rollouts import make_sampler, sample_rollouts
 from rocktokens.lm.tasks import Checker, Prompt
-from rocktokens.lm.trainer import RockDistillationTrainer, device_arguments
+from rocktokens.lm.trainer import RockDistillationTrainer, device_arguments, processes
 from rocktokens.lm.watch import StepProgress
 from rocktokens.progress import progress
 
@@ -175,7 +174,7 @@ def _off_policy(
     if final.is_dir():
         load_weights(pair.student, final)
         return
-    state = PartialState()
+    state = processes()
     if state.is_main_process and not run.has("teacher_answers"):
         asked = list(prompts)[: stage.answers]
         settings = RolloutConfig(num_rollouts=1, max_new_tokens=config.max_new_tokens, seed=config.seed)

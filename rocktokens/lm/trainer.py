@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from rocktokens.lm.evaluate import Evaluator
 
 Normalise = Literal["kept", "all"]
+
+
+def processes() -> PartialState:
+    """The processes that train together, before a trainer exists; without a GPU accelerate must be told so."""
+    return PartialState(cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available())
 
 
 def device_arguments(output_dir: str, **settings: Any) -> DistillationConfig:

@@ -168,7 +168,7 @@ class Run:
         return self.query(sql or "select * from occurrences")
 
     def query(self, sql: str) -> pa.Table:
-        """Ask DuckDB; every table of the run is a view of its own name, all checkpoints together as `occurrences`."""
+        """Ask DuckDB; every table of the run is a view, the scored checkpoints `occurrences`, training `telemetry`."""
         import duckdb
 
         with duckdb.connect() as connection:
@@ -176,12 +176,13 @@ class Run:
                 for path in sorted(self.path.glob("*.parquet")):
                     if path.stem in sql.lower():  # a damaged table must not hide the others
                         connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
-                if "occurrences" in sql.lower() and self.steps():
-                    parts = _quote(self.path, "/occurrences/step=*/*.parquet")
-                    connection.execute(
-                        "create view occurrences as select * from "
-                        f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
-                    )
+                for folder in ("occurrences", "telemetry"):
+                    if folder in sql.lower() and any(self.path.glob(f"{folder}/step=*/*.parquet")):
+                        parts = _quote(self.path, f"/{folder}/step=*/*.parquet")
+                        connection.execute(
+                            f"create view {folder} as select * from "
+                            f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
+                        )
                 return connection.sql(sql).to_arrow_table()
             except duckdb.CatalogException as error:
                 raise RunError(f"{self.path}: {_first_line(error)}; the stage that writes it has not run") from error

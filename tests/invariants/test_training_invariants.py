@@ -64,11 +64,30 @@ def test_gradient_accumulation_changes_nothing(tmp_path, selector):
 
 def launch(kind: str, directory: Path) -> None:
     directory.mkdir()
+    on_two_processes(str(TESTS / "distilling_worker.py"), kind, str(directory))
+
+
+def on_two_processes(*program: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command += [str(TESTS / "distilling_worker.py"), kind, str(directory)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_command_under_torchrun_makes_one_run(tmp_path):
+    settings = ["--steps", "2", "--prompts-per-step", "4", "--rollouts-per-prompt", "2", "--problems", "8"]
+    settings += ["--max-new-tokens", "24", "--keep", "1", "--prompts.limit", "40", "--telemetry-every", "2"]
+    command = ["-m", "rocktokens.cli", "distill", str(tmp_path / "run"), "--prompts.source", "arithmetic", *settings]
+    printed = on_two_processes(*command)
+    assert printed.count("run: ") == 1
+    run = open_run(tmp_path / "run")
+    assert run.done("distill")
+    assert run.checkpoints() == [0, 2]
+    # The global batch is what was asked for, not that much on every process.
+    assert run.query("select count(distinct rollout_id) from telemetry where step = 2").column(0).to_pylist() == [8]
+    assert on_two_processes(*command).count("run: ") == 1  # complete: a second call trains nothing
+    assert open_run(tmp_path / "run").manifest == run.manifest
 
 
 def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
