@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig, PairConfig, PromptsConfig, RolloutConfig
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.progress import progress
+from rocktokens.progress import console, progress
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
 from rocktokens.settings import from_mapping, to_mapping
@@ -34,8 +34,6 @@ SCORES = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
 
 def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Ban every candidate in turn; writes the census and prints it."""
-    from rich.console import Console
-
     from rocktokens.core.census import Census
     from rocktokens.core.censusreport import census_facts, census_table, render
     from rocktokens.core.correlates import PREDICTORS, correlate
@@ -79,14 +77,12 @@ def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, ag
     run.manifest["config"].update(wanted)
     run.finish("knockout", census_facts(census, correlations, missing))
     parts.clear()
-    Console().print(render(census, correlations))
+    console().print(render(census, correlations))
     return run
 
 
 def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row an arm, and prints it."""
-    from rich.console import Console
-
     from rocktokens.core.graftreport import graft_table, render
     from rocktokens.lm.graft import graft as graft_sets
     from rocktokens.lm.grafter import GraftSampler
@@ -126,7 +122,7 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
     gains = {row["arm"]: [row["gain"], row["gain_low"], row["gain_high"]] for row in table.to_pylist()}
     run.finish("graft", {"accuracy": found.accuracy, "gains": gains})
     parts.clear()
-    Console().print(render(table, found.accuracy))
+    console().print(render(table, found.accuracy))
     return run
 
 

@@ -179,7 +179,7 @@ def _train_and_read(plan: Plan) -> bool:
                 log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(plan.arms))
             steps = _train(plan, arm, config, models, prompts, advance)
             read = _read(plan, arm, (seed, regime), models, problems, checker, contexts, advance)
-            advance(share - steps - read)  # complete before, or stopped early
+            advance.resumed(share - steps - read)  # complete before, or stopped early
     return True
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from rocktokens.config import DetectConfig, GeometryConfig, PairConfig
 from rocktokens.core.detect import Occurrences, detect_rocks
 from rocktokens.errors import ConfigError, DataError, RockTokensError
+from rocktokens.progress import console
 from rocktokens.runs.store import Run, open_run
 from rocktokens.settings import from_mapping, to_mapping
 
@@ -80,11 +80,11 @@ def _write(run: Run, report: Any, config: DetectConfig, more: dict[str, Any]) ->
     run.manifest["config"]["detect"] = to_mapping(config)
     groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
     run.finish("detect", {**report.facts(), "groups": groups, **more})
-    console = Console()
-    console.print(report.render())
+    out = console()
+    out.print(report.render())
     if "monitor" in more:
         online = more["monitor"]
-        console.print(
+        out.print(
             f"TokenMonitor, while training and without a scoring pass: {len(online['rocks'])} rocks, "
             f"Jaccard {online['jaccard']:.2f} with these."
         )
@@ -150,7 +150,7 @@ def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
     groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
     gathered = run.path / "gradients.safetensors"
     if not gathered.exists():
-        raise ConfigError(f"{path} holds no gradients; score it again with --gradients True")
+        raise ConfigError(f"{path} holds no gradients; score it again: `rocktokens score {path} --again`")
     result = GradientGeometry.restore(load_file(gathered), config).result()
     comparisons = compare_groups(result, groups)
     run.write("geometry", result.table(groups))
@@ -199,16 +199,16 @@ def _print_geometry(run: Run, comparisons: list[Any]) -> None:
             f"{100 * row.share_larger:.0f} %",
             f"{row.p_value:.2g}",
         )
-    console = Console()
-    console.print(table)
-    console.print(
+    out = console()
+    out.print(table)
+    out.print(
         f"Rocks hold {100 * facts['rock_grad_share']:.1f} % of the gradient norm on "
         f"{100 * facts['rock_position_share']:.1f} % of the positions."
     )
     if "optimiser" in facts:
         found = facts["optimiser"]
         tied = "; the head is tied to the input embeddings, whose gradients are in it" if found["tied"] else ""
-        console.print(
+        out.print(
             f"On the output head, rocks hold {100 * found['grad_share']:.1f} % of the last step's gradient and "
             f"{100 * found['update_share']:.1f} % of Adam's update{tied}."
         )

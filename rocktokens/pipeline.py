@@ -56,6 +56,11 @@ def distill(
 
     Under torchrun every process calls this; only the first writes the run's manifest.
     """
+    if not again and _complete(path, "distill"):  # said before anything heavy is loaded
+        pair, prompts = resolve(path, pair, prompts)
+        run = Run.create(path, _sections(pair, prompts, config))
+        log.info("%s: the student is distilled; nothing to do", path)
+        return run
     from rocktokens.lm.distill import distill as train
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.tasks import load_prompts, make_checker
@@ -64,13 +69,9 @@ def distill(
     ranks = processes()
     with ranks.main_process_first():  # the others open what the first has made
         pair, prompts = resolve(path, pair, prompts)
-        sections = {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "distill": to_mapping(config)}
-        run = Run.create(path, sections)
+        run = Run.create(path, _sections(pair, prompts, config))
         if again and ranks.is_main_process:
             _forget_training(run)
-    if run.done("distill"):
-        log.info("%s: the student is distilled; nothing to do", path)
-        return run
     models = load_pair(pair)
     checker = make_checker(prompts)
     held_out = []
@@ -92,6 +93,14 @@ def distill(
         run.finish("distill", found.facts)
     ranks.wait_for_everyone()
     return run if ranks.is_main_process else open_run(path)
+
+
+def _complete(path: Path, stage: str) -> bool:
+    return (path / MANIFEST).exists() and open_run(path).done(stage)
+
+
+def _sections(pair: PairConfig, prompts: PromptsConfig, config: DistillConfig) -> dict[str, Any]:
+    return {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "distill": to_mapping(config)}
 
 
 def _known_rocks(run: Run) -> tuple[int, ...]:
@@ -119,15 +128,15 @@ def sample(
     again: bool = False,
 ) -> Run:
     """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet."""
-    from rocktokens.lm.pair import load_pair
-    from rocktokens.lm.rollouts import check_lengths, make_sampler, sample_rollouts
-    from rocktokens.lm.tasks import Part, load_prompts, make_checker
-
     pair, prompts = resolve(path, pair, prompts)
     run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "rollouts": to_mapping(rollouts)})
     if run.done("sample") and not again:
         log.info("%s: rollouts are there; nothing to do", path)
         return run
+    from rocktokens.lm.pair import load_pair
+    from rocktokens.lm.rollouts import check_lengths, make_sampler, sample_rollouts
+    from rocktokens.lm.tasks import Part, load_prompts, make_checker
+
     run.reopen("sample")
     if again:
         shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
@@ -145,7 +154,7 @@ def sample(
         for number, part in enumerate(parts):
             name = f"rollouts.parts/{number:05d}"
             if run.has(name):
-                advance(len(part) * rollouts.num_rollouts)
+                advance.resumed(len(part) * rollouts.num_rollouts)
                 continue
             table = sample_rollouts(engine, part, rollouts, models.tokenizer, checker, progress=advance)
             run.write(name, table.cast(ROLLOUTS))
@@ -183,9 +192,6 @@ def _rollout_facts(table: pa.Table) -> dict[str, Any]:
 
 def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
     """Score the run's rollouts under the chosen checkpoints and the teacher into occurrences/step=N."""
-    from rocktokens.lm.pair import load_model, load_pair
-    from rocktokens.lm.rollouts import rollouts_of
-
     run = open_run(path)
     if not run.done("sample"):
         raise RunError(f"{path} has no rollouts yet; run `rocktokens sample {path}` first")
@@ -195,6 +201,9 @@ def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
     if not missing:
         log.info("%s: all checkpoints are scored; nothing to do", path)
         return run
+    from rocktokens.lm.pair import load_model, load_pair
+    from rocktokens.lm.rollouts import rollouts_of
+
     rollouts = rollouts_of(run.read("rollouts"))
 
     def source(step: int) -> str:

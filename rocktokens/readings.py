@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 
 from rocktokens.config import CompareConfig
@@ -29,6 +28,7 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.core.verdict_words import conclusion, percent, points, savings_sentence, verdict_sentence
 from rocktokens.errors import DataError
+from rocktokens.progress import console
 from rocktokens.runs.store import Run
 
 # Stages of a step that are training; what records, evaluates or saves is not.
@@ -181,13 +181,13 @@ def words(readings: Mapping[str, Reading], config: CompareConfig) -> list[str]:
 
 def show(readings: Mapping[str, Reading], verdicts: list[str], config: CompareConfig, facts: Mapping[str, Any]) -> None:
     """Two tables and the verdicts, on standard output."""
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    out = console(width=None if sys.stdout.isatty() else WIDTH)
     first = next(iter(readings.values()))
-    console.print(_accuracy_table(readings, config, first, facts))
-    console.print(_time_table(readings, config))
-    console.print(_stage_table(readings))
+    out.print(_accuracy_table(readings, config, first, facts))
+    out.print(_time_table(readings, config))
+    out.print(_stage_table(readings))
     for sentence in verdicts:
-        console.print(sentence)
+        out.print(sentence)
 
 
 def _accuracy_table(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rocktokens.config import PairConfig
 from rocktokens.errors import RockTokensError
+from rocktokens.report.build import is_current
 from rocktokens.report.build import report as build
 from rocktokens.runs.store import Run, open_run
 from rocktokens.settings import from_mapping
@@ -20,7 +21,9 @@ log = logging.getLogger(__name__)
 
 def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
     """Write a run's report.html and figures/."""
-    return build(path, again=again, images=images, decode=_decoder(open_run(path)))
+    run = open_run(path)
+    needed = again or not is_current(run)
+    return build(path, again=again, images=images, decode=_decoder(run) if needed else None)
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:

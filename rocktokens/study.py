@@ -83,14 +83,22 @@ def recipes() -> dict[str, Callable[[], StudyConfig]]:
 
 
 def study(config: StudyConfig) -> None:
-    """Run the chosen stages in order, and close with what was found."""
+    """Run the chosen stages in order under one display, and close with what was found."""
+    from rocktokens.outlook import expected
+    from rocktokens.progress import stages
+
     start = time.monotonic()
-    chosen = [stage for stage in STAGES if stage in config.stages]
-    for number, stage in enumerate(chosen, start=1):
-        elapsed = time.monotonic() - start
-        log.info("— stage %d of %d: %s (%.0f s so far)", number, len(chosen), stage, elapsed)
-        _run_stage(stage, config)
+    with stages(expected(config, _complete(config.path))) as overall:
+        for stage in (stage for stage in STAGES if stage in config.stages):
+            with overall.stage(stage):
+                _run_stage(stage, config)
     _summary(config.path, time.monotonic() - start)
+
+
+def _complete(path: Path) -> set[str]:
+    from rocktokens.runs.store import MANIFEST, open_run
+
+    return set(open_run(path).manifest["stages"]) if (path / MANIFEST).exists() else set()
 
 
 def _run_stage(stage: Stage, config: StudyConfig) -> None:
@@ -126,15 +134,14 @@ def _has_answers(path: Path) -> bool:
 
 
 def _summary(path: Path, seconds: float) -> None:
-    """The answer in the report's own sentences, and where everything lies."""
+    """Ten lines: what was found, every number with its interval, and where the report lies."""
+    from rocktokens.progress import clock
     from rocktokens.report.facts import Facts
-    from rocktokens.report.sentences import answer
+    from rocktokens.report.summary import summary
     from rocktokens.runs.store import open_run
 
     run = open_run(path)
-    print(f"\nStudy of {path}, {seconds:.0f} s this time:")
-    for number, sentence in enumerate(answer(Facts(run)), start=1):
-        print(f" {number}. {sentence}")
-    if run.done("report"):
-        print(f"report: {path / 'report.html'}")
-    print(f"run: {path}")
+    student, teacher = Facts(run).pair
+    print(f"\nStudy of {path} ({student} from {teacher}), {clock(seconds)} this time; intervals are 95 %")
+    for name, text in summary(Facts(run), path / "report.html" if run.done("report") else None):
+        print(f"  {name:10}  {text}")

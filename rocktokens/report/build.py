@@ -52,12 +52,7 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
     """
     run = open_run(path)
     made_of = _digest(run)
-    if (
-        not again
-        and run.done("report")
-        and run.facts("report").get("made_of") == made_of
-        and (run.path / REPORT).exists()
-    ):
+    if not again and is_current(run):
         log.info("%s: the report is there; nothing to do", path)
         return run
     facts = Facts(run)
@@ -74,6 +69,12 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
         log.info("figures as SVG and PNG were not written: %s", note)
     run.finish("report", {"made_of": made_of, "figures": len(figures), "images": written, "bytes": len(html.encode())})
     return run
+
+
+def is_current(run: Run) -> bool:
+    """Whether the run's report is there and nothing happened since."""
+    known = run.facts("report").get("made_of") if run.done("report") else None
+    return known == _digest(run) and (run.path / REPORT).exists()
 
 
 def _digest(run: Run) -> str:

@@ -106,6 +106,8 @@ def _changed(prefix: str, values: dict[str, Any], default: Any) -> list[str]:
         usual = default.get(name) if isinstance(default, dict) else None
         if isinstance(value, dict):
             flags += _changed(f"{prefix}{name}.", value, usual)
+        elif isinstance(value, bool):
+            flags += [f"--{prefix}{'' if value else 'no-'}{name}".replace("_", "-")] if value != usual else []
         elif value is not None and value != usual and value != []:
             words = [str(item) for item in value] if isinstance(value, list) else [str(value)]
             flags += [f"--{prefix}{name}".replace("_", "-"), *words]
