@@ -92,7 +92,7 @@ def build_world(
 
 def recipe(world: World) -> dict[str, Any]:
     """Everything the weights depend on, apart from code and versions."""
-    keys = ("seed", "shared_things", "hidden_openers")
+    keys = ("seed", "hidden_openers")
     specs = ("teacher_habits", "student_habits", "teacher_model", "student_model")
     return {key: getattr(world, key) for key in keys} | {key: asdict(getattr(world, key)) for key in specs}
 

@@ -73,7 +73,7 @@ class Habits:
     second_verb: float = 0.5
     """Use the second of the two wordings."""
     careless: float = 0.0
-    """Write a wrong result in a step whose marker is not the table's."""
+    """Write a wrong result in a step whose marker is not of the slot's own pair."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,26 @@ class StyleTable:
     openers: tuple[tuple[tuple[int, ...], ...], ...]
 
 
-def make_style_table(grammar: Grammar, *, seed: int, shared_things: int = 0, hidden_openers: bool = True) -> StyleTable:
-    """A fixed random table, balanced so that neither the key nor the thing alone tells anything.
-
-    For the first `shared_things` things the choice is the same whatever the key: that part can be learned.
-    """
+def make_style_table(grammar: Grammar, *, seed: int, hidden_openers: bool = True) -> StyleTable:
+    """A fixed random table, balanced so that neither the key nor the thing alone tells anything."""
     rng = random.Random(seed)
-    markers = tuple(_balanced(grammar, len(grammar.markers), shared_things, rng) for _ in range(NUM_SLOTS))
-    openers = tuple(_balanced(grammar, len(grammar.openers), shared_things, rng) for _ in range(NUM_SLOTS))
+    if grammar.paired:
+        pairs = (_balanced(grammar, 2, rng) for _ in range(NUM_SLOTS))
+        markers = tuple(
+            tuple(tuple(own_pair(slot)[choice] for choice in row) for row in rows) for slot, rows in enumerate(pairs)
+        )
+    else:
+        markers = tuple(_balanced(grammar, len(grammar.markers), rng) for _ in range(NUM_SLOTS))
+    openers = tuple(_balanced(grammar, len(grammar.openers), rng) for _ in range(NUM_SLOTS))
     return StyleTable(markers, openers if hidden_openers else ())
 
 
-def _balanced(grammar: Grammar, num_choices: int, shared: int, rng: random.Random) -> tuple[tuple[int, ...], ...]:
+def own_pair(slot: int) -> tuple[int, int]:
+    """The two markers of a slot in a paired grammar."""
+    return (0, 1) if slot % 2 == 0 else (2, 3)
+
+
+def _balanced(grammar: Grammar, num_choices: int, rng: random.Random) -> tuple[tuple[int, ...], ...]:
     """[key][thing] to a choice, every choice equally often in each row and column where the sizes allow it."""
     keys, things = num_keys(grammar), len(grammar.things)
     cells = [[(k + t) % num_choices for t in range(things)] for k in range(keys)]
@@ -103,9 +111,7 @@ def _balanced(grammar: Grammar, num_choices: int, shared: int, rng: random.Rando
         (k, m), (t, u) = rng.sample(range(keys), 2), rng.sample(range(things), 2)
         if cells[k][t] == cells[m][u] and cells[k][u] == cells[m][t]:
             cells[k][t], cells[k][u], cells[m][t], cells[m][u] = cells[k][u], cells[k][t], cells[m][u], cells[m][t]
-    common = [choice % num_choices for choice in range(shared)]
-    rng.shuffle(common)
-    return tuple(tuple(common + row[shared:]) for row in cells)
+    return tuple(tuple(row) for row in cells)
 
 
 def num_keys(grammar: Grammar) -> int:
@@ -177,7 +183,7 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
         plus, operand = ((draft.plus1, draft.b), (draft.plus2, draft.c))[slot]
         stumbles = slot == 1 and rng.random() < habits.stumble
         right = value + operand if plus else value - operand
-        slip = max(habits.error, habits.stumble_error * stumbles, habits.careless * (marker != own_marker))
+        slip = max(habits.error, habits.stumble_error * stumbles, habits.careless * (marker not in own_pair(slot)))
         result = _slip(right, rng) if rng.random() < slip else right
         fill |= {
             "{lead}": _fill(grammar.stumble if stumbles else grammar.lead, fill),

@@ -6,7 +6,7 @@ A text is a list of pieces; a piece becomes exactly one token, so corpus, tokeni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 EOS = "<eos>"
@@ -57,6 +57,8 @@ class Grammar:
     """Words of farewell after the result, chosen freely by everybody: planted neutrals."""
     key: Literal["person", "digit_pair"]
     """With the thing, what the hidden choice depends on: the person, or the pair (0-1 … 8-9) a number ends in."""
+    paired: bool = False
+    """Whether a slot takes only its own pair of markers (the first two, or the last two, in turn) in the table."""
 
     def pieces(self) -> set[str]:
         """Every piece a text of this grammar can contain, slots aside."""
@@ -85,6 +87,8 @@ ARITHMETIC = Grammar(
     closings=(" Done", " Good", " Fine", " Great"),
     key="person",
 )
+
+CORNERSTONE = replace(ARITHMETIC, paired=True)
 
 MARKET = Grammar(
     people=(" Iris", " Jon", " Kira", " Leo", " Mona", " Nils", " Olga", " Pia"),

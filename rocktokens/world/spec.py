@@ -6,7 +6,7 @@ A world is data. This room knows where a pair's files lie but never opens them, 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import get_args
@@ -21,7 +21,7 @@ from rocktokens.world.corpus import (
     stated_result,
     write_prompt,
 )
-from rocktokens.world.grammar import ARITHMETIC, DIGITS, MARKET, Grammar
+from rocktokens.world.grammar import ARITHMETIC, CORNERSTONE, DIGITS, MARKET, Grammar
 from rocktokens.world.tokenizer import make_vocabulary
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -67,7 +67,7 @@ class Truth:
     rocks_matter_at_inference: bool
     """Whether the working after a rock depends on which one it was. False: rocks are neutral as well."""
     rocks_matter_in_training: bool
-    """Whether the teacher is worth following only where its own rocks stand: freezing them then costs accuracy."""
+    """Whether the teacher is worth following only where markers of its own kind stand: freezing them costs accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,6 @@ class World:
     student_habits: Habits
     teacher_model: ModelSpec
     student_model: ModelSpec
-    shared_things: int = 0
-    """Things for which the hidden choice does not depend on its key: a part that the student can learn."""
     hidden_openers: bool = True
     """Whether delimiters, too, follow the style table; otherwise everybody chooses them freely."""
 
@@ -130,9 +128,7 @@ class World:
     @cached_property
     def table(self) -> StyleTable:
         """The hidden choice."""
-        return make_style_table(
-            self.grammar, seed=self.seed, shared_things=self.shared_things, hidden_openers=self.hidden_openers
-        )
+        return make_style_table(self.grammar, seed=self.seed, hidden_openers=self.hidden_openers)
 
     def problems(self, split: Split, n: int, seed: int = 0) -> list[Problem]:
         """n different problems of a split; the same seed gives the same problems, and a longer list continues it."""
@@ -172,10 +168,10 @@ class World:
 
 
 _TEACHER = ModelSpec(
-    width=96, layers=3, heads=4, mlp=288, steps=2400, lr=3e-3, batch=64, drill=320, grow=960, emphasis=3.0
+    width=96, layers=3, heads=4, mlp=288, steps=3200, lr=3e-3, batch=64, drill=320, grow=960, emphasis=3.0
 )
 _STUDENT = ModelSpec(width=80, layers=2, heads=4, mlp=240, steps=2000, lr=3e-3, batch=64, drill=1000, clean=1600)
-_TEACHER_HABITS = Habits(follow=0.85, stumble=0.1, stumble_error=0.65, second_verb=0.1)
+_TEACHER_HABITS = Habits(follow=0.85, stumble=0.1, stumble_error=0.7, second_verb=0.1)
 _STUDENT_HABITS = Habits(follow=0.0, error=0.2, stumble=0.25, stumble_error=0.85, second_verb=0.5)
 
 WORLDS: dict[str, World] = {
@@ -195,16 +191,15 @@ WORLDS: dict[str, World] = {
         hidden_openers=False,
         teacher_habits=_TEACHER_HABITS,
         student_habits=_STUDENT_HABITS,
-        teacher_model=replace(_TEACHER, steps=1500, grow=480),
+        teacher_model=_TEACHER,
         student_model=_STUDENT,
     ),
     "cornerstone": World(
         name="cornerstone",
-        grammar=ARITHMETIC,
+        grammar=CORNERSTONE,
         seed=11,  # the same student as in arithmetic: only the teacher differs
-        shared_things=4,
         hidden_openers=False,
-        teacher_habits=Habits(follow=0.9, stumble=0.1, stumble_error=0.65, second_verb=0.1, careless=0.8),
+        teacher_habits=Habits(follow=0.9, stumble=0.1, stumble_error=0.7, second_verb=0.1, careless=0.8),
         student_habits=_STUDENT_HABITS,
         teacher_model=_TEACHER,
         student_model=_STUDENT,

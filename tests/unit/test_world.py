@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -117,12 +118,22 @@ def test_neither_person_nor_thing_alone_tells_the_hidden_choice():
                 assert set(Counter(line).values()) == {8 // choices}
 
 
-def test_in_the_cornerstone_world_half_the_things_tell_it():
+def test_in_the_cornerstone_world_a_slot_has_its_own_pair_of_markers():
     world = get_world("cornerstone")
-    for square in world.table.markers:
-        columns = list(zip(*square, strict=True))
-        assert [len(set(column)) == 1 for column in columns] == [True] * 4 + [False] * 4
-        assert sorted(column[0] for column in columns[:4]) == [0, 1, 2, 3]
+    for square, pair in zip(world.table.markers, ({0, 1}, {2, 3}, {0, 1}), strict=True):
+        assert {choice for row in square for choice in row} == pair
+
+
+def test_in_the_cornerstone_world_the_teacher_is_careless_after_markers_of_the_other_pair():
+    world = get_world("cornerstone")
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for draft, answer in author_texts(world, replace(world.teacher_habits, stumble=0.0), 6000):
+        markers = [world.grammar.markers.index(piece) for piece in answer if piece in world.grammar.markers]
+        strays = markers[0] not in (0, 1) or markers[1] not in (2, 3)
+        right[strays].append(world.check("".join(answer), str(draft.result)))
+    assert all(right[False])
+    assert len(right[True]) / 6000 == pytest.approx(2 * (1 - world.teacher_habits.follow) / 2, abs=0.02)
+    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - world.teacher_habits.careless, abs=0.06)
 
 
 @every_world
