@@ -42,6 +42,8 @@ class StudyConfig:
     """The run directory; made if it is not there."""
     stages: tuple[Stage, ...] = STAGES
     """Which stages to run, in their fixed order; those that are complete do nothing."""
+    make: Literal["smollm2"] | None = None
+    """A pair, and prompts for it, to make first, once, in the user's cache, where `pair` and `prompts` name none."""
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     problems: int = 200
@@ -79,15 +81,24 @@ def world_recipe(name: str) -> StudyConfig:
 
 def recipes() -> dict[str, Callable[[], StudyConfig]]:
     """Every named recipe."""
-    return {name: (lambda name=name: world_recipe(name)) for name in world_names()}  # type: ignore[misc]
+    worlds = {name: (lambda name=name: world_recipe(name)) for name in world_names()}  # type: ignore[misc]
+    return {**worlds, "smollm2": _smollm2_recipe}
+
+
+def _smollm2_recipe() -> StudyConfig:
+    from rocktokens.smollm2.recipe import smollm2_recipe  # it fills in a StudyConfig, so it is read after this module
+
+    return smollm2_recipe()
 
 
 def study(config: StudyConfig) -> None:
     """Run the chosen stages in order under one display, and close with what was found."""
     from rocktokens.outlook import expected
     from rocktokens.progress import stages
+    from rocktokens.smollm2.recipe import with_made_pair
 
     start = time.monotonic()
+    config = with_made_pair(config)
     with stages(expected(config, _complete(config.path))) as overall:
         for stage in (stage for stage in STAGES if stage in config.stages):
             with overall.stage(stage):
@@ -107,6 +118,9 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
     path = config.path
     if stage in ("knockout", "graft", "compare") and not _has_answers(path):
         log.info("no answers to check: %s is left out, accuracy has no meaning here", stage)
+        return
+    if stage == "graft" and not config.graft.rocks and _found_no_rocks(path):
+        log.info("detect found no rocks: there is nothing to graft, and the stage is left out")
         return
     work: dict[Stage, Callable[[], object]] = {
         "distill": lambda: pipeline.distill(
@@ -131,6 +145,13 @@ def _has_answers(path: Path) -> bool:
 
     run = open_run(path)
     return not run.done("sample") or bool(run.facts("sample")["checked"])
+
+
+def _found_no_rocks(path: Path) -> bool:
+    from rocktokens.runs.store import open_run
+
+    run = open_run(path)
+    return run.done("detect") and not run.facts("detect")["rocks"]
 
 
 def _summary(path: Path, seconds: float) -> None:

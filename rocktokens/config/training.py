@@ -88,12 +88,19 @@ class OffPolicyConfig:
     """Answers an optimiser step."""
     hard_share: float = 0.5
     """Share of cross-entropy with the answer's own tokens in the loss; the rest is forward KL."""
+    until_accuracy: float | None = None
+    """Stop as soon as this share of held-out problems is solved; unset: at the end of the epochs."""
+    evaluate_every: int = 10
+    """For until_accuracy: steps between two readings."""
 
     def __post_init__(self) -> None:
         require(
             self.answers is None or self.answers >= 1, f"answers must be at least 1, got {self.answers}; or unset it"
         )
-        require(self.epochs >= 1 and self.batch >= 1, f"epochs and batch must be at least 1, got {self}")
+        for name in ("epochs", "batch", "evaluate_every"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        until = self.until_accuracy
+        require(until is None or 0 < until <= 1, f"until_accuracy is a share in (0, 1], got {until}")
         require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
         require(0 <= self.hard_share <= 1, f"hard_share must lie in [0, 1], got {self.hard_share}")
 
@@ -106,6 +113,8 @@ class DistillConfig:
     """Optimiser steps; with until=saturated the most that are taken."""
     until: Literal["steps", "saturated"] = "steps"
     """Stop after the steps, or earlier when the loss no longer falls."""
+    hours: float | None = None
+    """Stop after so many hours of training, evaluation included, whatever `until` says; unset: no limit."""
     saturation_on: Literal["loss", "rest"] = "loss"
     """Which loss is tested: the whole, or that of everything but the rocks."""
     learning_rate: float = 2e-6
@@ -157,6 +166,7 @@ class DistillConfig:
         for name in ("micro_batch", "lora_rank", "save_every", "telemetry_every", "evaluate_every"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, got {value}; or unset it")
+        require(self.hours is None or self.hours > 0, f"hours must be > 0, got {self.hours}; or unset it")
         require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
         require(0 <= self.warmup < 1, f"warmup is a share of the steps in [0, 1), got {self.warmup}")
         require(self.clip > 0, f"clip must be > 0, got {self.clip}")

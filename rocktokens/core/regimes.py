@@ -39,6 +39,7 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
         trained,
         steps=steps,
         until="steps",
+        hours=None,
         saturation_on="loss",
         schedule=schedule,
         normalise=settings.normalise or trained.normalise,

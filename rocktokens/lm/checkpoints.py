@@ -22,7 +22,7 @@ from transformers.trainer_callback import TrainerState
 
 from rocktokens.core.saturation import Saturation
 from rocktokens.errors import RunError
-from rocktokens.lm.record import has_saturated, saturation_of
+from rocktokens.lm.record import has_saturated, is_out_of_time, saturation_of
 
 if TYPE_CHECKING:
     from trl import DistillationTrainer as _Base
@@ -70,6 +70,7 @@ class CheckpointMixin(_Base):
     record: TrainingRecord
     meter: Meter
     until_saturated: bool
+    hours: float | None
     saturation_on: Literal["loss", "rest"]
     saturation: Saturation | None
 
@@ -92,7 +93,8 @@ class CheckpointMixin(_Base):
         """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
         state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
         out_of_steps = 0 < self.args.max_steps <= state.global_step
-        if not out_of_steps and not (self.until_saturated and has_saturated(self.record, self.saturation_on)):
+        saturated = self.until_saturated and has_saturated(self.record, self.saturation_on)
+        if not out_of_steps and not saturated and not is_out_of_time(self.record, self.hours):
             return False
         self.state = state
         self.saturation = saturation_of(self.record, self.saturation_on)

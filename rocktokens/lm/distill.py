@@ -33,7 +33,7 @@ from rocktokens.lm.checkpoints import last_complete_checkpoint
 from rocktokens.lm.evaluate import Evaluator
 from rocktokens.lm.offpolicy import OffPolicyTrainer, answer_rows, load_weights
 from rocktokens.lm.pair import TINY_PARAMETERS, Pair
-from rocktokens.lm.record import RunDirectory, TrainingRecord
+from rocktokens.lm.record import RunDirectory, TrainingRecord, is_out_of_time
 from rocktokens.lm.rollouts import make_sampler, sample_rollouts
 from rocktokens.lm.tasks import Checker, Prompt
 from rocktokens.lm.trainer import RockDistillationTrainer, device_arguments, processes
@@ -77,21 +77,12 @@ def distill(
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
     _make_directory(run.path / "checkpoints")
     if config.off_policy.answers is not None:
-        _off_policy(config, pair, prompts, run, check, show)
+        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
     selector = selector_of(config.selector, rocks)
     shadows = {name: selector_of(SelectorConfig(name=name), rocks) for name in config.shadows}
     trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
     if problems and check is not None:
-        trainer.evaluator = Evaluator(
-            problems,
-            check,
-            pair.tokenizer,
-            max_new_tokens=config.max_new_tokens,
-            num_rollouts=config.evaluate_rollouts,
-            seed=config.seed,
-        )
-        trainer.evaluate_every = config.evaluate_every or max(1, config.steps // 10)
-        trainer.check_evaluation()
+        _evaluate(trainer, config, problems, check, config.evaluate_every or max(1, config.steps // 10))
     _train(trainer, "on-policy distillation", show, on_step)
     monitor = trainer.monitor.gathered()
     if trainer.args.should_save:
@@ -162,11 +153,35 @@ def _on_policy_trainer(
         rollouts_per_prompt=config.rollouts_per_prompt,
         until_saturated=config.until == "saturated",
         saturation_on=config.saturation_on,
+        hours=config.hours,
     )
 
 
-def _off_policy(
-    config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run: RunDirectory, check: Checker | None, show: bool
+def _evaluate(
+    trainer: RockDistillationTrainer, config: DistillConfig, problems: Sequence[Prompt], check: Checker, every: int
+) -> None:
+    """Have accuracy on held-out problems read every so many steps."""
+    trainer.evaluator = Evaluator(
+        problems,
+        check,
+        trainer._tokenizer,
+        max_new_tokens=config.max_new_tokens,
+        num_rollouts=config.evaluate_rollouts,
+        seed=config.seed,
+    )
+    trainer.evaluate_every = every
+    trainer.check_evaluation()
+
+
+def off_policy(
+    config: DistillConfig,
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    *,
+    problems: Sequence[Prompt] = (),
+    check: Checker | None = None,
+    show: bool = True,
 ) -> None:
     """Sample the teacher's answers once, train on them, and leave the student's weights in the run."""
     stage = config.off_policy
@@ -209,7 +224,12 @@ def _off_policy(
         processing_class=pair.tokenizer,
         hard_share=stage.hard_share,
         run=run,
+        until_accuracy=stage.until_accuracy,
     )
+    if stage.until_accuracy is not None:
+        if not problems or check is None:
+            raise ConfigError("off_policy.until_accuracy needs held-out problems with answers to check")
+        _evaluate(trainer, config, problems, check, stage.evaluate_every)
     _train(trainer, "off-policy distillation", show)
     trainer.keep_model(final)
 
@@ -280,13 +300,19 @@ def _sharded() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP") == "true" or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 
+def _why_stopped(config: DistillConfig, trainer: RockDistillationTrainer) -> str:
+    if trainer.state.global_step >= config.steps:
+        return "steps"
+    return "time" if is_out_of_time(trainer.record, config.hours) else "saturated"
+
+
 def _facts(config: DistillConfig, trainer: RockDistillationTrainer, monitor: TokenMonitor) -> dict[str, Any]:
     record, ended = trainer.record, trainer.saturation
     accuracy = record.column("accuracy")
     evaluated = np.flatnonzero(~np.isnan(accuracy))
     facts: dict[str, Any] = {
         "steps": trainer.state.global_step,
-        "stopped": "saturated" if trainer.state.global_step < config.steps else "steps",
+        "stopped": _why_stopped(config, trainer),
         "saturated": None if ended is None else ended.saturated,
         "saturation": None if ended is None else ended._asdict(),
         "selector": trainer.selector.name,

@@ -162,6 +162,11 @@ def has_saturated(record: TrainingRecord, on: Literal["loss", "rest"]) -> bool:
     return all(found is not None and found.saturated for found in tests)
 
 
+def is_out_of_time(record: TrainingRecord, hours: float | None) -> bool:
+    """Whether the training has taken so many hours, those before an interruption included."""
+    return hours is not None and float(np.nansum(record.column("seconds"))) >= 3600 * hours
+
+
 def _caption(found: dict[str, float]) -> str:
     return (
         f"{found['steps']:.0f} steps, {found['tokens']:.0f} response tokens, "

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from rocktokens.lm.meter import step_flops
-from rocktokens.lm.record import SATURATION_EVERY, has_saturated, saturation_of
+from rocktokens.lm.record import SATURATION_EVERY, has_saturated, is_out_of_time, saturation_of
 from rocktokens.lm.updates import head_update_table
 from rocktokens.lm.weighing import Rows, compare_shadows, with_losses
 
@@ -79,7 +79,7 @@ class StepHooks(TrainerCallback):
         row |= {f"seconds_{stage}": seconds for stage, seconds in trainer.meter.take().items()}
         trainer.record.add(row)
         self._announce(row)
-        self._stop_if_saturated(state, control)
+        self._stop_if_enough(state, control, row)
         if trainer.run is not None and args.should_save and self._due(state, WRITE_EVERY):
             trainer.record.write(trainer.run)
 
@@ -214,17 +214,27 @@ class StepHooks(TrainerCallback):
         if trainer.on_step is not None and trainer.accelerator.is_main_process:
             trainer.on_step(row)
 
-    def _stop_if_saturated(self, state: Any, control: Any) -> None:
+    def _stop_if_enough(self, state: Any, control: Any, row: dict[str, Any]) -> None:
+        """The loss no longer falls, the time is up, or the accuracy asked for is there."""
         trainer = self.trainer
-        if state.global_step % SATURATION_EVERY and state.global_step != state.max_steps:
-            return
-        trainer.saturation = saturation_of(trainer.record, trainer.saturation_on)
-        if not trainer.until_saturated or not has_saturated(trainer.record, trainer.saturation_on):
+        enough = trainer.hours is not None and self._is_any_out_of_time()
+        if trainer.until_accuracy is not None and row.get("accuracy") is not None:
+            enough |= row["accuracy"] >= trainer.until_accuracy
+        if enough or state.global_step % SATURATION_EVERY == 0 or state.global_step == state.max_steps:
+            trainer.saturation = saturation_of(trainer.record, trainer.saturation_on)
+            enough |= trainer.until_saturated and has_saturated(trainer.record, trainer.saturation_on)
+        if not enough:
             return
         control.should_training_stop = True
         control.should_save = trainer.args.save_strategy != SaveStrategy.NO
         if trainer.run is not None and trainer.keep_at and state.global_step not in trainer.keep_at:
             trainer.keep_checkpoint()  # where OPD ended
+
+    def _is_any_out_of_time(self) -> bool:
+        """Every rank has a clock of its own, but they must stop together."""
+        accelerator = self.trainer.accelerator
+        own = torch.tensor(float(is_out_of_time(self.trainer.record, self.trainer.hours)), device=accelerator.device)
+        return float(accelerator.reduce(own, reduction="sum")) > 0
 
 
 def _observes(selector: Any) -> bool:

@@ -63,7 +63,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     occurrences every `telemetry_every` steps, one row of training.parquet a step, and a checkpoint at every step of
     `keep_at`. `rocks` are the token types whose loss is reported apart (default: those the selector names).
     `normalise` divides the loss by the kept weight or by all tokens. `generation="ours"` samples with our own sampler:
-    each rollout has a seed of its own, from (seed, step, row). `until_saturated` stops when the loss stops falling.
+    each rollout has a seed of its own, from (seed, step, row). `until_saturated` stops when the loss stops falling,
+    `until_accuracy` when the evaluator reads it, `hours` when so many have gone into training.
     """
 
     samples = True
@@ -89,6 +90,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         evaluate_every: int | None = None,
         until_saturated: bool = False,
         saturation_on: Literal["loss", "rest"] = "loss",
+        until_accuracy: float | None = None,
+        hours: float | None = None,
         on_step: Callable[[dict[str, Any]], None] | None = None,
         **trl_settings: Any,
     ) -> None:
@@ -109,6 +112,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.generation, self.rollouts_per_prompt = generation, rollouts_per_prompt
         self.evaluator, self.evaluate_every = evaluator, evaluate_every
         self.until_saturated, self.saturation_on = until_saturated, saturation_on
+        self.until_accuracy, self.hours = until_accuracy, hours
         self.saturation: Saturation | None = None
         self.on_step = on_step
         student = self.accelerator.unwrap_model(self.model)

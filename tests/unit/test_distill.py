@@ -26,7 +26,7 @@ from rocktokens.config import DistillConfig, OffPolicyConfig, SelectorConfig
 from rocktokens.core.saturation import saturation
 from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
 from rocktokens.lm.checkpoints import last_complete_checkpoint
-from rocktokens.lm.distill import distill, rocks_of
+from rocktokens.lm.distill import distill, off_policy, rocks_of
 from rocktokens.lm.evaluate import Evaluator
 from rocktokens.lm.meter import Meter, ModelShape, step_flops
 from rocktokens.lm.offpolicy import OffPolicyTrainer
@@ -297,6 +297,30 @@ def test_training_stops_when_the_loss_has_stopped_falling(tmp_path):
     assert run.checkpoints() == [0, found.facts["steps"]]  # "post" is where it stopped
     again, _ = distilled(tmp_path / "run", config, problems=())
     assert again.facts == found.facts
+
+
+def test_training_stops_when_its_time_is_up_and_stays_stopped(tmp_path):
+    config = small(steps=400, hours=1e-5, save_every=400)
+    found, run = distilled(tmp_path / "run", config, problems=())
+    assert found.facts["stopped"] == "time"
+    assert found.facts["steps"] < 400
+    assert run.checkpoints()[-1] == found.facts["steps"]
+    again, _ = distilled(tmp_path / "run", config, problems=())
+    assert again.facts == found.facts
+
+
+def test_the_off_policy_stage_stops_at_the_accuracy_asked_for(tmp_path):
+    stage = OffPolicyConfig(answers=32, epochs=8, batch=8, until_accuracy=0.5, evaluate_every=3)
+    held_out = distilling.prompts(8)
+    run = Run.create(tmp_path / "run")
+    off_policy(
+        small(off_policy=stage), distilling.pair(), distilling.prompts(), run, problems=held_out, check=lambda *_: True
+    )
+    rows = run.read("off_policy").to_pylist()
+    assert rows[-1]["step"] == 3  # every answer is right: the first reading ends it, long before step 32
+    assert (run.path / "checkpoints" / "off_policy" / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match="held-out problems"):
+        off_policy(small(off_policy=stage), distilling.pair(), distilling.prompts(), Run.create(tmp_path / "other"))
 
 
 def test_lora_trains_and_only_its_adapter_is_saved(tmp_path):

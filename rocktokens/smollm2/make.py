@@ -1,0 +1,278 @@
+"""Makes the pair once, stage by stage, in a directory of the user's cache that is a run like any other.
+
+    made = make_pair(packaged_weights(), cache_directory(), MakeConfig())
+
+base (GGUF → plain Llama), problems, teacher (taught), shortened (layers left out), student (healed by the off-policy
+stage). run.json is the manifest: settings, versions, seconds, hashes, accuracies with intervals. A stage that it lists
+is complete; killed, the same call goes on where it was, teaching and healing from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rocktokens.config import DistillConfig, OffPolicyConfig, PairConfig, PromptsConfig
+from rocktokens.runs.store import Run
+from rocktokens.settings import to_mapping
+from rocktokens.smollm2.problems import WordProblem, word_problems
+from rocktokens.smollm2.teach import TeachConfig, teach
+
+log = logging.getLogger(__name__)
+
+PROBE_TEXTS = 64  # worked solutions on which layers are judged
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeConfig:
+    """What the pair is made of."""
+
+    problems: int = 4000
+    """Prompts of the study; by their hash six tenths train, two tenths are for detection, two for causal tests."""
+    readings: int = 200
+    """Problems, apart from those, on which accuracy is read while a model learns."""
+    final_readings: int = 400
+    """Further problems on which both finished models are measured."""
+    teach: TeachConfig = field(default_factory=TeachConfig)
+    layers_left_out: int = 4
+    """Layers that the student lacks."""
+    heal: OffPolicyConfig = field(
+        default_factory=lambda: OffPolicyConfig(
+            answers=1600, epochs=2, learning_rate=2e-4, batch=16, until_accuracy=0.35, evaluate_every=10
+        )
+    )
+    """The off-policy stage that makes the shortened model speak again."""
+    max_new_tokens: int = 80
+    """Length limit of an answer."""
+    threads: int | None = None
+    """CPU threads; unset: the free cores."""
+    seed: int = 0
+    """Seed of problems, lessons and samples."""
+
+
+class MadePair(NamedTuple):
+    """Where the pair and its prompts lie."""
+
+    student: Path
+    teacher: Path
+    prompts: Path
+    path: Path
+
+
+def make_pair(weights: Path, cache: Path, config: MakeConfig | None = None) -> MadePair:
+    """The pair made from these weights (a .gguf file or a Llama directory) with these settings; made now if need be."""
+    config = config or MakeConfig()
+    settings = to_mapping(config) | {"weights": _digest(weights)}
+    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+    run = Run.create(cache / f"smollm2-{name}", {"make": settings})
+    making = _Making(run, weights, config)
+    stages: dict[str, Callable[[], dict[str, Any]]] = {
+        "base": making.base,
+        "problems": making.problems,
+        "teacher": making.teacher,
+        "shortened": making.shortened,
+        "student": making.student,
+        "measured": making.measured,
+    }
+    for stage, make in stages.items():
+        if run.done(stage):
+            continue
+        log.info("making the pair, %s (in %s)", stage, run.path)
+        start = time.monotonic()
+        facts = make()
+        run.finish(stage, facts | {"seconds": round(time.monotonic() - start, 1)})
+    return MadePair(run.path / "student", run.path / "teacher", run.path / "problems.jsonl", run.path)
+
+
+class _Making:
+    """The stages; each returns its facts for the manifest."""
+
+    def __init__(self, run: Run, weights: Path, config: MakeConfig) -> None:
+        self.run, self.path, self.weights, self.config = run, run.path, weights, config
+
+    def base(self) -> dict[str, Any]:
+        from rocktokens.lm.pair import load_model, load_tokenizer
+        from rocktokens.smollm2.weights import clean_copy, convert, save
+
+        out = self._cleared("base")
+        if self.weights.suffix == ".gguf":
+            convert(self.weights, out)
+        else:
+            model = load_model(str(self.weights), PairConfig(device="cpu"))
+            tokenizer = load_tokenizer(str(self.weights), PairConfig())
+            save(clean_copy(model, range(model.config.num_hidden_layers)), tokenizer, out)
+        return {"sha256": _digest(out)}
+
+    def problems(self) -> dict[str, Any]:
+        """Three lists without a problem in common: the study's prompts, readings, lessons."""
+        config, counts = self.config, self._counts()
+        problems = word_problems(sum(counts.values()), seed=config.seed)
+        start, facts = 0, {}
+        for name, count in counts.items():
+            _write_jsonl(self.path / f"{name}.jsonl", problems[start : start + count])
+            facts[name] = {"problems": count, "sha256": _digest(self.path / f"{name}.jsonl")}
+            start += count
+        return facts
+
+    def _counts(self) -> dict[str, int]:
+        config = self.config
+        return {
+            "problems": config.problems,
+            "readings": config.readings + config.final_readings,
+            "lessons": config.teach.lessons,
+        }
+
+    def teacher(self) -> dict[str, Any]:
+        from rocktokens.smollm2.weights import save
+
+        model, tokenizer = self._load("base")
+        readings: list[dict[str, float]] = []
+
+        def say(step: int, loss: float, found: Any) -> None:
+            log.info("teaching, step %d: loss %.3f, accuracy %.1f %% at T = 1", step, loss, 100 * found.value)
+            readings.append({"step": step, "loss": loss, **found._asdict()})
+
+        checkpoint = self.path / "teacher.checkpoint.pt"
+        steps = teach(
+            model,
+            [_text(tokenizer, row) for row in _rows(self.path / "lessons.jsonl")],
+            self.config.teach,
+            checkpoint,
+            pad_id=tokenizer.pad_token_id,
+            accuracy=lambda model: self._accuracy(model, tokenizer, self._readings(tokenizer)[: self.config.readings]),
+            say=say,
+        )
+        if readings and readings[-1]["value"] < self.config.teach.target:
+            log.warning("the teacher did not reach %.0f %% in %d steps", 100 * self.config.teach.target, steps)
+        save(model, tokenizer, self._cleared("teacher"))
+        checkpoint.unlink(missing_ok=True)
+        return {"steps": steps, "readings": readings, "sha256": _digest(self.path / "teacher")}
+
+    def shortened(self) -> dict[str, Any]:
+        from rocktokens.smollm2.weights import layer_changes, least_changing, save, without_layers
+
+        model, tokenizer = self._load("base")
+        texts = [_text(tokenizer, row)[0] for row in _rows(self.path / "lessons.jsonl")[:PROBE_TEXTS]]
+        changes = layer_changes(model, texts)
+        left_out = least_changing(changes, self.config.layers_left_out)
+        save(without_layers(model, left_out), tokenizer, self._cleared("shortened"))
+        return {"left_out": list(left_out), "changes": [round(change, 4) for change in changes]}
+
+    def student(self) -> dict[str, Any]:
+        """The off-policy stage, with this directory as its run; its student becomes ours."""
+        from rocktokens.lm.distill import off_policy
+        from rocktokens.lm.pair import load_pair
+        from rocktokens.lm.tasks import MathChecker, load_prompts
+
+        config, out = self.config, self._cleared("student")
+        student, teacher = str(self.path / "shortened"), str(self.path / "teacher")
+        pair = load_pair(PairConfig(student=student, teacher=teacher, device="cpu", threads=config.threads))
+        settings = DistillConfig(off_policy=config.heal, max_new_tokens=config.max_new_tokens, seed=config.seed)
+        prompts = load_prompts(_source(self.path / "problems.jsonl"), pair.tokenizer, part="train")
+        held_out = self._readings(pair.tokenizer)[: config.readings]
+        off_policy(settings, pair, prompts, self.run, problems=held_out, check=MathChecker())
+        shutil.copytree(self.path / "checkpoints" / "off_policy", out)
+        record = self.run.read("off_policy").to_pylist()
+        read = [row for row in record if row.get("accuracy") is not None]
+        keys = ("step", "accuracy", "accuracy_low", "accuracy_high")
+        readings = [{key: row[key] for key in keys} for row in read]
+        return {"steps": record[-1]["step"], "readings": readings, "sha256": _digest(out)}
+
+    def measured(self) -> dict[str, Any]:
+        """Both models on problems that neither teaching nor healing looked at; then what is no longer needed goes."""
+        facts: dict[str, Any] = {}
+        for name in ("teacher", "student"):
+            model, tokenizer = self._load(name)
+            held_out = self._readings(tokenizer)[self.config.readings :]
+            found, counts = self._accuracy_and_counts(model, tokenizer, held_out)
+            log.info("%s: %.1f %% [%.1f, %.1f]", name, *(100 * value for value in found[:3]))
+            facts[name] = {"accuracy": found._asdict(), "checked_by": counts}
+        for leftover in ("checkpoints", "shortened"):
+            shutil.rmtree(self.path / leftover, ignore_errors=True)
+        return facts
+
+    # ------------------------------------------------------------ what stages share
+
+    def _load(self, name: str) -> tuple[Any, Any]:
+        from rocktokens.lm.pair import choose_threads, load_model, load_tokenizer
+
+        source = str(self.path / name)
+        model = load_model(source, PairConfig(device="cpu"))
+        choose_threads(self.config.threads, model)
+        return model, load_tokenizer(source, PairConfig())
+
+    def _readings(self, tokenizer: Any) -> list[Any]:
+        from rocktokens.lm.tasks import load_prompts
+
+        return load_prompts(_source(self.path / "readings.jsonl"), tokenizer)
+
+    def _accuracy(self, model: Any, tokenizer: Any, prompts: Sequence[Any]) -> Any:
+        return self._accuracy_and_counts(model, tokenizer, prompts)[0]
+
+    def _accuracy_and_counts(self, model: Any, tokenizer: Any, prompts: Sequence[Any]) -> tuple[Any, dict[str, int]]:
+        """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
+        from rocktokens.lm.engine import Request
+        from rocktokens.lm.evaluate import Evaluator
+        from rocktokens.lm.pair import end_tokens
+        from rocktokens.lm.sampler import Sampler
+        from rocktokens.lm.tasks import MathChecker
+
+        checker = MathChecker()
+        sampler = Sampler(model, eos_ids=end_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, batch_size=256)
+
+        def sample(asked: Sequence[Sequence[int]], seeds: Sequence[int], limit: int) -> list[list[int]]:
+            found = sampler.generate([Request(tuple(ids), limit, seed) for ids, seed in zip(asked, seeds)])
+            return [list(answer.token_ids) for answer in found]
+
+        limit = self.config.max_new_tokens
+        evaluator = Evaluator(prompts, checker, tokenizer, max_new_tokens=limit, seed=self.config.seed)
+        return evaluator.accuracy(sample), dict(checker.counts)
+
+    def _cleared(self, name: str) -> Path:
+        """A place for a stage's result, without what a killed attempt may have left there."""
+        shutil.rmtree(self.path / name, ignore_errors=True)
+        return self.path / name
+
+
+def _source(path: Path) -> PromptsConfig:
+    return PromptsConfig(source=str(path), chat=True, checker="math")
+
+
+def _write_jsonl(path: Path, problems: Sequence[WordProblem]) -> None:
+    rows = ({"prompt": p.prompt, "answer": p.answer, "solution": p.solution, "steps": p.steps} for p in problems)
+    draft = path.with_suffix(".tmp")
+    draft.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    draft.replace(path)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _text(tokenizer: Any, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
+    """A lesson as token ids, and which of them are learned: the solution and the end token."""
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": row["prompt"]}], add_generation_prompt=True, tokenize=False
+    )
+    prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
+    answer = [*tokenizer(row["solution"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return [*prompt, *answer], [False] * len(prompt) + [True] * len(answer)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file, or of a directory's files in order of their names."""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            found.update(file.name.encode())
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 22):
+                    found.update(block)
+    return found.hexdigest()

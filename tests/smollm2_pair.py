@@ -1,0 +1,76 @@
+"""A tiny random Llama with a small byte-level tokenizer and a chat template: SmolLM2's classes, made in a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rocktokens.config import OffPolicyConfig
+from rocktokens.smollm2.make import MakeConfig
+from rocktokens.smollm2.problems import word_problems
+from rocktokens.smollm2.teach import TeachConfig
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QUICK = MakeConfig(
+    problems=120,
+    readings=8,
+    final_readings=8,
+    teach=TeachConfig(lessons=32, steps=6, batch=4, learning_rate=1e-2, warmup=1, look_every=2, target=1.0),
+    layers_left_out=1,
+    heal=OffPolicyConfig(answers=16, batch=8, learning_rate=1e-3, until_accuracy=1.0, evaluate_every=1),
+    max_new_tokens=12,
+)
+
+
+def chat_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
+    """Trained on our own problems, with SmolLM2's special tokens and template."""
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    fast.decoder = decoders.ByteLevel()
+    texts = [f"{problem.prompt}\n{problem.solution}" for problem in word_problems(200, seed=5)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    fast.train_from_iterator(texts, trainer)
+    start, end = SPECIAL[1:]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, bos_token=start, eos_token=end, pad_token=end, chat_template=TEMPLATE
+    )
+
+
+def tiny_llama(vocabulary: int, layers: int = 4) -> LlamaForCausalLM:
+    """SmolLM2's kind of shape (tied head, fewer key heads than heads) in miniature."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def save_base(path: Path) -> Path:
+    """What stands for the package's weights."""
+    tokenizer = chat_tokenizer()
+    tiny_llama(len(tokenizer)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
