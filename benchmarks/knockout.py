@@ -1,6 +1,7 @@
 """Resumed knock-outs against full regeneration: tokens, seconds, width of intervals; writes docs/results/knockout.json.
 
     python benchmarks/knockout.py [--student DIR] [--problems 200]
+    python benchmarks/knockout.py --student DIR --prompts FILE.jsonl     # any chat model; to knockout_pair.json
 
 World: 30 candidates of the built-in world, the same problems and the same number of rollouts for each contestant, in
 turns. `transformers` samples every knock-out rollout from its start by `generate(suppress_tokens=…)`, as such a census
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from rocktokens.core.census import BannedSet
 from rocktokens.core.seeds import derive_seed
 from rocktokens.lm.engine import Continuation, Request
 from rocktokens.lm.knockout import knockout_census
-from rocktokens.lm.tasks import Prompt
+from rocktokens.lm.tasks import MathChecker, Prompt, load_prompts
 
 EOS = 0
 
@@ -129,6 +131,26 @@ def world_candidates(world):
     return [BannedSet(f"token:{v}", "token", v, t, (v,)) for v, t in zip(ids, tokens)]
 
 
+class GivenTask:
+    """Problems of a .jsonl file through a model's chat template: what the world is to its own students."""
+
+    def __init__(self, path: str, tokenizer) -> None:
+        self.source = PromptsConfig(source=path, chat=True, checker="math")
+        self.tokenizer, self.check = tokenizer, MathChecker()
+
+    def prompts(self, count: int):
+        """The first so many of those set aside for causal tests."""
+        return load_prompts(replace(self.source, limit=count), self.tokenizer, part="causal")
+
+    def candidates(self, sampler, count: int = 30):
+        """The commonest token types of a few of the student's own answers, the end token apart."""
+        asked = [Request(prompt.prompt_ids, 80, number) for number, prompt in enumerate(self.prompts(100))]
+        counts = Counter(token for answer in sampler.generate(asked) for token in answer.token_ids)
+        del counts[self.tokenizer.eos_token_id]
+        common = [token for token, _ in counts.most_common(count)]
+        return [BannedSet(f"token:{v}", "token", v, self.tokenizer.decode([v]), (v,)) for v in common]
+
+
 def world_census(engine, world, prompts, sets, tokenizer, limit, config, problems):
     """One census, and the processor seconds it took (one thread; what else runs here does not count); the judging of
     answers and the statistics are in it."""
@@ -152,7 +174,6 @@ def world_benchmark(options):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from rocktokens.lm.sampler import Sampler
-    from rocktokens.lm.tasks import load_prompts
     from rocktokens.world import get_world
 
     torch.set_num_threads(1)
@@ -162,8 +183,12 @@ def world_benchmark(options):
     model = AutoModelForCausalLM.from_pretrained(source).eval()
     ends = {"eos_ids": [tokenizer.eos_token_id], "pad_id": tokenizer.pad_token_id}
     sampler = Sampler(model, **ends, batch_size=options.batch_size)
-    prompts = load_prompts(PromptsConfig(source="arithmetic", split="causal", limit=options.problems), tokenizer)
-    sets = world_candidates(world)
+    if options.prompts:
+        task = GivenTask(options.prompts, tokenizer)
+        world, prompts, sets = task, task.prompts(options.problems), task.candidates(sampler)
+    else:
+        prompts = load_prompts(PromptsConfig(source="arithmetic", split="causal", limit=options.problems), tokenizer)
+        sets = world_candidates(world)
     config = KnockoutConfig(until="budget", placebo_share=0.0, resamples=1000)
     peer = Transformers(model, tokenizer, options.batch_size)
     names = ("resume", "transformers", "regenerate", "regenerate, same numbers", "resume, until decided")
@@ -189,7 +214,7 @@ def world_benchmark(options):
             "used_share": {r.banned.token: r.used_share for r in census.results},
             "tokens_by_candidate": {r.banned.token: r.num_tokens for r in census.results},
         }
-        print(f"world, {name}: {rows[name]['processor_seconds']:.1f} s, {rows[name]['tokens']:,} tokens, "
+        print(f"{'pair' if options.prompts else 'world'}, {name}: {rows[name]['processor_seconds']:.1f} s, {rows[name]['tokens']:,} tokens, "
               f"mean width {rows[name]['mean_width_points']:.2f} points", flush=True)  # fmt: skip
     ratios = {f"against {name}": against(rows["resume"], rows[name]) for name in names[1:4]}
     for name, ratio in ratios.items():
@@ -259,6 +284,7 @@ def zipf_benchmark(options):
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--student", help="a distilled student of the world; unset: the shipped one, before OPD")
+    flags.add_argument("--prompts", help="a .jsonl file of problems for --student, through its chat template")
     flags.add_argument("--problems", type=int, default=150)
     flags.add_argument("--batch-size", type=int, default=512, help="rollouts in flight, for every contestant")
     flags.add_argument("--zipf-problems", type=int, default=250)
@@ -266,6 +292,13 @@ def main() -> None:
     flags.add_argument("--only", choices=("world", "zipf"))
     flags.add_argument("--no-save", action="store_true")
     options = flags.parse_args()
+    if options.prompts:
+        if options.student is None:
+            flags.error("--prompts needs --student")
+        found = world_benchmark(options)
+        if not options.no_save:
+            save("knockout_pair", found)
+        return
     results = {}
     if options.only != "world":
         results["zipf"] = zipf_benchmark(options)

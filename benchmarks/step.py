@@ -4,6 +4,7 @@ One process each, taking turns; median of 5; peak memory above what was resident
 state), as the system sees it and, in a second pass, of memory in use. On the world's pair and on a random pair of
 SmolLM2-135M's shape. Ours samples with our sampler, as `rocktokens distill` does.
     python benchmarks/step.py [--pair world smollm] [--repeats 5] [--threads 2] [--no-save]
+    python benchmarks/step.py --student DIR --teacher DIR      # this pair alone, on chat prompts; to step_pair.json
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common import interleaved, save
 VOCABULARY, EOS, PAD = 49_152, 0, 1
 SETTINGS = {
     "smollm": {"rollouts": 16, "new_tokens": 48, "learning_rate": 1e-6},
+    "given": {"rollouts": 16, "new_tokens": 48, "learning_rate": 1e-6},
     "world": {"rollouts": 64, "new_tokens": 64, "learning_rate": 3e-4},
 }
 
@@ -48,6 +50,19 @@ def smollm(layers: int, seed: int) -> Any:
         pad_token_id=PAD,
     )
     return LlamaForCausalLM(config)
+
+
+def load_given(student: str, teacher: str) -> tuple[Any, Any, Any, list[list[int]]]:
+    """A pair by its directories, asked word problems through its chat template."""
+    from rocktokens.config import PairConfig
+    from rocktokens.lm.pair import load_pair
+    from rocktokens.smollm2.problems import word_problems
+
+    pair = load_pair(PairConfig(student=student, teacher=teacher))
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in word_problems(512)]
+    texts = [pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    pair.tokenizer.padding_side = "left"
+    return pair.student, pair.teacher, pair.tokenizer, pair.tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def load(name: str) -> tuple[Any, Any, Any, list[list[int]]]:
@@ -104,7 +119,9 @@ class Turnstile:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def prepare(pair: str, contestant: str, threads: int, micro_batch: int | None) -> Callable[[], None]:
+def prepare(
+    pair: str, contestant: str, threads: int, micro_batch: int | None, given: tuple[str, ...] = ()
+) -> Callable[[], None]:
     """A trainer that waits in its loop; the action takes one optimiser step."""
     import transformers
     from datasets import Dataset
@@ -116,9 +133,9 @@ def prepare(pair: str, contestant: str, threads: int, micro_batch: int | None) -
     from rocktokens.runs.store import Run
 
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(threads)
     settings, scratch = SETTINGS[pair], Path(tempfile.mkdtemp())
-    student, teacher, tokenizer, prompts = load(pair)
+    student, teacher, tokenizer, prompts = load_given(*given) if given else load(pair)
+    torch.set_num_threads(threads)
     micro_batch = micro_batch or settings["rollouts"]
     args = device_arguments(
         str(scratch / "out"),
@@ -202,18 +219,25 @@ def show(measured: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", nargs="*", default=["world", "smollm"])
+    parser.add_argument("--student", help="a student of your own, a model directory; with --teacher")
+    parser.add_argument("--teacher", help="its teacher, likewise")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--only", nargs="*", default=None)
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
+    if (options.student is None) != (options.teacher is None):
+        parser.error("--student and --teacher go together")
+    given = (options.student, options.teacher) if options.student else ()
+    if given:
+        options.pair = ["given"]
     names = ["TRL", "ours", "ours, 30 % dropped", "ours, TRL's generation"]
     results: dict[str, Any] = {}
     for pair in options.pair:
         threads = options.threads or (1 if pair == "world" else 2)
         contestants = {
-            name: (prepare, (pair, name, threads, options.micro_batch))
+            name: (prepare, (pair, name, threads, options.micro_batch, given))
             for name in names
             if options.only is None or name in options.only
         }
@@ -228,7 +252,7 @@ def main() -> None:
         show(measured)
         results[pair] = {"threads": threads, **measured}
     if not options.no_save:
-        save("step", results)
+        save("step_pair" if given else "step", results)
 
 
 if __name__ == "__main__":

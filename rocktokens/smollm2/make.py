@@ -98,16 +98,10 @@ class _Making:
         self.run, self.path, self.weights, self.config = run, run.path, weights, config
 
     def base(self) -> dict[str, Any]:
-        from rocktokens.lm.pair import load_model, load_tokenizer
-        from rocktokens.smollm2.weights import clean_copy, convert, save
+        from rocktokens.smollm2.weights import convert
 
         out = self._cleared("base")
-        if self.weights.suffix == ".gguf":
-            convert(self.weights, out)
-        else:
-            model = load_model(str(self.weights), PairConfig(device="cpu"))
-            tokenizer = load_tokenizer(str(self.weights), PairConfig())
-            save(clean_copy(model, range(model.config.num_hidden_layers)), tokenizer, out)
+        convert(self.weights, out)
         return {"sha256": _digest(out)}
 
     def problems(self) -> dict[str, Any]:

@@ -23,12 +23,17 @@ from rocktokens.lm.pair import load_model, load_tokenizer
 
 # What transformers adds to a model read from GGUF and then cannot save.
 NOT_KEPT = ("quantization_config", "_name_or_path", "_model_name_or_path", "architectures", "dtype")
+PADDING = "<|endoftext|>"
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-def convert(gguf: Path, out: Path) -> None:
-    """Copy the tensors of a GGUF file into a clean Llama directory with its tokenizer."""
-    model, tokenizer = load_model(str(gguf), PairConfig(device="cpu")), load_tokenizer(str(gguf), PairConfig())
+def convert(weights: Path, out: Path) -> None:
+    """Copy a GGUF file, or a Llama directory, into a clean Llama directory with its tokenizer."""
+    model, tokenizer = load_model(str(weights), PairConfig(device="cpu")), load_tokenizer(str(weights), PairConfig())
+    if tokenizer.pad_token_id == tokenizer.eos_token_id and PADDING in tokenizer.get_vocab():
+        # The end token stands inside every chat prompt, so it cannot tell where padding is.
+        tokenizer.pad_token = PADDING
+        model.config.pad_token_id = tokenizer.pad_token_id
     save(clean_copy(model, range(model.config.num_hidden_layers)), tokenizer, out)
 
 

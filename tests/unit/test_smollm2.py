@@ -151,6 +151,8 @@ def test_the_manifest_says_what_was_made(made):
 
 
 def test_the_student_is_the_teachers_kind_with_fewer_layers(made):
+    tokenizer = AutoTokenizer.from_pretrained(made.student)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     layers = [
         AutoModelForCausalLM.from_pretrained(path).config.num_hidden_layers for path in (made.student, made.teacher)
     ]
