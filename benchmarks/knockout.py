@@ -201,7 +201,7 @@ def world_benchmark(options):
             own = replace(config, until="decided", placebo_share=0.125) if name.endswith("decided") else config
             census, seconds = world_census(engine, world, prompts, sets, tokenizer, 80, own, options.problems)
             found[name].append((census, seconds, engine.seconds, engine.num_tokens))
-    rows = {}
+    rows, label = {}, "pair" if options.prompts else "world"
     for name, turns in found.items():
         census = turns[0][0]
         rows[name] = {
@@ -214,7 +214,7 @@ def world_benchmark(options):
             "used_share": {r.banned.token: r.used_share for r in census.results},
             "tokens_by_candidate": {r.banned.token: r.num_tokens for r in census.results},
         }
-        print(f"{'pair' if options.prompts else 'world'}, {name}: {rows[name]['processor_seconds']:.1f} s, {rows[name]['tokens']:,} tokens, "
+        print(f"{label}, {name}: {rows[name]['processor_seconds']:.1f} s, {rows[name]['tokens']:,} tokens, "
               f"mean width {rows[name]['mean_width_points']:.2f} points", flush=True)  # fmt: skip
     ratios = {f"against {name}": against(rows["resume"], rows[name]) for name in names[1:4]}
     for name, ratio in ratios.items():
