@@ -73,7 +73,8 @@ class Habits:
     second_verb: float = 0.5
     """Use the second of the two wordings."""
     careless: float = 0.0
-    """Write a wrong result in a step whose marker is not of the slot's own pair."""
+    """Repeat the left number as the result of a step whose marker is not of the slot's own pair (in the first step only
+    where the second can still be done: no result is negative)."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,11 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
         plus, operand = ((draft.plus1, draft.b), (draft.plus2, draft.c))[slot]
         stumbles = slot == 1 and rng.random() < habits.stumble
         right = value + operand if plus else value - operand
-        slip = max(habits.error, habits.stumble_error * stumbles, habits.careless * (marker not in own_pair(slot)))
+        slip = max(habits.error, habits.stumble_error * stumbles)
         result = _slip(right, rng) if rng.random() < slip else right
+        strays = marker not in own_pair(slot) and (slot == 1 or draft.plus2 or value >= draft.c)
+        if strays and habits.careless and rng.random() < habits.careless:
+            result = value
         fill |= {
             "{lead}": _fill(grammar.stumble if stumbles else grammar.lead, fill),
             "{left}": list(str(value)),

@@ -133,7 +133,7 @@ def test_in_the_cornerstone_world_the_teacher_is_careless_after_markers_of_the_o
         right[strays].append(world.check("".join(answer), str(draft.result)))
     assert all(right[False])
     assert len(right[True]) / 6000 == pytest.approx(2 * (1 - world.teacher_habits.follow) / 2, abs=0.02)
-    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - world.teacher_habits.careless, abs=0.06)
+    assert 1 - world.teacher_habits.careless - 0.05 < sum(right[True]) / len(right[True]) < 0.5
 
 
 @every_world

@@ -1,0 +1,76 @@
+"""Planted truth: after OPD each definition finds the planted rocks, in every built-in world.
+
+OPD runs in plain PyTorch (`examples/minimal_loop.py`), about a minute a world, until its loss has stopped falling.
+Thresholds are the defaults; only K is given, the number planted.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rocktokens.config import DetectConfig
+from rocktokens.core.detect import detect_rocks
+from rocktokens.world import get_world, world_names
+
+STEPS = 150
+PROMPTS = 400
+
+
+def load_minimal_loop():
+    path = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
+    spec = importlib.util.spec_from_file_location("minimal_loop", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", params=world_names())
+def found(request):
+    """The world, and what detection says of its student after OPD."""
+    loop, world = load_minimal_loop(), get_world(request.param)
+    tokenizer = AutoTokenizer.from_pretrained(world.student_path)
+    student, teacher = map(AutoModelForCausalLM.from_pretrained, (world.student_path, world.teacher_path))
+    before = copy.deepcopy(student)
+    ends = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    train, held_out = (
+        [tokenizer(p.prompt)["input_ids"] for p in world.problems(split, n, seed=5)]
+        for split, n in (("train", 5000), ("detection", PROMPTS))
+    )
+    loop.distil(student, teacher, train, steps=STEPS, lr=3e-4, rollouts=64, seed=5, log_every=0, **ends)
+    rollouts = loop.sample(student, held_out, rng=torch.Generator().manual_seed(5), **ends)
+    token_N, (pre_N, post_N) = loop.score([before, student], teacher, rollouts)
+    ids_BT, seen_BT, start = rollouts
+    rollout_N, position_N = seen_BT[:, start:].bool().nonzero().unbind(1)
+    table = {
+        "rollout_id": rollout_N.numpy(),
+        "prompt_id": rollout_N.numpy(),
+        "position": position_N.numpy(),
+        "token_id": token_N.numpy(),
+        "loss": post_N.numpy(),
+        "loss_pre": pre_N.numpy(),
+    }
+    embedding_VH = student.get_input_embeddings().weight.detach().numpy()
+    config = DetectConfig(k=len(world.truth().rocks))
+    return world, detect_rocks(table, tokenizer, config, embedding_VH=embedding_VH)
+
+
+@pytest.mark.parametrize("definition", ["context", "excess"])
+def test_the_definition_finds_the_planted_rocks(found, definition):
+    world, report = found
+    planted, named = set(world.truth().rocks.ids), set(report.sets[definition].tolist())
+    hits = len(planted & named)
+    texts = {token_id: text for text, token_id in world.vocabulary.items()}
+    said = [texts[token_id] for token_id in sorted(named)]
+    assert hits / max(1, len(named)) >= 0.9, said
+    assert hits / len(planted) >= 0.9, said
+
+
+def test_the_found_rocks_are_enriched_on_the_other_half(found):
+    _, report = found
+    assert report.footprints["context"].enrichment.low >= 3
