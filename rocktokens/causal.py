@@ -34,15 +34,15 @@ SCORES = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
 
 def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Ban every candidate in turn; writes the census and prints it."""
+    run = open_run(path)
+    wanted = {"knockout": to_mapping(config), "baseline": to_mapping(baseline)}
+    if _is_done(run, "knockout", wanted, again):
+        return run
     from rocktokens.core.census import Census
     from rocktokens.core.censusreport import census_facts, census_table, render
     from rocktokens.core.correlates import PREDICTORS, correlate
     from rocktokens.lm.knockout import check_sets, knockout_census
 
-    run = open_run(path)
-    wanted = {"knockout": to_mapping(config), "baseline": to_mapping(baseline)}
-    if _is_done(run, "knockout", wanted, again):
-        return run
     parts = _Parts(run, "knockouts", wanted)
     run.reopen("knockout")
     if again:
@@ -83,15 +83,15 @@ def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, ag
 
 def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row an arm, and prints it."""
+    run = open_run(path)
+    wanted = {"graft": to_mapping(config), "graft_baseline": to_mapping(baseline)}
+    if _is_done(run, "graft", wanted, again):
+        return run
     from rocktokens.core.graftreport import graft_table, render
     from rocktokens.lm.graft import graft as graft_sets
     from rocktokens.lm.grafter import GraftSampler
     from rocktokens.lm.rollouts import make_sampler
 
-    run = open_run(path)
-    wanted = {"graft": to_mapping(config), "graft_baseline": to_mapping(baseline)}
-    if _is_done(run, "graft", wanted, again):
-        return run
     parts = _Parts(run, "grafts", wanted)
     run.reopen("graft")
     if again:

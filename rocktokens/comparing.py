@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, Regime, RolloutConfig
-from rocktokens.core.merit import prefix_cut
 from rocktokens.core.regimes import NEED_ROCKS, check_arms, common_base, regime_config
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
@@ -125,6 +124,8 @@ def _start(run: Run, pair: PairConfig, trained: DistillConfig) -> str:
 
 def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: CompareConfig) -> int:
     """The shortest prefix that covers the non-rock loss at every scored checkpoint."""
+    from rocktokens.core.merit import prefix_cut
+
     if not run.steps():
         raise RunError(f"{run.path} has no scored occurrences to choose a cut from; run `rocktokens score` first")
     cuts = {}

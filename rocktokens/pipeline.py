@@ -198,9 +198,16 @@ def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
     pair = from_mapping(PairConfig, run.manifest["config"]["pair"])
     steps = _steps_to_score(run, config.checkpoints)
     missing = [step for step in steps if again or not run.done(f"score/step={step}")]
-    if not missing:
+    if not missing and run.done("score"):
         log.info("%s: all checkpoints are scored; nothing to do", path)
         return run
+    if missing:
+        _score_steps(run, pair, missing, config)
+    run.finish("score", {"steps": sorted({*steps, *run.steps()})})
+    return run
+
+
+def _score_steps(run: Run, pair: PairConfig, missing: list[int], config: ScoreConfig) -> None:
     from rocktokens.lm.pair import load_model, load_pair
     from rocktokens.lm.rollouts import rollouts_of
 
@@ -219,8 +226,6 @@ def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
                 step, models.student if source(step) == source(missing[0]) else load_model(source(step), pair)
             )
         _score_group(run, rollouts, {step: students.pop(step) for step in group}, models, config)
-    run.finish("score", {"steps": sorted({*steps, *run.steps()})})
-    return run
 
 
 def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: ScoreConfig) -> None:

@@ -7,6 +7,7 @@ it does not know what they mean.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -121,7 +122,7 @@ class Run:
         from safetensors.torch import save_file
 
         path = self.path / f"{name}.safetensors"
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        draft = _draft(path)
         save_file(tensors, draft)
         draft.replace(path)
         return path
@@ -263,8 +264,15 @@ def open_run(path: str | Path) -> Run:
     return Run(path, manifest)
 
 
+def _draft(path: Path) -> Path:
+    """A name to write under; drafts of the same file that a killed process left are removed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        left.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
 def _write_parquet(table: pa.Table, path: Path) -> None:
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    draft = _draft(path)
     try:
         # Parquet's min and max pass over NaN, and DuckDB concludes from them that no row is NaN: none for floats.
         plain = [field.name for field in table.schema if not pa.types.is_floating(field.type)]

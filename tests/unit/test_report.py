@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import re
+import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,12 +18,14 @@ import pyarrow as pa
 import pytest
 from report_fixture import HOSTILE, ROCKS, make_run
 
+from rocktokens import cli, open_run
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import RunError
 from rocktokens.report import sentences
 from rocktokens.report.build import FIGURES, REPORT, report
 from rocktokens.report.export import export
 from rocktokens.report.facts import Facts
+from rocktokens.report.method import commands
 from rocktokens.report.page import page
 from rocktokens.report.text import interval, label, number, percent, points, significant, to_csv, visible
 from rocktokens.report.viewer import MAX_ROLLOUTS, choose, payload
@@ -440,3 +444,15 @@ def test_without_a_browser_figures_are_not_exported_and_it_says_how(whole, tmp_p
     written, why = export(whole / REPORT, tmp_path, ["funnel"])
     assert written == 0
     assert "install one" in why
+
+
+def test_the_commands_of_a_report_are_ones_that_the_program_takes(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "copy")
+    run = open_run(tmp_path / "copy")
+    run.manifest["config"]["graft"] = {"clusters": False, "problems": 24}
+    run.manifest["config"]["graft_baseline"] = {"reuse_prompts": True}
+    line = next(line for line in commands(Facts(run)) if " graft " in line)
+    command = cli._parse("graft", shlex.split(line)[2:])
+    assert not command.clusters
+    assert command.problems == 24
+    assert command.baseline.reuse_prompts
