@@ -1,0 +1,334 @@
+"""The whole story through the command line, on a small budget in the built-in world: what the numbers mean, that a
+second run does nothing, and that a run killed in every stage ends with the same report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from filelock import FileLock
+from oracles import probabilities, reverse_kl
+from transformers import AutoModelForCausalLM
+
+from rocktokens import Run, open_run
+from rocktokens.report.build import FIGURES, report
+from rocktokens.report.text import visible
+from rocktokens.study import STAGES
+from rocktokens.world import get_world
+
+WORLD = get_world("arithmetic")
+TRUTH = WORLD.truth()
+# An effect of 15 points is one that 80 problems can show or exclude.
+SETTINGS = shlex.split("""
+    --detection-prompts 80 --problems 8 --rollouts.num-rollouts 2 --detect.resamples 100
+    --distill.steps 6 --distill.prompts-per-step 8 --distill.keep 2 --distill.save-every 2
+    --distill.evaluate-every 6 --distill.telemetry-every 3
+    --baseline.problems 80 --knockout.top 10 --knockout.rounds 2 --knockout.epsilon 0.15 --knockout.resamples 500
+    --graft.problems 24 --graft.no-clusters --graft.resamples 200
+    --compare.regimes uniform freeze --compare.steps 2 --compare.evaluations 1 --compare.problems 8
+    --compare.rollouts 1 --compare.contexts 20 --compare.resamples 100
+""")
+ENVIRONMENT = {**os.environ, "ROCKTOKENS_BROWSER": "", "COLUMNS": "200"}
+TIMED = re.compile("second|step_ratio")  # what a clock decides
+TESTS = Path(__file__).parent
+
+
+class Story(NamedTuple):
+    """A finished study and what it said."""
+
+    run: Run
+    said: str
+    seconds: float
+    """Processor time; the wall clock also tells what else runs here."""
+
+
+def words(path: Path) -> list[str]:
+    return ["study", "arithmetic", "--path", str(path), *SETTINGS]
+
+
+def study(path: Path) -> Story:
+    start = processor()
+    command = [sys.executable, "-m", "rocktokens.cli", *words(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return Story(open_run(path), done.stdout, processor() - start)
+
+
+def processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def shared(factory: pytest.TempPathFactory, name: str, make: Any) -> Any:
+    """What `make(folder)` returns, made once however many workers ask for it."""
+    base = factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with FileLock(base / f"{name}.lock"):
+        folder, kept = base / name, base / f"{name}.json"
+        if not kept.exists():
+            folder.mkdir()
+            kept.write_text(json.dumps(make(folder)))
+        return folder, json.loads(kept.read_text())
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory) -> Story:
+    """One study, not interrupted."""
+
+    def make(folder: Path) -> list[Any]:
+        done = study(folder / "study")
+        return [done.said, done.seconds]
+
+    folder, (said, seconds) = shared(tmp_path_factory, "story", make)
+    return Story(open_run(folder / "study"), said, seconds)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
+    """The same study, interrupted once and killed twice in every stage; how each attempt ended."""
+
+    def make(folder: Path) -> dict[str, int]:
+        command = [sys.executable, str(TESTS / "story_worker.py"), str(folder), *words(folder / "study")]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return shared(tmp_path_factory, "killed", make)
+
+
+@pytest.fixture(scope="module")
+def html(story) -> str:
+    return (story.run.path / "report.html").read_text()
+
+
+def test_every_stage_is_complete_and_leaves_no_draft(story):
+    assert set(STAGES) <= set(story.run.manifest["stages"])
+    assert not list(story.run.path.rglob("*.tmp"))
+    assert not list(story.run.path.glob("*.parts"))
+
+
+def test_answers_are_judged_as_the_world_judges_them(story):
+    problems = {problem.id: problem for problem in WORLD.problems("detection", 80)}
+    rows = story.run.read("rollouts").to_pylist()
+    assert len(rows) == 160
+    for row in rows:
+        problem = problems[row["prompt_id"]]
+        assert row["answer"] == problem.answer
+        assert row["correct"] == WORLD.check(row["text"], problem.answer)
+
+
+def test_every_token_is_scored_at_every_checkpoint_with_its_exact_loss(story):
+    run = story.run
+    assert run.steps() == run.checkpoints() == [0, 3, 6]
+    row = run.read("rollouts").to_pylist()[0]
+    total = sum(len(ids) for ids in run.read("rollouts")["token_ids"].to_pylist())
+    counts = run.query("select step, count(*) as n, min(kl) as least from occurrences group by 1").to_pylist()
+    assert all(found["n"] == total and found["least"] >= 0 for found in counts)
+    ids = torch.tensor([row["prompt_ids"] + row["token_ids"]])
+    start = len(row["prompt_ids"]) - 1
+    with torch.no_grad():
+        logits = [
+            AutoModelForCausalLM.from_pretrained(source).double()(ids).logits[0, start:-1].numpy()
+            for source in (run.checkpoint(6), WORLD.teacher_path)
+        ]
+    width = min(own.shape[-1] for own in logits)
+    wanted = [reverse_kl(*(probabilities(own[:width]) for own in both)) for both in zip(*logits)]
+    found = run.query(
+        f"select kl from occurrences where step = 6 and rollout_id = '{row['rollout_id']}' order by position"
+    )
+    np.testing.assert_allclose(found["kl"].to_numpy(), wanted, atol=2e-5)
+
+
+def test_the_planted_rocks_are_found(story):
+    types = {row["token_id"]: row for row in story.run.types().to_pylist()}
+    for token_id in TRUTH.rocks.ids:
+        assert types[token_id]["in_context"]
+        assert types[token_id]["in_excess"]
+    planted = {*TRUTH.rocks.ids, *TRUTH.costly.ids}
+    best = sorted((row for row in types.values() if row["in_context"]), key=lambda row: row["rank_context"])
+    assert {row["token_id"] for row in best[: len(TRUTH.rocks)]} <= planted
+    for row in story.run.read("footprints").to_pylist():
+        assert row["enrichment"] == pytest.approx(row["share_loss"] / row["share_positions"])
+        assert row["enrichment_low"] <= row["enrichment"] <= row["enrichment_high"]
+
+
+def test_the_planted_rocks_do_not_learn_and_the_rest_does(story):
+    mean = story.run.query(
+        f"select step, token_id in {TRUTH.rocks.ids} as planted, avg(kl) as kl from occurrences group by all"
+    )
+    kl = {(row["step"], row["planted"]): row["kl"] for row in mean.to_pylist()}
+    assert kl[6, True] == pytest.approx(kl[0, True], rel=0.1)
+    assert kl[6, False] < 0.9 * kl[0, False]
+
+
+def test_gradients_add_up_and_rocks_hold_more_than_their_share(story):
+    table = story.run.read("geometry")
+    assert sum(table["grad_share"].to_pylist()) == pytest.approx(1)
+    assert sum(table["position_share"].to_pylist()) == pytest.approx(1)
+    assert np.all(np.abs(table["cos_global"].to_numpy()) <= 1 + 1e-9)
+    facts = story.run.facts("geometry")
+    assert facts["rock_grad_share"] > facts["rock_position_share"]
+
+
+def test_verdicts_are_the_worlds_truth(story):
+    assert not TRUTH.rocks_matter_at_inference
+    census = {row["token_id"]: row for row in story.run.read("census").to_pylist()}
+    for token_id in TRUTH.rocks.ids:
+        assert census[token_id]["verdict"] == "Proven Neutral"
+    pillars = [census[token_id] for token_id in TRUTH.pillars.ids if token_id in census]
+    assert "Strong Pillar" in {row["verdict"] for row in pillars}
+    assert "Strong Stumbling Block" not in {row["verdict"] for row in pillars}
+
+
+def test_effects_are_those_of_the_rollouts(story):
+    """Δ again from the rows: a rollout without the token is the baseline's, one with it the resumed one's."""
+    knockouts = story.run.read("knockouts").to_pylist()
+    baseline = {row["rollout_id"]: row for row in knockouts if row["arm"] == "baseline"}
+    for row in story.run.read("census").to_pylist():
+        own = [item for item in knockouts if item["set_id"] == row["set_id"] and item["arm"] in ("knockout", "control")]
+        problems = sorted({item["prompt_id"] for item in baseline.values()})[: row["num_problems"]]
+        change = sum(item["correct"] - baseline[item["rollout_id"]]["correct"] for item in own)
+        if row["num_problems"] == len(problems) == 80:
+            assert row["delta"] == pytest.approx(change / 160)
+
+
+def test_the_teacher_is_worth_following_and_the_frozen_rocks_carry_no_loss(story):
+    grafts = {row["arm"]: row for row in story.run.read("grafts").to_pylist()}
+    assert grafts["all"]["gain_low"] > 0
+    assert grafts["all"]["accuracy"] >= grafts["rest"]["accuracy"]
+    summary = {row["regime"]: row for row in story.run.read("compare_summary").to_pylist()}
+    assert summary.keys() == {"uniform", "freeze"}
+    assert summary["uniform"]["kept_share"] == 1
+    rocks = story.run.facts("detect")["rocks"]
+    share = story.run.query(f"select avg((token_id in {tuple(rocks)})::int) as s from occurrences")["s"][0].as_py()
+    assert summary["freeze"]["kept_share"] == pytest.approx(1 - share, abs=0.05)
+    assert summary["freeze"]["ceiling"] == pytest.approx(1 / summary["freeze"]["kept_share"])
+
+
+def test_the_reports_first_section_names_the_planted_rocks_and_the_verdicts(html):
+    first = html.split('<section id="answer"')[1].split("</section>")[0]
+    for token in TRUTH.rocks.tokens:
+        assert f"<bdi>{visible(token)}</bdi>" in first
+    assert "proven neutral" in first
+    assert first.count("<li>") >= 5
+    assert "Not run" not in first
+
+
+def test_the_report_has_every_figure_and_no_address(html, story):
+    names = re.findall(r'class="chart" data-figure="(\w+)"', html)
+    assert len(names) == len(set(names)) == len(FIGURES)
+    assert 'id="viewer"' in html
+    assert not re.search(r"https?://", html)
+    assert len(html.encode()) < 8_000_000
+    for name in names:
+        assert (story.run.path / "figures" / f"{name}.csv").read_text().count("\n") > 1
+
+
+def test_the_last_words_are_ten_lines_with_intervals_and_the_report(story):
+    heading, *lines = story.said.strip().splitlines()
+    assert str(story.run.path) in heading
+    assert len(lines) == 10
+    rows = dict(line.split(maxsplit=1) for line in lines)
+    assert rows["report"] == str(story.run.path / "report.html")
+    for token in TRUTH.rocks.tokens:
+        assert visible(token) in rows["rocks"]
+    for name in ("positions", "loss", "enrichment", "learned", "accuracy", "banned", "grafted", "frozen"):
+        assert re.search(r"\d \[[−+]?[\d.]+, [−+]?[\d.]+\]|\d\s% \[[\d.]+, [\d.]+\]", rows[name]), rows[name]
+    assert max(map(len, lines)) < 180
+
+
+def test_a_second_run_does_nothing(story):
+    def state() -> dict[str, tuple[int, int]]:
+        files = [path for path in story.run.path.rglob("*") if path.is_file()]
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+    before = state()
+    again = study(story.run.path)
+    assert state() == before
+    assert again.said.splitlines()[2:] == story.said.splitlines()[2:]  # but for the seconds in its heading
+    assert again.seconds < story.seconds / 2
+
+
+def test_ctrl_c_leaves_one_sentence_and_a_run_that_goes_on(killed):
+    folder, ended = killed
+    lines = (folder / "interrupt.log").read_text().splitlines()
+    assert ended["interrupt"] == 1
+    assert lines[-1] == "rocktokens: stopped; the same command goes on where it was"
+    assert sum("rocktokens:" in line for line in lines) == 1
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_a_run_killed_in_every_stage_ends_with_the_same_report(story, killed, tmp_path):
+    folder, ended = killed
+    attempts = {name: status for name, status in ended.items() if name not in ("interrupt", "last")}
+    assert len(attempts) == 2 * len(STAGES)
+    assert set(attempts.values()) == {-9}
+    assert ended["last"] == 0
+    ours, theirs = story.run.path, folder / "study"
+    files = set(lasting(ours))
+    assert files == set(lasting(theirs))
+    for name in files:
+        assert same(ours / name, theirs / name), name
+    stilled = [still(path, tmp_path / number / "study") for number, path in (("one", ours), ("two", theirs))]
+    assert stilled[0] == stilled[1]
+
+
+def lasting(run: Path) -> Iterator[str]:
+    """Files of a run that later stages or people read; reports and manifests are compared apart."""
+    for path in run.rglob("*"):
+        name = str(path.relative_to(run))
+        kept = not name.startswith("checkpoints/.resume") and path.name not in ("run.json", "report.html")
+        if path.is_file() and kept and name not in ("figures/accuracy_seconds.csv", "figures/time.csv"):
+            yield name
+
+
+def same(one: Path, two: Path) -> bool:
+    """Equal bytes, or tables that differ in seconds alone."""
+    if one.read_bytes() == two.read_bytes():
+        return True
+    return one.suffix == ".parquet" and untimed(pq.read_table(one)).equals(untimed(pq.read_table(two)))
+
+
+def untimed(table: pa.Table) -> pa.Table:
+    return table.select([name for name in table.column_names if not TIMED.search(name)])
+
+
+def still(run: Path, copy: Path) -> str:
+    """The report of a copy of the run in which every clock showed the same."""
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints", "report.html", "figures"))
+    for path in copy.glob("*.parquet"):
+        table = pq.read_table(path)
+        for place, name in enumerate(table.column_names):
+            if TIMED.search(name) and pa.types.is_floating(table.schema.field(name).type):
+                ones = pa.array([1.0] * len(table), table.schema.field(name).type)
+                table = table.set_column(place, name, ones)
+        pq.write_table(table, path)
+    manifest = json.loads((copy / "run.json").read_text())
+    manifest["stages"].pop("report")
+    manifest["stages"]["compare"]["verdicts"] = manifest["stages"]["compare"]["verdicts"][:1]  # the others tell seconds
+    (copy / "run.json").write_text(json.dumps(stopped(manifest)))
+    report(copy, images=False)
+    return (copy / "report.html").read_text()
+
+
+def stopped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: 1.0 if TIMED.search(key) and isinstance(own, float) else stopped(own) for key, own in value.items()
+        }
+    return [stopped(own) for own in value] if isinstance(value, list) else value
