@@ -13,7 +13,7 @@ help:
 	@echo "make study-smollm2   the same on a real pair made from SmolLM2-135M; about five hours"
 	@echo "make test     the test suite"
 	@echo "make lint     ruff format and check, mypy"
-	@echo "make bench    every benchmark; results to docs/results/"
+	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
 
 setup: $(VENV)/.ready
 
