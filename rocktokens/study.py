@@ -72,10 +72,10 @@ def world_recipe(name: str) -> StudyConfig:
         prompts=PromptsConfig(source=name, limit=5000),
         distill=DistillConfig(learning_rate=3e-4, max_new_tokens=80, evaluate_every=50, telemetry_every=50),
         rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
-        knockout=KnockoutConfig(top=30),
-        compare=CompareConfig(
-            regimes=("uniform", "freeze", "random"), seeds=1, evaluations=6
-        ),  # minutes; alone it takes all
+        knockout=KnockoutConfig(top=40),
+        graft=GraftConfig(problems=500),
+        # The loss has stopped falling by then. `rocktokens compare` takes three seeds and all of the steps, and its time.
+        compare=CompareConfig(regimes=("uniform", "freeze", "random"), seeds=1, steps=150, evaluations=5),
     )
 
 

@@ -1,0 +1,122 @@
+"""What a built-in world's pair shows, with intervals: read off a study's run, nothing is trained here.
+
+rocktokens study WORLD --path runs/WORLD --stages distill sample score detect knockout graft
+python benchmarks/world_facts.py WORLD [WORLD ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import save
+
+from rocktokens import open_run
+from rocktokens.world import get_world
+from rocktokens.world.spec import World
+
+RESAMPLES = 2000
+
+
+def losses(run: Any, world: World) -> dict[str, list[float]]:
+    """The planted rocks' and the rest's loss before and after on fixed contexts, with a bootstrap over prompts."""
+    rocks = ", ".join(map(str, world.truth().rocks.ids))
+    first, last = min(run.steps()), max(run.steps())
+    table = run.query(
+        f"select prompt_id, count(*) filter (token_id in ({rocks}) and step = {last}) as rock_positions, "
+        f"count(*) filter (step = {last}) as positions, "
+        f"coalesce(sum(kl) filter (token_id in ({rocks}) and step = {first}), 0) as rock_pre, "
+        f"coalesce(sum(kl) filter (token_id in ({rocks}) and step = {last}), 0) as rock_post, "
+        f"sum(kl) filter (step = {first}) as pre, sum(kl) filter (step = {last}) as post "
+        "from occurrences group by prompt_id order by prompt_id"
+    ).to_pydict()
+    by_prompt = {name: np.asarray(column, float) for name, column in table.items() if name != "prompt_id"}
+    num_prompts = len(by_prompt["positions"])
+    weight_RP = np.random.default_rng(0).multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), RESAMPLES)
+
+    def read(weight_P: np.ndarray) -> dict[str, float]:
+        total = {name: float(value_P @ weight_P) for name, value_P in by_prompt.items()}
+        rest = total["positions"] - total["rock_positions"]
+        share = total["rock_positions"] / total["positions"]
+        rest_pre, rest_post = total["pre"] - total["rock_pre"], total["post"] - total["rock_post"]
+        return {
+            "rocks_loss_pre": total["rock_pre"] / total["rock_positions"],
+            "rocks_loss_post": total["rock_post"] / total["rock_positions"],
+            "rocks_loss_change": total["rock_post"] / total["rock_pre"] - 1,
+            "rest_loss_pre": rest_pre / rest,
+            "rest_loss_post": rest_post / rest,
+            "rest_loss_change": rest_post / rest_pre - 1,
+            "rocks_share_of_positions": share,
+            "rocks_share_of_loss": total["rock_post"] / total["post"],
+            "rocks_enrichment": total["rock_post"] / total["post"] / share,
+        }
+
+    drawn = [read(weight_P) for weight_P in weight_RP]
+    found = {}
+    for name, value in read(np.ones(num_prompts)).items():
+        low, high = np.quantile([draw[name] for draw in drawn], (0.025, 0.975))
+        found[name] = [round(float(number), 5) for number in (value, low, high)]
+    return found
+
+
+def bans(run: Any, world: World) -> dict[str, dict[str, Any]]:
+    """The census on everything planted: verdict and effect in points with its interval."""
+    rows = {row["token_id"]: row for row in run.read("census").to_pylist() if row["kind"] == "token"}
+    truth, found = world.truth(), {}
+    for name in ("rocks", "pillars", "neutrals", "stumbling_blocks"):
+        tokens = getattr(truth, name)
+        for token, token_id in zip(tokens.tokens, tokens.ids, strict=True):
+            row = rows.get(token_id)
+            effect = [round(100 * row[key], 2) for key in ("delta", "delta_low", "delta_high")] if row else None
+            found[f"{name}: {token}"] = {"verdict": row["verdict"] if row else "not a candidate", "points": effect}
+    return found
+
+
+def facts(name: str, runs: Path) -> dict[str, Any]:
+    """Everything one world's run shows of what was planted."""
+    world, run = get_world(name), open_run(runs / name)
+    truth, done = world.truth(), run.facts
+    planted, detection = set(truth.rocks.ids), {}
+    for definition in ("burden", "context", "excess"):
+        ids = run.rocks(definition)["token_id"].to_pylist()
+        hits = len(planted & set(ids[: len(planted)]))
+        at_planted = min(len(ids), len(planted))
+        detection[definition] = {"precision": hits / max(1, at_planted), "recall": hits / len(planted), "k": len(ids)}
+    census = done("knockout")
+    return {
+        "manifest": json.loads((world.path / "manifest.json").read_text())["accuracy"],
+        "after_opd": [census["accuracy"], census["accuracy_low"], census["accuracy_high"]],
+        "saturation": done("distill")["saturation"],
+        "seconds_distill": round(done("distill")["summary"]["seconds"]),
+        "losses": losses(run, world),
+        "detection_at_number_planted": detection,
+        "bans": bans(run, world),
+        "grafts": [
+            {key: row[key] for key in ("arm", "gain", "gain_low", "gain_high")}
+            for row in run.read("grafts").to_pylist()
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("worlds", nargs="+")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    options = parser.parse_args()
+    results = {name: facts(name, options.runs) for name in options.worlds}
+    for name, found in results.items():
+        print(f"\n{name}: after OPD {found['after_opd']}, {found['detection_at_number_planted']}")
+        for key, value in found["losses"].items():
+            print(f"  {key:26} {value[0]:8.4f} [{value[1]:.4f}, {value[2]:.4f}]")
+        for key, ban in found["bans"].items():
+            print(f"  ban of {key:28} {ban['verdict']:24} {ban['points']}")
+        for row in found["grafts"]:
+            print(f"  graft {row}")
+    save("worlds", results)
+
+
+if __name__ == "__main__":
+    main()
