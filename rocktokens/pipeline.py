@@ -135,7 +135,7 @@ def sample(
         return run
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.rollouts import check_lengths, make_sampler, sample_rollouts
-    from rocktokens.lm.tasks import Part, load_prompts, make_checker
+    from rocktokens.lm.tasks import Part, how_checked, load_prompts, make_checker
 
     run.reopen("sample")
     if again:
@@ -160,7 +160,8 @@ def sample(
             run.write(name, table.cast(ROLLOUTS))
     table = pa.concat_tables(run.read(f"rollouts.parts/{number:05d}") for number in range(len(parts)))
     run.write("rollouts", table)
-    run.finish("sample", {"checkpoint": checkpoint, **_rollout_facts(table)})
+    checked_by = how_checked(checker, table["text"].to_pylist(), table["answer"].to_pylist())
+    run.finish("sample", {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by})
     shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
     return run
 

@@ -285,6 +285,17 @@ class MathChecker:
         return self._answers[answer]
 
 
+def how_checked(checker: Checker | None, texts: list[str], answers: list[str | None]) -> dict[str, dict[str, int]]:
+    """How many answers math-verify decided, how many the last number, how many nobody could read; else nothing."""
+    if not isinstance(checker, MathChecker):
+        return {}
+    counting = MathChecker()  # a resumed stage has checked only the rest: all of them are counted here
+    for text, answer in zip(texts, answers):
+        if answer is not None:
+            counting(text, answer)
+    return {"checked_by": dict(counting.counts)}
+
+
 def _read_formulas(text: str) -> list[Any]:
     from math_verify import parse
 

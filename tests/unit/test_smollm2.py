@@ -286,7 +286,7 @@ def test_the_whole_study_runs_on_a_pair_of_the_same_make(made, tmp_path):
     study(config)
     run = open_run(tmp_path / "run")
     assert all(run.done(stage) for stage in STAGES)
-    assert run.facts("sample")["rollouts"] == 32
+    assert run.facts("sample")["rollouts"] == sum(run.facts("sample")["checked_by"].values()) == 32
     regimes = {row["regime"] for row in run.read("compare").to_pylist()}
     assert regimes == {"uniform", "freeze", "random", "adaptive"}
     assert (tmp_path / "run" / "report.html").stat().st_size < 8e6
