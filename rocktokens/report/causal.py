@@ -282,7 +282,7 @@ def grafts(facts: Facts) -> Figure | None:
             "x": value,
             "y": list(range(len(known))),
             "error_x": errors(value, ends[0], ends[1], "@ink"),
-            "marker": {"color": [ROCK if "rock" in row["arm"] else REST for row, _ in known]},
+            "marker": {"color": [ROCK if row["arm"] == "rocks" else REST for row, _ in known]},
             "width": 0.5,
             "text": [_graft_hover(row, item) for row, item in known],
             "textposition": "none",

@@ -13,7 +13,7 @@ from typing import Any
 
 from rocktokens import config as configuration
 from rocktokens.report.facts import Facts
-from rocktokens.report.text import number, prose, significant, visible
+from rocktokens.report.text import prose, significant, visible
 
 METHOD = (
     "Student samples rollouts; teacher and student are scored on the same prefixes at every kept checkpoint, from full "
@@ -148,7 +148,7 @@ def _stages(facts: Facts) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return significant(value) if isinstance(value, float) else number(value, 0) if type(value) is int else str(value)
+    return significant(value).replace("\u202f", "") if isinstance(value, float) else str(value)
 
 
 def _pairs(values: dict[str, Any]) -> str:

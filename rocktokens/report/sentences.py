@@ -130,7 +130,7 @@ def _matter(facts: Facts) -> str:
     if accuracy is not None and accuracy.value in (0.0, 1.0):
         base += ", which leaves no room for an effect"
     gain = next(
-        (item for row in graft_rows(facts) if "rock" in row["arm"] and (item := estimate(row, "gain", "delta"))), None
+        (item for row in graft_rows(facts) if row["arm"] == "rocks" and (item := estimate(row, "gain", "delta"))), None
     )
     graft = f"; drawn by the teacher instead, they gain {interval(gain, points)} points" if gain else ""
     return (

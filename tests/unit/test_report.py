@@ -446,6 +446,16 @@ def test_without_a_browser_figures_are_not_exported_and_it_says_how(whole, tmp_p
     assert "install one" in why
 
 
+def test_no_character_of_our_own_is_spelled_out(html):
+    assert "U+202F" not in html
+
+
+def test_only_the_rocks_have_the_rocks_colour_among_the_grafts(facts):
+    figure = next(figure for make in FIGURES if (figure := make(facts)) is not None and figure.name == "grafts")
+    colours = dict(zip(figure.layout["yaxis"]["ticktext"], figure.data[0]["marker"]["color"]))
+    assert [name for name, colour in colours.items() if colour == "@rock"] == ["rocks"]
+
+
 def test_the_commands_of_a_report_are_ones_that_the_program_takes(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "copy")
     run = open_run(tmp_path / "copy")
