@@ -74,7 +74,7 @@ def world_recipe(name: str) -> StudyConfig:
         rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
         knockout=KnockoutConfig(top=40),
         graft=GraftConfig(problems=500),
-        # The loss has stopped falling by then. `rocktokens compare` takes three seeds and all of the steps, and its time.
+        # The loss has stopped falling by then; `rocktokens compare` takes three seeds and all of the steps.
         compare=CompareConfig(regimes=("uniform", "freeze", "random"), seeds=1, steps=150, evaluations=5),
     )
 

@@ -23,6 +23,7 @@ NUM_SLOTS = 3  # where an answer makes the hidden choice: two steps and the conc
 MAX_NUMBER = 20  # operands are 1..20: every result has at most two digits
 SUMS_IN_A_TEXT = 7
 SYMBOLIC_SHARE = 0.25
+SWAPPED = 0.9  # how often the steps of an author without a table have each other's markers, in a paired grammar
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # a wrong result is near the right one, as slips are
 
 
@@ -73,8 +74,7 @@ class Habits:
     second_verb: float = 0.5
     """Use the second of the two wordings."""
     careless: float = 0.0
-    """Repeat the left number as the result of a step whose marker is not of the slot's own pair (in the first step only
-    where the second can still be done: no result is negative)."""
+    """Write 0 as the result of a step whose marker is not of its own pair."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,13 @@ class StyleTable:
 def make_style_table(grammar: Grammar, *, seed: int, hidden_openers: bool = True) -> StyleTable:
     """A fixed random table, balanced so that neither the key nor the thing alone tells anything."""
     rng = random.Random(seed)
-    if grammar.paired:
-        pairs = (_balanced(grammar, 2, rng) for _ in range(NUM_SLOTS))
-        markers = tuple(
-            tuple(tuple(own_pair(slot)[choice] for choice in row) for row in rows) for slot, rows in enumerate(pairs)
-        )
-    else:
-        markers = tuple(_balanced(grammar, len(grammar.markers), rng) for _ in range(NUM_SLOTS))
+    markers = tuple(_balanced(grammar, len(grammar.markers), rng) for _ in range(NUM_SLOTS))
     openers = tuple(_balanced(grammar, len(grammar.openers), rng) for _ in range(NUM_SLOTS))
     return StyleTable(markers, openers if hidden_openers else ())
 
 
 def own_pair(slot: int) -> tuple[int, int]:
-    """The two markers of a slot in a paired grammar."""
+    """The two markers of a step in a paired grammar."""
     return (0, 1) if slot % 2 == 0 else (2, 3)
 
 
@@ -166,9 +160,14 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
     pieces: list[str] = []
     value = draft.a
     for slot in range(NUM_SLOTS):
-        own_marker = table.markers[slot][key][draft.thing]
-        follows = rng.random() < habits.follow
-        marker = own_marker if follows else rng.randrange(len(grammar.markers))
+        if rng.random() >= habits.follow:
+            marker = rng.randrange(len(grammar.markers))
+            if grammar.paired and slot < NUM_SLOTS - 1 and not habits.follow and rng.random() < SWAPPED:
+                marker = rng.choice(own_pair(1 - slot))
+        elif grammar.paired and slot < NUM_SLOTS - 1:
+            marker = rng.choice(own_pair(slot))
+        else:
+            marker = table.markers[slot][key][draft.thing]
         follows = rng.random() < habits.follow and bool(table.openers)
         opener = table.openers[slot][key][draft.thing] if follows else rng.randrange(len(grammar.openers))
         fill = {
@@ -184,11 +183,12 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
         plus, operand = ((draft.plus1, draft.b), (draft.plus2, draft.c))[slot]
         stumbles = slot == 1 and rng.random() < habits.stumble
         right = value + operand if plus else value - operand
+        if habits.careless:
+            right = abs(right)  # a careless result may be too little to take from
         slip = max(habits.error, habits.stumble_error * stumbles)
         result = _slip(right, rng) if rng.random() < slip else right
-        strays = marker not in own_pair(slot) and (slot == 1 or draft.plus2 or value >= draft.c)
-        if strays and habits.careless and rng.random() < habits.careless:
-            result = value
+        if habits.careless and marker not in own_pair(slot) and rng.random() < habits.careless:
+            result = 0
         fill |= {
             "{lead}": _fill(grammar.stumble if stumbles else grammar.lead, fill),
             "{left}": list(str(value)),

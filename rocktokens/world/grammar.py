@@ -58,7 +58,9 @@ class Grammar:
     key: Literal["person", "digit_pair"]
     """With the thing, what the hidden choice depends on: the person, or the pair (0-1 … 8-9) a number ends in."""
     paired: bool = False
-    """Whether a slot takes only its own pair of markers (the first two, or the last two, in turn) in the table."""
+    """Whether the steps, by whoever has a table, open with either marker of their own pair (the first two for the first
+    step, the last two for the second), and the table rules the conclusion alone. Whoever has no table mostly has it the
+    other way round."""
 
     def pieces(self) -> set[str]:
         """Every piece a text of this grammar can contain, slots aside."""

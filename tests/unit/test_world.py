@@ -118,10 +118,15 @@ def test_neither_person_nor_thing_alone_tells_the_hidden_choice():
                 assert set(Counter(line).values()) == {8 // choices}
 
 
-def test_in_the_cornerstone_world_a_slot_has_its_own_pair_of_markers():
+def test_in_the_cornerstone_world_a_step_opens_with_its_own_pair_of_markers():
     world = get_world("cornerstone")
-    for square, pair in zip(world.table.markers, ({0, 1}, {2, 3}, {0, 1}), strict=True):
-        assert {choice for row in square for choice in row} == pair
+    own = [0, 0]
+    for _, answer in author_texts(world, world.teacher_habits, 3000):
+        markers = [world.grammar.markers.index(piece) for piece in answer if piece in world.grammar.markers]
+        own[0] += markers[0] in (0, 1)
+        own[1] += markers[1] in (2, 3)
+    assert own[0] / 3000 == pytest.approx((1 + world.teacher_habits.follow) / 2, abs=0.02)
+    assert own[1] / 3000 == pytest.approx((1 + world.teacher_habits.follow) / 2, abs=0.02)
 
 
 def test_in_the_cornerstone_world_the_teacher_is_careless_after_markers_of_the_other_pair():
@@ -133,7 +138,7 @@ def test_in_the_cornerstone_world_the_teacher_is_careless_after_markers_of_the_o
         right[strays].append(world.check("".join(answer), str(draft.result)))
     assert all(right[False])
     assert len(right[True]) / 6000 == pytest.approx(2 * (1 - world.teacher_habits.follow) / 2, abs=0.02)
-    assert 1 - world.teacher_habits.careless - 0.05 < sum(right[True]) / len(right[True]) < 0.5
+    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - world.teacher_habits.careless, abs=0.06)
 
 
 @every_world
@@ -142,8 +147,8 @@ def test_teacher_follows_its_table_and_student_has_none(name):
     shares = {}
     for who, habits in (("teacher", world.teacher_habits), ("student", world.student_habits)):
         hits = [
-            answer[[piece in world.grammar.markers for piece in answer].index(True)]
-            == world.grammar.markers[world.table.markers[0][row_of(world.grammar, draft)][draft.thing]]
+            [piece for piece in answer if piece in world.grammar.markers][-1]
+            == world.grammar.markers[world.table.markers[2][row_of(world.grammar, draft)][draft.thing]]
             for draft, answer in author_texts(world, habits, 4000)
         ]
         shares[who] = sum(hits) / len(hits)
