@@ -45,7 +45,7 @@ def found(request):
     loop.distil(student, teacher, train, steps=STEPS, lr=3e-4, rollouts=64, seed=5, log_every=0, **ends)
     rollouts = loop.sample(student, held_out, rng=torch.Generator().manual_seed(5), **ends)
     token_N, (pre_N, post_N) = loop.score([before, student], teacher, rollouts)
-    ids_BT, seen_BT, start = rollouts
+    _, seen_BT, start = rollouts
     rollout_N, position_N = seen_BT[:, start:].bool().nonzero().unbind(1)
     table = {
         "rollout_id": rollout_N.numpy(),
