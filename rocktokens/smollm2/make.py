@@ -45,7 +45,7 @@ class MakeConfig:
     """Layers that the student lacks."""
     heal: OffPolicyConfig = field(
         default_factory=lambda: OffPolicyConfig(
-            answers=1600, epochs=2, learning_rate=2e-4, batch=16, until_accuracy=0.35, evaluate_every=10
+            answers=1200, epochs=2, learning_rate=2e-4, batch=16, until_accuracy=0.35, evaluate_every=20
         )
     )
     """The off-policy stage that makes the shortened model speak again."""

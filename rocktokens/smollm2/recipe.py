@@ -1,6 +1,6 @@
-"""`rocktokens study smollm2`: the settings of the whole study on the real pair, each within five hours on two cores.
+"""`rocktokens study smollm2`: the settings of the whole study on the real pair, meant for five hours on two cores.
 
-The figures behind them (seconds a step, tokens a second) and the budget of every stage are in docs/smollm2.md.
+The budget of every stage, and which of its figures are measured and which only estimated, is in docs/smollm2.md.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def smollm2_recipe() -> StudyConfig:
         score=ScoreConfig(token_budget=4096),
         baseline=BaselineConfig(problems=400, rollouts=1, batch_size=128),
         knockout=KnockoutConfig(top=100),
-        graft=GraftConfig(problems=200),
+        graft=GraftConfig(problems=120),
         compare=CompareConfig(
             regimes=("uniform", "freeze", "random", "adaptive"),
             seeds=1,
-            steps=40,
+            steps=30,
             evaluations=2,
             problems=200,
             rollouts=2,

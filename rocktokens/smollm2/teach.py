@@ -31,7 +31,7 @@ class TeachConfig:
 
     lessons: int = 3000
     """Worked solutions; none of their problems is among the prompts of the study."""
-    steps: int = 400
+    steps: int = 240
     """Optimiser steps at most."""
     batch: int = 16
     """Solutions an optimiser step."""
