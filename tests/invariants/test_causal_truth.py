@@ -5,6 +5,8 @@ Minutes a world, so `-m slow`: OPD runs once for each world that ships its pair,
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocktokens.causal import graft, knockout
@@ -78,9 +80,9 @@ def test_grafts_say_what_rocks_and_content_are_worth(census, distilled):
     rocks = tuple(f"#{token_id}" for token_id in world.truth().rocks.ids)
     run = graft(path, GraftConfig(rocks=rocks, problems=500), BaselineConfig(max_new_tokens=80))
     rows = {row["arm"]: row for row in run.read("grafts").to_pylist()}
-    lead = rows["all"]["gain"]
-    assert lead > 0
+    manifest = json.loads((world.path / "manifest.json").read_text())
+    ahead = manifest["accuracy"]["teacher"]["value"] - open_run(path).facts("knockout")["accuracy"]
+    assert rows["all"]["gain"] == pytest.approx(ahead, abs=0.05)
+    assert rows["rest"]["gain"] == pytest.approx(ahead, abs=0.06)
     assert rows["rocks"]["gain"] <= 0.02
-    if not world.truth().rocks_matter_at_inference:
-        assert rows["rest"]["gain"] == pytest.approx(lead, abs=0.04)
     assert open_run(path).facts("graft")["gains"]["rocks"][0] == rows["rocks"]["gain"]
