@@ -30,7 +30,10 @@ def load_minimal_loop():
     return module
 
 
-@pytest.fixture(scope="module", params=world_names())
+WORLDS = [pytest.param(name, marks=pytest.mark.xdist_group(f"rocks in {name}")) for name in world_names()]
+
+
+@pytest.fixture(scope="module", params=WORLDS)
 def found(request):
     """The world, and what detection says of its student after OPD."""
     loop, world = load_minimal_loop(), get_world(request.param)
