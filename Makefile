@@ -33,7 +33,7 @@ study-smollm2: setup
 	env -u OMP_NUM_THREADS $(BIN)/rocktokens study smollm2
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

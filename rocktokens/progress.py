@@ -202,7 +202,8 @@ def _live() -> Any:
 @contextmanager
 def _logging_through(bar: Any) -> Iterator[None]:
     """Log lines go above the bar instead of through it."""
-    handlers = [item for item in logging.getLogger().handlers if type(item) is logging.StreamHandler]
+    streams = [item for item in logging.getLogger().handlers if type(item) is logging.StreamHandler]
+    handlers = [item for item in streams if not getattr(item.stream, "closed", False)]
     before = [item.setStream(sys.stderr) for item in handlers]  # rich stands in for it while the bar lives
     try:
         yield

@@ -30,13 +30,9 @@ def load_minimal_loop():
     return module
 
 
-WORLDS = [pytest.param(name, marks=pytest.mark.xdist_group(f"rocks in {name}")) for name in world_names()]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
-def found(request):
+def found_in(name: str):
     """The world, and what detection says of its student after OPD."""
-    loop, world = load_minimal_loop(), get_world(request.param)
+    loop, world = load_minimal_loop(), get_world(name)
     tokenizer = AutoTokenizer.from_pretrained(world.student_path)
     student, teacher = map(AutoModelForCausalLM.from_pretrained, (world.student_path, world.teacher_path))
     before = copy.deepcopy(student)
@@ -63,17 +59,15 @@ def found(request):
     return world, detect_rocks(table, tokenizer, config, embedding_VH=embedding_VH)
 
 
-@pytest.mark.parametrize("definition", ["context", "excess"])
-def test_the_definition_finds_the_planted_rocks(found, definition):
-    world, report = found
-    planted, named = set(world.truth().rocks.ids), set(report.sets[definition].tolist())
-    hits = len(planted & named)
+@pytest.mark.parametrize("name", world_names())
+def test_every_definition_but_burden_finds_the_planted_rocks(name):
+    world, report = found_in(name)
+    planted = set(world.truth().rocks.ids)
     texts = {token_id: text for text, token_id in world.vocabulary.items()}
-    said = [texts[token_id] for token_id in sorted(named)]
-    assert hits / max(1, len(named)) >= 0.9, said
-    assert hits / len(planted) >= 0.9, said
-
-
-def test_the_found_rocks_are_enriched_on_the_other_half(found):
-    _, report = found
-    assert report.footprints["context"].enrichment.low >= 3
+    for definition in ("context", "excess"):
+        named = set(report.sets[definition].tolist())
+        hits = len(planted & named)
+        said = (definition, [texts[token_id] for token_id in sorted(named)])
+        assert hits / max(1, len(named)) >= 0.9, said
+        assert hits / len(planted) >= 0.9, said
+    assert report.footprints["context"].enrichment.low >= 3  # on the other half

@@ -111,6 +111,20 @@ def test_a_terminal_shows_one_display_with_the_stage_and_its_work(monkeypatch, t
     assert "something to know\n" in text
 
 
+def test_a_handler_whose_stream_was_closed_does_not_hinder_the_display(monkeypatch):
+    terminal, gone = Terminal(), io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    handler = logging.StreamHandler(gone)
+    logging.getLogger().addHandler(handler)
+    try:
+        with stages({"sample": 1}) as overall, overall.stage("sample"):
+            pass
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert handler.stream is gone
+
+
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, "0 s"), (99, "99 s"), (187, "3:07 min"), (7500, "2:05 h")])
 def test_clock(seconds, said):
     assert clock(seconds) == said

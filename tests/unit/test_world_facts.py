@@ -15,8 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.world import get_world
 
-pytestmark = pytest.mark.xdist_group("world_facts")  # one training, on one worker
-
 STEPS = 300
 PROBLEMS = 1000
 
