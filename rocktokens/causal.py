@@ -176,7 +176,7 @@ class _Stand:
         from rocktokens.lm.pair import load_pair
         from rocktokens.lm.rollouts import check_lengths, make_sampler
         from rocktokens.lm.tasks import make_checker
-        from rocktokens.pipeline import _student_source
+        from rocktokens.pipeline import student_source
 
         known = run.manifest["config"]
         if "pair" not in known or "prompts" not in known:
@@ -187,7 +187,7 @@ class _Stand:
             raise ConfigError("knock-outs and grafts are of the student; checkpoint must be last, student or a step")
         checker = make_checker(prompts)
         answerable([], checker) if checker is None else None
-        source = _student_source(run, pair_config, baseline.checkpoint)
+        source = student_source(run, pair_config, baseline.checkpoint)
         pair = load_pair(dataclasses.replace(pair_config, student=source))
         limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens", 512)
         baseline = dataclasses.replace(baseline, max_new_tokens=limit)

@@ -73,6 +73,10 @@ class DistillCommand(DistillConfig):
         run = distill(self.path, self.pair, self.prompts, config, problems=self.problems, again=self.again)
         if os.environ.get("RANK", "0") == "0":  # torchrun starts this command once a process
             print(f"run: {run.path}")
+        if "RANK" in os.environ:
+            from rocktokens.lm.trainer import processes
+
+            processes().destroy_process_group()
 
 
 @dataclass(frozen=True, kw_only=True)

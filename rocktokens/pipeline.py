@@ -141,7 +141,7 @@ def sample(
     if again:
         shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
 
-    models = load_pair(dataclasses.replace(pair, student=_student_source(run, pair, checkpoint)))
+    models = load_pair(dataclasses.replace(pair, student=student_source(run, pair, checkpoint)))
     # Rollouts of a distilled student are for detection: on prompts it was not trained on.
     share: Part | None = "detection" if run.done("distill") else None
     asked = load_prompts(dataclasses.replace(prompts, limit=limit or prompts.limit), models.tokenizer, part=share)
@@ -166,7 +166,8 @@ def sample(
     return run
 
 
-def _student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
+def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
+    """Where the asked-for student lies: a kept checkpoint, or the pair's own."""
     kept = run.checkpoints()
     if checkpoint in ("student", "teacher") or (checkpoint == "last" and not kept):
         return pair.student

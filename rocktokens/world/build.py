@@ -182,7 +182,14 @@ def _train(world: World, who: Any, out_dir: Path, report: Callable[[Progress], N
 
 
 def _train_into_queue(world: World, who: str, out_dir: Path, signs: Any) -> None:
-    _train(world, who, out_dir, signs.put)
+    parent = multiprocessing.parent_process()
+
+    def report(sign: Progress) -> None:
+        if parent is not None and not parent.is_alive():  # killed: a build started again must have the directory alone
+            raise SystemExit(1)
+        signs.put(sign)
+
+    _train(world, who, out_dir, report)
 
 
 def _train_side_by_side(

@@ -82,7 +82,10 @@ def test_grafts_say_what_rocks_and_content_are_worth(census, distilled):
     rows = {row["arm"]: row for row in run.read("grafts").to_pylist()}
     manifest = json.loads((world.path / "manifest.json").read_text())
     ahead = manifest["accuracy"]["teacher"]["value"] - open_run(path).facts("knockout")["accuracy"]
-    assert rows["all"]["gain"] == pytest.approx(ahead, abs=0.05)
-    assert rows["rest"]["gain"] == pytest.approx(ahead, abs=0.06)
+    lead = rows["all"]["gain"]
+    assert lead == pytest.approx(ahead, abs=0.05)
     assert rows["rocks"]["gain"] <= 0.02
+    if not world.truth().rocks_matter_at_inference:
+        assert lead > 0
+        assert rows["rest"]["gain"] == pytest.approx(lead, abs=0.04)
     assert open_run(path).facts("graft")["gains"]["rocks"][0] == rows["rocks"]["gain"]

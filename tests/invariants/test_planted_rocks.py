@@ -7,11 +7,10 @@ Thresholds are the defaults; only K is given, the number planted.
 from __future__ import annotations
 
 import copy
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
+from flat_loop import load_minimal_loop
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.config import DetectConfig
@@ -20,14 +19,6 @@ from rocktokens.world import get_world, world_names
 
 STEPS = 150
 PROMPTS = 400
-
-
-def load_minimal_loop():
-    path = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
-    spec = importlib.util.spec_from_file_location("minimal_loop", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def found_in(name: str):

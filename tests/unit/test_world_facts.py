@@ -5,26 +5,17 @@ seeds: the same problems and seeds in every arm, so that a ban which changes not
 """
 
 import copy
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from flat_loop import load_minimal_loop
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.world import get_world
 
 STEPS = 300
 PROBLEMS = 1000
-
-
-def load_minimal_loop():
-    path = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
-    spec = importlib.util.spec_from_file_location("minimal_loop", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
