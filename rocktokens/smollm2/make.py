@@ -23,7 +23,7 @@ from rocktokens.config import DistillConfig, OffPolicyConfig, PairConfig, Prompt
 from rocktokens.runs.store import Run
 from rocktokens.settings import to_mapping
 from rocktokens.smollm2.problems import WordProblem, word_problems
-from rocktokens.smollm2.teach import TeachConfig, teach
+from rocktokens.smollm2.teach import TeachConfig, bf16_instructions, teach
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,8 @@ class _Making:
             log.warning("the teacher did not reach %.0f %% in %d steps", 100 * self.config.teach.target, steps)
         save(model, tokenizer, self._cleared("teacher"))
         checkpoint.unlink(missing_ok=True)
-        return {"steps": steps, "readings": readings, "sha256": _digest(self.path / "teacher")}
+        facts = {"steps": steps, "readings": readings, "bf16_products": bf16_instructions()}
+        return facts | {"sha256": _digest(self.path / "teacher")}
 
     def shortened(self) -> dict[str, Any]:
         from rocktokens.smollm2.weights import layer_changes, least_changing, save, without_layers

@@ -21,7 +21,7 @@ from rocktokens.core.stats import Estimate
 from rocktokens.progress import progress
 from rocktokens.world.train import Text, answer_loss, load_checkpoint, pad_batch, save_checkpoint
 
-MICRO_BATCH = 4  # lessons in one pass: memory for activations, and no slower on two cores
+MICRO_BATCH = 8  # lessons in one pass: memory for activations, and no slower on two cores
 POOL = 16  # batches sorted by length together, so that a batch has hardly any padding
 
 
@@ -35,7 +35,7 @@ class TeachConfig:
     """Optimiser steps at most."""
     batch: int = 16
     """Solutions an optimiser step."""
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-4
     """Peak learning rate; it rises over the first steps and falls in a straight line to a tenth."""
     warmup: int = 20
     """Steps in which it rises."""
@@ -85,10 +85,16 @@ def _gradient(model: LlamaForCausalLM, batch: Sequence[Text], pad_id: int, weigh
     for start in range(0, len(batch), MICRO_BATCH):
         part = list(batch[start : start + MICRO_BATCH])
         share = sum(sum(mask) for _, mask in part) / learned
-        own = share * answer_loss(model, *pad_batch(part, pad_id), weight_V)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16_instructions()):
+            own = share * answer_loss(model, *pad_batch(part, pad_id), weight_V)
         own.backward()
         loss += own.item()
     return loss
+
+
+def bf16_instructions() -> bool:
+    """Whether this processor multiplies bfloat16 matrices faster than float32 ones; weights and loss stay float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def batch_of(texts: Sequence[Text], step: int, config: TeachConfig) -> list[Text]:

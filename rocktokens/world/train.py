@@ -144,7 +144,7 @@ def answer_loss(model: LlamaForCausalLM, ids_BT: Tensor, label_BT: Tensor, weigh
     target_BT = label_BT[:, 1:]
     kept_BT = target_BT != IGNORED
     logits_NV = model.lm_head(hidden_BTH[kept_BT])
-    return torch.nn.functional.cross_entropy(logits_NV, target_BT[kept_BT], weight=weight_V)
+    return torch.nn.functional.cross_entropy(logits_NV.float(), target_BT[kept_BT], weight=weight_V)
 
 
 def schedule(step: int, steps: int) -> float:
