@@ -143,12 +143,24 @@ def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float 
     if not within:
         return f"{start} None ended within {points(margin, signed=False)} points of uniform's accuracy."
     quickest = min(within, key=lambda r: r.seconds_ratio.value)
-    ratio = quickest.seconds_ratio.value
+    proven = [r for r in within if r.verdict in ("unchanged", "gains") and r.seconds_ratio.high <= goal]
     met = "not met"
-    if ratio <= goal:
-        met = "met" if quickest.verdict in ("unchanged", "gains") else "met by the estimate, not proven"
-    return (
+    if quickest.seconds_ratio.value <= goal:
+        met = "met" if quickest in proven else "met by the estimate, not proven"
+    said = (
         f"{start} Of those that ended within {points(margin, signed=False)} points of uniform, {quickest.regime} was "
-        f"quickest: {ratio:.2f}× of uniform's seconds for {points(quickest.change.value)} points "
-        f"{_interval(quickest.change)}; the goal of {goal:.2f}× is {met}."
+        f"quickest: {_price(quickest)}; the goal of {goal:.2f}× is {met}."
+    )
+    if proven and quickest not in proven:
+        said += f" It is met, both intervals inside it, by {'; '.join(f'{r.regime}: {_price(r)}' for r in proven)}."
+    return said
+
+
+def _price(reading: Reading) -> str:
+    """What a regime took and what came of it."""
+    ratio = reading.seconds_ratio
+    bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if math.isfinite(ratio.high) else ""
+    return (
+        f"{ratio.value:.2f}×{bounds} of uniform's seconds for "
+        f"{points(reading.change.value)} points {_interval(reading.change)}"
     )

@@ -234,9 +234,22 @@ def test_frontier_and_goal():
     assert frontier([uniform, slow, quick])[0] == "merit"
     assert "divergence" not in frontier([uniform, slow, quick])
     said = savings_sentence([uniform, slow, quick], margin=0.01)
-    assert "merit was quickest: 0.60× of uniform's seconds" in said
-    assert "the goal of 0.70× is met" in said
+    assert "merit was quickest: 0.60× [0.60, 0.60] of uniform's seconds" in said
+    assert "the goal of 0.70× is met by the estimate, not proven" in said  # +0.2 points [−0.8, +1.1]
     assert "None ended within 1.0 points" in savings_sentence([uniform, slow], margin=0.01)
+
+
+def test_the_goal_is_met_where_both_intervals_say_so():
+    """The quickest regime is not sure of its accuracy; a slower one is, and it is named too."""
+    uniform = read(UNIFORM)
+    quickest = read(arms("prefix", [0.4, 0.55, 0.65, 0.70], pace=0.4, noise=0.02), margin=0.02)
+    sure = read(arms("fewer", [0.4, 0.55, 0.65, 0.70], pace=0.5, noise=0.0), margin=0.02)
+    assert quickest.verdict == "undecided"
+    said = savings_sentence([uniform, quickest, sure], margin=0.02)
+    assert "prefix was quickest" in said and "met by the estimate, not proven" in said
+    assert "met, both intervals inside it, by fewer: 0.50× [0.50, 0.50]" in said
+    assert "both intervals" not in savings_sentence([uniform, quickest], margin=0.02)
+    assert "the goal of 0.70× is met." in savings_sentence([uniform, sure], margin=0.02)
 
 
 def test_a_reading_is_one_row_that_a_manifest_takes():
