@@ -127,6 +127,7 @@ def _on_policy_trainer(
         save_steps=config.save_every or min(100, max(1, config.steps // 10)),
         use_vllm=config.generation == "vllm",
         report_to=list(config.report_to) or "none",
+        **_precision(config.bf16),
         **_quiet(config.seed, config.steps),
     )
     generation = {"auto": "trl" if _sharded() else "ours", "vllm": "trl"}.get(config.generation, config.generation)
@@ -214,6 +215,7 @@ def off_policy(
         max_grad_norm=config.clip,
         max_completion_length=config.max_new_tokens,
         save_steps=min(100, max(1, steps // 10)),
+        **_precision(config.bf16),
         **_quiet(config.seed, steps),
     )
     trainer = OffPolicyTrainer(
@@ -285,6 +287,10 @@ def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, i
     if own % micro_batch:
         raise ConfigError(f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
     return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": own // micro_batch}
+
+
+def _precision(bf16: bool | None) -> dict[str, bool]:
+    return {} if bf16 is None else {"bf16": bf16}
 
 
 def _quiet(seed: int, steps: int) -> dict[str, Any]:

@@ -6,7 +6,8 @@ rollout comes out whatever the number of ranks, and after a resume. This room kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -104,13 +105,38 @@ class GenerationMixin(_Base):
             top_p=None if self.top_p == 1.0 else self.top_p,
             batch_size=max(len(prompt_ids), 1),
         )
-        found = sampler.generate([Request(tuple(ids), limit, seed) for ids, seed in zip(prompt_ids, seeds)])
+        requests = [Request(tuple(ids), limit, seed) for ids, seed in zip(prompt_ids, seeds)]
+        # Around all tokens, so that mixed precision casts the weights once and not once a token. The loss takes its
+        # logits in the weights' precision; so must the sampler, or rollouts come from another policy.
+        with self.accelerator.autocast(), _head_in_full(student):
+            found = sampler.generate(requests)
         if any(answer.invalid for answer in found):
             raise DataError(
                 f"the student's logits are not numbers after step {self.state.global_step}: training has diverged. "
                 "Lower the learning rate and start again from a kept checkpoint."
             )
         return [list(answer.token_ids) for answer in found]
+
+
+@contextmanager
+def _head_in_full(model: Any) -> Iterator[None]:
+    """The output head computes in its weights' precision, whatever autocast does elsewhere."""
+    layer = model.get_output_embeddings()
+    forward, own = layer.forward, layer.__dict__.get("forward")
+
+    def in_full(hidden_BTH: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(hidden_BTH.device.type, enabled=False):
+            found: torch.Tensor = forward(hidden_BTH.to(layer.weight.dtype))
+            return found
+
+    layer.forward = in_full
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.forward
+        else:
+            layer.forward = own
 
 
 class _ResumableSampler(RepeatSampler):

@@ -169,7 +169,9 @@ class _Making:
         config, out = self.config, self._cleared("student")
         student, teacher = str(self.path / "shortened"), str(self.path / "teacher")
         pair = load_pair(PairConfig(student=student, teacher=teacher, device="cpu", threads=config.threads))
-        settings = DistillConfig(off_policy=config.heal, max_new_tokens=config.max_new_tokens, seed=config.seed)
+        settings = DistillConfig(
+            off_policy=config.heal, bf16=bf16_instructions(), max_new_tokens=config.max_new_tokens, seed=config.seed
+        )
         prompts = load_prompts(_source(self.path / "problems.jsonl"), pair.tokenizer, part="train")
         held_out = self._readings(pair.tokenizer)[: config.readings]
         off_policy(settings, pair, prompts, self.run, problems=held_out, check=MathChecker())

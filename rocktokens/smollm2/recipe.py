@@ -71,6 +71,7 @@ def with_made_pair(config: StudyConfig) -> StudyConfig:
         return config
     weights = packaged_weights()
     from rocktokens.smollm2.make import MakeConfig, make_pair
+    from rocktokens.smollm2.teach import bf16_instructions
 
     made = make_pair(weights, cache_directory(), MakeConfig(threads=config.pair.threads))
     pair, prompts = config.pair, config.prompts
@@ -78,4 +79,7 @@ def with_made_pair(config: StudyConfig) -> StudyConfig:
         pair = dataclasses.replace(pair, student=str(made.student), teacher=str(made.teacher))
     if prompts.source == NAME:
         prompts = dataclasses.replace(prompts, source=str(made.prompts))
-    return dataclasses.replace(config, pair=pair, prompts=prompts)
+    distill = config.distill
+    if distill.bf16 is None:
+        distill = dataclasses.replace(distill, bf16=bf16_instructions())
+    return dataclasses.replace(config, pair=pair, prompts=prompts, distill=distill)
