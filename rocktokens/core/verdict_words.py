@@ -84,6 +84,7 @@ def _time(ratio: Estimate, of: str, more: str) -> str:
         return f"saved no measurable part {of}: {points(saved.value)} %{bounds}"
     if saved.value >= 0:
         return f"saved {percent(saved.value)} {of}{bounds}"
+    bounds = bounds and f" [{points(-saved.high)}, {points(-saved.low)}]"
     return f"took {percent(-saved.value)} more time {more}{bounds}"
 
 
@@ -117,6 +118,10 @@ def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
     if random is not None:
         control = f" The control, as many other positions, changed it by {points(random.change.value)} points "
         control += f"{_interval(random.change)}."
+    matched = readings.get("random_loss")
+    if matched is not None:
+        control += f" The control that gives up as much loss changed it by {points(matched.change.value)} points "
+        control += f"{_interval(matched.change)}."
     if freeze.verdict == "costs":
         return f"The rocks are cornerstones here: trained without them, accuracy changed by {change}.{control}"
     if freeze.verdict == "gains":

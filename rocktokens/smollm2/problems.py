@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-LARGEST = 50  # no number on the way is larger: the task is to read a story, not to calculate
+LARGEST = 20  # no number on the way is larger: the task is to read a story, not to calculate
 
 PEOPLE = {
     "she": ("Anna", "Maya", "Sara", "Lucy", "Emma", "Nina", "Ruth", "Clara", "Grace", "Julia"),
@@ -149,11 +149,11 @@ def _plan(rng: random.Random) -> tuple[list[_Step], str]:
     grouped, more = rng.random() < 0.35, rng.random() < 0.5
     steps: list[_Step] = []
     if grouped:
-        a, b = rng.randint(2, 6), rng.randint(2, 8)
+        a, b = rng.randint(2, 4), rng.randint(2, 5)
         steps.append(_Step("groups", a, b, a * b))
         if not more:
             return steps, "all"
-    steps += _changes(rng, steps[-1].c if steps else rng.randint(4, 25), 1 if grouped or not more else 2)
+    steps += _changes(rng, steps[-1].c if steps else rng.randint(4, 14), 1 if grouped or not more else 2)
     question = {"more": "friend", "fewer": "friend", "share": "each"}.get(steps[-1].kind, "now")
     return steps, question
 
@@ -172,10 +172,10 @@ def _changes(rng: random.Random, total: int, count: int) -> list[_Step]:
             b = rng.choice(parts)
             step = _Step(kind, total, b, total // b)
         elif kind in ("gain", "more"):
-            b = rng.randint(2, min(20, LARGEST - total))
+            b = rng.randint(2, min(9, LARGEST - total))
             step = _Step(kind, total, b, total + b)
         else:
-            b = rng.randint(2, min(20, total - 2))
+            b = rng.randint(2, min(9, total - 2))
             step = _Step(kind, total, b, total - b)
         steps.append(step)
         total = step.c

@@ -35,7 +35,7 @@ class TeachConfig:
     """Optimiser steps at most."""
     batch: int = 16
     """Solutions an optimiser step."""
-    learning_rate: float = 2e-4
+    learning_rate: float = 3e-4
     """Peak learning rate; it rises over the first steps and falls in a straight line to a tenth."""
     warmup: int = 20
     """Steps in which it rises."""

@@ -171,6 +171,9 @@ def test_loss_and_not_reached():
     assert "cost accuracy: −1" in said
     assert "It did not reach uniform's final accuracy less 1.0 points." in said
     random = read(arms("random", [0.4, 0.54, 0.64, 0.69], kept_share=0.76))
+    matched = read(arms("random_loss", [0.4, 0.45, 0.5, 0.60], noise=0.0))
+    both = conclusion({"freeze": found, "random": random, "random_loss": matched}, margin=0.01)
+    assert f"gives up as much loss changed it by −{-100 * matched.change.value:.1f} points" in both
     told = conclusion({"freeze": found, "random": random}, margin=0.01)
     assert told.startswith("The rocks are cornerstones here")
     assert "The control, as many other positions," in told
@@ -209,7 +212,7 @@ def test_a_slower_regime_is_cut_at_uniforms_seconds():
     # Uniform's 100 s are its step 150, halfway between 0.55 and 0.65.
     assert found.change_same_seconds.value == pytest.approx(-0.10, abs=0.03)
     assert found.area_seconds_change.value < -0.05
-    assert "took 100 % more time a step" in verdict_sentence(found, margin=0.01)
+    assert "took 100 % more time a step [+100.0, +100.0]" in verdict_sentence(found, margin=0.01)
 
 
 def test_a_quicker_regime_keeps_its_final_student():
