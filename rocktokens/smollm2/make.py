@@ -140,6 +140,7 @@ class _Making:
             self.config.teach,
             checkpoint,
             pad_id=tokenizer.pad_token_id,
+            digits=tokenizer.convert_tokens_to_ids(list("0123456789")),
             accuracy=lambda model: self._accuracy(model, tokenizer, self._readings(tokenizer)[: self.config.readings]),
             say=say,
         )
