@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ class _Making:
         problems = word_problems(sum(counts.values()), seed=config.seed)
         start, facts = 0, {}
         for name, count in counts.items():
-            _write_jsonl(self.path / f"{name}.jsonl", problems[start : start + count])
+            _write_jsonl(self.path / f"{name}.jsonl", map(_row, problems[start : start + count]))
             facts[name] = {"problems": count, "sha256": _digest(self.path / f"{name}.jsonl")}
             start += count
         return facts
@@ -127,13 +127,15 @@ class _Making:
         from rocktokens.smollm2.weights import save
 
         model, tokenizer = self._load("base")
-        readings: list[dict[str, float]] = []
+        checkpoint, record = self.path / "teacher.checkpoint.pt", self.path / "teacher.readings.jsonl"
+        if not checkpoint.exists() or not record.exists():
+            record.write_text("")
 
         def say(step: int, loss: float, found: Any) -> None:
             log.info("teaching, step %d: loss %.3f, accuracy %.1f %% at T = 1", step, loss, 100 * found.value)
-            readings.append({"step": step, "loss": loss, **found._asdict()})
+            earlier = [row for row in _rows(record) if row["step"] < step]  # a killed run may have read this step too
+            _write_jsonl(record, [*earlier, {"step": step, "loss": loss, **found._asdict()}])
 
-        checkpoint = self.path / "teacher.checkpoint.pt"
         steps = teach(
             model,
             [_text(tokenizer, row) for row in _rows(self.path / "lessons.jsonl")],
@@ -144,10 +146,12 @@ class _Making:
             accuracy=lambda model: self._accuracy(model, tokenizer, self._readings(tokenizer)[: self.config.readings]),
             say=say,
         )
+        readings = _rows(record)
         if readings and readings[-1]["value"] < self.config.teach.target:
             log.warning("the teacher did not reach %.0f %% in %d steps", 100 * self.config.teach.target, steps)
         save(model, tokenizer, self._cleared("teacher"))
         checkpoint.unlink(missing_ok=True)
+        record.unlink()
         facts = {"steps": steps, "readings": readings, "bf16_products": bf16_instructions()}
         return facts | {"sha256": _digest(self.path / "teacher")}
 
@@ -243,8 +247,12 @@ def _source(path: Path) -> PromptsConfig:
     return PromptsConfig(source=str(path), chat=True, checker="math")
 
 
-def _write_jsonl(path: Path, problems: Sequence[WordProblem]) -> None:
-    rows = ({"prompt": p.prompt, "answer": p.answer, "solution": p.solution, "steps": p.steps} for p in problems)
+def _row(problem: WordProblem) -> dict[str, Any]:
+    keys = ("prompt", "answer", "solution", "steps")
+    return {key: getattr(problem, key) for key in keys}
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     draft = path.with_suffix(".tmp")
     draft.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     draft.replace(path)

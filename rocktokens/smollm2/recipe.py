@@ -39,7 +39,7 @@ def smollm2_recipe() -> StudyConfig:
             steps=320,
             until="saturated",
             hours=2.0,
-            learning_rate=2e-5,
+            learning_rate=5e-5,
             prompts_per_step=8,
             rollouts_per_prompt=2,
             max_new_tokens=LONGEST,

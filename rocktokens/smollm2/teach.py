@@ -64,7 +64,7 @@ def teach(
     weight_V[list(digits)] = config.emphasis
     start = load_checkpoint(checkpoint, model, optimiser)
     with progress("teaching", config.steps, "steps") as advance:
-        advance(start)
+        advance.resumed(start)
         for step in range(start, config.steps):
             optimiser.param_groups[0]["lr"] = config.learning_rate * _schedule(step, config)
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16_instructions()):

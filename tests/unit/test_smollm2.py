@@ -17,6 +17,7 @@ from tiny import VOCABULARY, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig, PromptsConfig, RolloutConfig
+from rocktokens.core.stats import Estimate
 from rocktokens.errors import ConfigError
 from rocktokens.lm.offpolicy import OffPolicyTrainer
 from rocktokens.lm.tasks import MathChecker, load_prompts
@@ -28,6 +29,7 @@ from rocktokens.smollm2.problems import LARGEST, word_problems
 from rocktokens.smollm2.teach import TeachConfig, batch_of
 from rocktokens.smollm2.weights import convert, layer_changes, least_changing, without_layers
 from rocktokens.study import STAGES, recipes, study
+from rocktokens.world.train import answer_loss
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 RESULT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
@@ -74,7 +76,7 @@ def test_math_verify_accepts_every_solution_and_refuses_a_wrong_answer():
 
 
 def test_the_three_parts_of_the_prompts_have_no_problem_in_common(tmp_path):
-    making._write_jsonl(tmp_path / "problems.jsonl", word_problems(2000))
+    making._write_jsonl(tmp_path / "problems.jsonl", map(making._row, word_problems(2000)))
     source, tokenizer = PromptsConfig(source=str(tmp_path / "problems.jsonl"), chat=True), chat_tokenizer()
     parts = {part: load_prompts(source, tokenizer, part=part) for part in ("train", "detection", "causal")}
     texts = {part: {prompt.text for prompt in prompts} for part, prompts in parts.items()}
@@ -198,6 +200,36 @@ def test_a_killed_making_goes_on_where_it_was_and_ends_with_the_same_pair(
     again = making.make_pair(base, tmp_path, QUICK)
     for stage in ("teacher", "student"):
         assert manifest_of(again)["stages"][stage]["sha256"] == manifest_of(made)["stages"][stage]["sha256"]
+    readings = [manifest_of(pair)["stages"]["teacher"]["readings"] for pair in (again, made)]
+    assert readings[0] == readings[1]  # those before the kill too
+    assert [row["step"] for row in readings[0]] == [2, 4, 6]
+
+
+def test_digits_weigh_more_in_the_lessons(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    digit, word = tokenizer.convert_tokens_to_ids(["7", "a"])
+    weights = []
+
+    def seen(model, ids_BT, label_BT, weight_V):
+        weights.append(weight_V)
+        return answer_loss(model, ids_BT, label_BT, weight_V)
+
+    config = TeachConfig(lessons=1, steps=1, batch=1, emphasis=5.0, look_every=9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teaching, "answer_loss", seen)
+        teaching.teach(
+            AutoModelForCausalLM.from_pretrained(base),
+            [([word, digit, word], [False, True, True])],
+            config,
+            base / "never.pt",
+            pad_id=tokenizer.pad_token_id,
+            digits=[digit],
+            accuracy=lambda model: Estimate(1.0, 1.0, 1.0, 1),
+            say=lambda *reading: None,
+        )
+    assert weights[0][digit] == 5
+    assert weights[0][word] == 1
+    assert weights[0].sum() == len(weights[0]) + 4
 
 
 def test_other_settings_make_another_pair_beside_it(base, made):
