@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import PreTrainedModel
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from rocktokens.config import DistillConfig, RolloutConfig, SelectorConfig
 from rocktokens.core.clusters import token_texts
@@ -32,7 +30,7 @@ from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.checkpoints import last_complete_checkpoint
 from rocktokens.lm.evaluate import Evaluator
 from rocktokens.lm.offpolicy import OffPolicyTrainer, answer_rows, load_weights
-from rocktokens.lm.pair import TINY_PARAMETERS, Pair
+from rocktokens.lm.pair import TINY_PARAMETERS, Pair, no_bars
 from rocktokens.lm.record import RunDirectory, TrainingRecord, is_out_of_time
 from rocktokens.lm.rollouts import make_sampler, sample_rollouts
 from rocktokens.lm.tasks import Checker, Prompt
@@ -247,7 +245,7 @@ def _train(
     output = Path(str(trainer.args.output_dir))
     found = last_complete_checkpoint(output)
     show = show and trainer.accelerator.is_main_process
-    with _no_other_bars(), StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
+    with no_bars(), StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
         trainer.on_step = on_step or watcher
         trainer.train(str(found) if found is not None else None)
     if trainer.run is not None and trainer.args.should_save:
@@ -261,18 +259,6 @@ def _make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}. Choose a directory you can write to.") from error
-
-
-@contextmanager
-def _no_other_bars() -> Iterator[None]:
-    """transformers draws a bar for every checkpoint it writes; ours is the only one while it runs."""
-    were_on = is_progress_bar_enabled()
-    disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_on:
-            enable_progress_bar()
 
 
 def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, int]:

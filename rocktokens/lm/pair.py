@@ -77,7 +77,7 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
         options["device_map"] = config.device_map
     if "gguf_file" not in options:
         options["use_safetensors"] = None if config.allow_pickle else True
-    with _named_errors(name), _no_bars():
+    with _named_errors(name), no_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
@@ -241,8 +241,8 @@ def _source(name: str, config: PairConfig) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without transformers' bar for every model: ours says what is going on."""
+def no_bars() -> Iterator[None]:
+    """Without transformers' bar for every model it reads or writes: ours says what is going on."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from rocktokens.config import PairConfig
 from rocktokens.errors import ConfigError
-from rocktokens.lm.pair import load_model, load_tokenizer
+from rocktokens.lm.pair import load_model, load_tokenizer, no_bars
 
 # What transformers adds to a model read from GGUF and then cannot save.
 NOT_KEPT = ("quantization_config", "_name_or_path", "_model_name_or_path", "architectures", "dtype")
@@ -101,6 +101,7 @@ def clean_copy(model: Any, layers: Sequence[int]) -> LlamaForCausalLM:
 def save(model: Any, tokenizer: Any, out: Path) -> None:
     """Write a model directory, whole or not at all."""
     draft = out.with_name(f".{out.name}.draft")
-    model.save_pretrained(draft)
+    with no_bars():
+        model.save_pretrained(draft)
     tokenizer.save_pretrained(draft)
     draft.replace(out)
