@@ -50,9 +50,9 @@ class Run:
             if not any(item.name not in (MANIFEST, DRAFT) for item in path.iterdir()):
                 known.update(config)  # nothing was made yet (the first command failed early): nothing to protect
                 run._save()
-            for section in known.keys() & config.keys():
-                if known[section] != config[section]:
-                    difference = _first_difference(section, known[section], config[section])
+            for section in sorted(known.keys() & config.keys()):
+                difference = _first_difference(section, known[section], config[section])
+                if difference is not None:
                     raise RunError(
                         f"{path} was made with another configuration: {difference}. "
                         "Choose another directory, or repeat the first command to go on."
@@ -306,9 +306,9 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("rocktokens", "torch", "transformers", "trl", "pyarrow", "duckdb")}
 
 
-def _first_difference(section: str, old: Any, new: Any) -> str:
+def _first_difference(section: str, old: Any, new: Any) -> str | None:
+    """What to tell of two settings that differ. One that is missing is unset: an older version did not know it."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
-                return _first_difference(f"{section}.{key}", old.get(key), new.get(key))
-    return f"{section} was {old!r}, now {new!r}"
+        found = (_first_difference(f"{section}.{key}", old.get(key), new.get(key)) for key in sorted({*old, *new}))
+        return next((difference for difference in found if difference is not None), None)
+    return None if old == new else f"{section} was {old!r}, now {new!r}"

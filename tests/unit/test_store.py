@@ -321,6 +321,16 @@ def test_another_configuration_is_refused_saying_where_it_differs(run):
     assert len(run.occurrences()) == 18
 
 
+def test_a_setting_that_an_older_version_did_not_know_counts_as_unset(tmp_path):
+    Run.create(tmp_path / "run", {"distill": {"steps": 5, "selector": {"name": "uniform"}}}).finish("distill")
+    (tmp_path / "run" / "training.parquet").touch()
+    newer = {"distill": {"steps": 5, "bf16": None, "selector": {"name": "uniform", "lam": None}}}
+    assert Run.create(tmp_path / "run", newer).done("distill")
+    newer["distill"]["selector"]["lam"] = 0.5
+    with pytest.raises(RunError, match=r"distill\.selector\.lam was None, now 0\.5\."):
+        Run.create(tmp_path / "run", newer)
+
+
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
