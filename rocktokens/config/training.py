@@ -134,8 +134,9 @@ class DistillConfig:
     micro_batch: int | None = None
     """Rollouts in one forward and backward pass; unset: chosen for the models."""
     bf16: bool | None = None
-    """Matrix products in bfloat16, in rollouts too; weights, loss and every recorded number stay float32. Unset: where
-    CUDA has it. Worth its noise on a CPU that has instructions for it (avx512_bf16, amx) and a model of some size."""
+    """Matrix products in bfloat16, in rollouts too; weights, logits and losses stay float32 but come from hidden states
+    with bfloat16's error. Unset: where CUDA has it. Worth its noise on a CPU that has instructions for it (avx512_bf16,
+    amx) and a model of some size."""
     generation: Literal["auto", "ours", "trl", "vllm"] = "auto"
     """Who samples; auto: our sampler, or TRL's generation where the model is sharded."""
     normalise: Literal["kept", "all"] = "kept"

@@ -15,7 +15,7 @@ from rocktokens.core.stats import Estimate
 SUBJECTS = {
     "freeze": "freezing the rocks, {} of positions,",
     "random": "freezing control positions, as many as the rocks' and in runs as long, {} of all,",
-    "random_loss": "freezing control positions of the rocks' number and loss, {} of all,",
+    "random_loss": "freezing as many other positions, as near to the rocks' loss as others come, {} of all,",
     "soft": "giving the rocks a smaller weight",
     "adaptive": "freezing what adaptive found while training, {} of positions,",
     "entropy": "keeping only the positions where the student is least certain, dropping {},",
@@ -120,8 +120,8 @@ def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
         control += f"{_interval(random.change)}."
     matched = readings.get("random_loss")
     if matched is not None:
-        control += f" The control that gives up as much loss changed it by {points(matched.change.value)} points "
-        control += f"{_interval(matched.change)}."
+        control += " The control whose loss is as near to theirs as others come changed it by "
+        control += f"{points(matched.change.value)} points {_interval(matched.change)}."
     if freeze.verdict == "costs":
         return f"The rocks are cornerstones here: trained without them, accuracy changed by {change}.{control}"
     if freeze.verdict == "gains":

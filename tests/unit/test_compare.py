@@ -173,7 +173,7 @@ def test_loss_and_not_reached():
     random = read(arms("random", [0.4, 0.54, 0.64, 0.69], kept_share=0.76))
     matched = read(arms("random_loss", [0.4, 0.45, 0.5, 0.60], noise=0.0))
     both = conclusion({"freeze": found, "random": random, "random_loss": matched}, margin=0.01)
-    assert f"gives up as much loss changed it by −{-100 * matched.change.value:.1f} points" in both
+    assert f"as near to theirs as others come changed it by −{-100 * matched.change.value:.1f} points" in both
     told = conclusion({"freeze": found, "random": random}, margin=0.01)
     assert told.startswith("The rocks are cornerstones here")
     assert "The control, as many other positions," in told
