@@ -13,7 +13,7 @@ from typing import Any
 
 from rocktokens import config as configuration
 from rocktokens.report.facts import Facts
-from rocktokens.report.text import prose, significant, visible
+from rocktokens.report.text import at_home, prose, significant, visible
 
 METHOD = (
     "Student samples rollouts; teacher and student are scored on the same prefixes at every kept checkpoint, from full "
@@ -78,7 +78,7 @@ def commands(facts: Facts) -> list[str]:
     """Commands that make this run: recorded ones, else rebuilt from the settings that differ from the defaults."""
     recorded = facts.run.manifest.get("commands")
     if isinstance(recorded, list) and recorded:
-        return [visible(command if isinstance(command, str) else shlex.join(map(str, command))) for command in recorded]
+        return [_command(line if isinstance(line, str) else shlex.join(map(str, line))) for line in recorded]
     lines = []
     for stage in facts.stages:
         if "/" in stage:
@@ -86,8 +86,12 @@ def commands(facts: Facts) -> list[str]:
         named, bare = COMMANDS.get(stage, ((), (stage,)))
         flags = [flag for section in named for flag in _flags(facts, section, f"{section.removeprefix('graft_')}.")]
         flags += [flag for section in bare for flag in _flags(facts, section, "")]
-        lines.append(visible(shlex.join(["rocktokens", stage, facts.name, *flags])))
+        lines.append(_command(shlex.join(["rocktokens", stage, facts.name, *flags])))
     return lines or ["no stage has been recorded"]
+
+
+def _command(line: str) -> str:
+    return at_home(visible(line))
 
 
 def _flags(facts: Facts, section: str, prefix: str) -> list[str]:
@@ -153,7 +157,7 @@ def _short(value: Any) -> str:
 
 def _pairs(values: dict[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(visible(str(key)))}</td><td><bdi>{escape(visible(str(value)))}</bdi></td></tr>"
+        f"<tr><td>{escape(visible(str(key)))}</td><td><bdi>{escape(at_home(visible(str(value))))}</bdi></td></tr>"
         for key, value in values.items()
     )
     return (

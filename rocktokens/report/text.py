@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -97,6 +98,15 @@ def listed(words: Sequence[str], limit: int = 12) -> str:
     if rest:
         return ", ".join(shown) + f" and {rest} more"
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1] if shown else ""
+
+
+def at_home(text: str) -> str:
+    """The same with `~` for the reader's home directory: reports are passed on, and whose machine it was is no finding.
+
+    Only where a path begins, so that a shell still expands it; within quotes it would not.
+    """
+    home = re.escape(str(Path.home()).rstrip("/"))
+    return re.sub(rf"(?:^|(?<=\s)){home}(?=/|\s|$)", "~", text) if home else text
 
 
 def visible(token: str, *, flow: bool = False) -> str:

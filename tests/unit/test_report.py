@@ -25,7 +25,7 @@ from rocktokens.report import sentences
 from rocktokens.report.build import FIGURES, REPORT, report
 from rocktokens.report.export import export
 from rocktokens.report.facts import Facts
-from rocktokens.report.method import commands
+from rocktokens.report.method import commands, method
 from rocktokens.report.page import page
 from rocktokens.report.text import interval, label, number, percent, points, significant, to_csv, visible
 from rocktokens.report.viewer import MAX_ROLLOUTS, choose, payload
@@ -466,3 +466,16 @@ def test_the_commands_of_a_report_are_ones_that_the_program_takes(whole, tmp_pat
     assert not command.clusters
     assert command.problems == 24
     assert command.baseline.reuse_prompts
+
+
+def test_the_home_directory_of_whoever_ran_it_is_not_in_the_report(whole, tmp_path, monkeypatch):
+    home = tmp_path / "somebody"
+    shutil.copytree(whole, home / "run")
+    monkeypatch.setattr(Path, "home", lambda: home)
+    run = open_run(home / "run")
+    run.manifest["config"]["pair"] |= {"student": str(home / "models" / "student"), "teacher": f"{home}body/teacher"}
+    facts = Facts(run)
+    assert "--pair.student ~/models/student" in " ".join(commands(facts))
+    said = method(facts)
+    assert f"{home}/" not in said
+    assert f"{home}body/teacher" in said  # begins alike, and is not in the home directory
