@@ -1,0 +1,93 @@
+"""What the study of a real pair found, with intervals: read off its run and the pair's manifest, nothing is run here.
+
+rocktokens study smollm2 --path runs/smollm2
+python benchmarks/pair_facts.py runs/smollm2      # to docs/results/smollm2.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from common import save
+
+from rocktokens import open_run
+
+LEARNING = (
+    "select (greatest(step, 1) - 1) // 40 * 40 + 1 as first_step, max(step) as last_step, count(*) as steps, "
+    "avg(loss) as loss, stddev(loss) / sqrt(count(*)) as loss_error, sum(tokens)::bigint as tokens, "
+    "median(seconds) as median_seconds from training where loss is not null group by 1 order by 1"
+)
+READINGS = "select step, accuracy, accuracy_low, accuracy_high from training where accuracy is not null order by step"
+TYPE_COLUMNS = ("token", "token_id", "cluster", "count_all", "loss_pre", "loss_post", "teacher_entropy", "rho")
+CENSUS_COLUMNS = ("token", "role", "kind", "verdict", "used_share", "num_changed", "delta", "delta_low", "delta_high")
+
+
+def short(value: Any) -> Any:
+    """The same with five significant digits."""
+    if isinstance(value, dict):
+        return {key: short(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def rocks(run: Any) -> dict[str, list[dict[str, Any]]]:
+    """The rocks of every definition, strongest first, with their own score and its interval where it has one."""
+    types = run.read("types").to_pylist()
+    found = {}
+    for definition, score in (("burden", "r"), ("context", "ccr"), ("excess", "excess")):
+        chosen = sorted((t for t in types if t[f"in_{definition}"]), key=lambda t: t[f"rank_{definition}"])
+        columns = (*TYPE_COLUMNS, score, f"{score}_low", f"{score}_high", "grad_share")
+        found[definition] = [{column: row[column] for column in columns} for row in chosen]
+    return found
+
+
+def persistence(run: Any) -> list[dict[str, Any]]:
+    """Loss before and after at the last checkpoint, beside what the same selection shows where nothing was trained."""
+    last = max(run.steps())
+    keep = ("group", "arm", "num_types", "before", "after", "change", "change_low", "change_high", "share_fallen")
+    rows = [row for row in run.read("persistence").to_pylist() if row["step"] in (None, last)]
+    return [{column: row[column] for column in keep} | {"p_value": row["p_value"]} for row in rows]
+
+
+def stage_facts(run: Any, stage: str) -> dict[str, Any] | None:
+    """What a stage put into the manifest; nothing if it has not run."""
+    return run.facts(stage) if stage in run.manifest["stages"] else None
+
+
+def facts(run: Any) -> dict[str, Any]:
+    """Everything that stages of this run have found so far."""
+    pair = open_run(Path(run.manifest["config"]["pair"]["student"]).parent)
+    found: dict[str, Any] = {"pair": pair.manifest["stages"], "pair_settings": pair.manifest["config"]["make"]}
+    found["distill"] = stage_facts(run, "distill")
+    found["learning"] = run.query(LEARNING).to_pylist()
+    found["readings"] = run.query(READINGS).to_pylist()
+    for stage in ("sample", "detect", "geometry", "knockout", "graft", "compare"):
+        found[stage] = stage_facts(run, stage)
+    if found["detect"]:
+        found |= {"rocks": rocks(run), "persistence": persistence(run)}
+        found |= {name: run.read(name).to_pylist() for name in ("footprints", "clusters", "sweep")}
+    if found["knockout"]:
+        found["census"] = [{key: row[key] for key in CENSUS_COLUMNS} for row in run.read("census").to_pylist()]
+    if found["graft"]:
+        found["grafts"] = run.read("grafts").to_pylist()
+    return short(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    options = parser.parse_args()
+    found = facts(open_run(options.run))
+    for name, value in found.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            print(f"\n{name}")
+            for row in value:
+                print("  ", row)
+    save("smollm2", found)
+
+
+if __name__ == "__main__":
+    main()
