@@ -75,7 +75,7 @@ def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, ag
     run.write("knockouts", found.knockouts)
     run.write("census", census_table(census, predictors))
     run.manifest["config"].update(wanted)
-    run.finish("knockout", census_facts(census, correlations, missing))
+    run.finish("knockout", {**census_facts(census, correlations, missing), "mark_detect": run.mark("detect")})
     parts.clear()
     console().print(render(census, correlations))
     return run
@@ -120,7 +120,7 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
     run.write("graft_rollouts", found.grafts)
     run.manifest["config"].update(wanted)
     gains = {row["arm"]: [row["gain"], row["gain_low"], row["gain_high"]] for row in table.to_pylist()}
-    run.finish("graft", {"accuracy": found.accuracy, "gains": gains})
+    run.finish("graft", {"accuracy": found.accuracy, "gains": gains, "mark_detect": run.mark("detect")})
     parts.clear()
     console().print(render(table, found.accuracy))
     return run
@@ -128,7 +128,7 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
 
 def _is_done(run: Run, stage: str, wanted: dict[str, Any], again: bool) -> bool:
     same = all(run.manifest["config"].get(section) == json.loads(json.dumps(own)) for section, own in wanted.items())
-    if run.done(stage) and same and not again:
+    if run.done(stage) and same and run.rests_on(stage, "detect") and not again:
         log.info("%s: %s is complete; nothing to do", run.path, stage)
         return True
     return False
@@ -139,10 +139,10 @@ def _bar(description: str, total: int) -> AbstractContextManager[Callable[[int],
 
 
 class _Parts:
-    """Finished pieces of a stage on disk, under the settings they belong to."""
+    """Finished pieces of a stage on disk, under the settings and the detection they belong to."""
 
     def __init__(self, run: Run, name: str, wanted: dict[str, Any]) -> None:
-        text = json.dumps([wanted, run.checkpoints()], sort_keys=True, default=str)
+        text = json.dumps([wanted, run.checkpoints(), run.mark("detect")], sort_keys=True, default=str)
         self.run, self.folder = run, f"{name}.parts"
         self.name = f"{self.folder}/{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
 

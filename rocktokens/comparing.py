@@ -56,7 +56,9 @@ class Plan:
 def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
     """Train and read the regimes; writes compare.parquet and its companions, prints the table and the verdicts."""
     run = open_run(path)
-    if run.done("compare") and not again and run.manifest["config"].get("compare") == _plain(config):
+    same = run.manifest["config"].get("compare") == _plain(config)
+    rocks = list(_rocks(run, config))
+    if run.done("compare") and same and run.facts("compare").get("rocks", rocks) == rocks and not again:
         log.info("%s: the regimes are compared; nothing to do", path)
         return run
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -94,7 +96,7 @@ def make_plan(run: Run, config: CompareConfig) -> Plan:
     known = run.manifest["config"]
     trained = from_mapping(DistillConfig, known["distill"])
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
-    rocks = config.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ())
+    rocks = _rocks(run, config)
     regimes: tuple[Regime, ...] = ("uniform", *(name for name in dict.fromkeys(config.regimes) if name != "uniform"))
     if run.done("detect") and not rocks:
         regimes = tuple(name for name in regimes if name not in NEED_ROCKS)
@@ -110,6 +112,10 @@ def make_plan(run: Run, config: CompareConfig) -> Plan:
     pair = from_mapping(PairConfig, known["pair"])
     pair = dataclasses.replace(pair, student=_start(run, pair, trained))
     return Plan(run, config, pair, from_mapping(PromptsConfig, known["prompts"]), base, rocks, cut, arms)
+
+
+def _rocks(run: Run, config: CompareConfig) -> tuple[int, ...]:
+    return config.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ())
 
 
 def _start(run: Run, pair: PairConfig, trained: DistillConfig) -> str:

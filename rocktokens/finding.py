@@ -144,7 +144,8 @@ def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
     from rocktokens.core.geometry import GradientGeometry, compare_groups
 
     run = open_run(path)
-    if run.done("geometry") and not again and run.manifest["config"].get("geometry") == to_mapping(config):
+    same = run.manifest["config"].get("geometry") == to_mapping(config)
+    if run.done("geometry") and same and run.rests_on("geometry", "detect") and not again:
         log.info("%s: geometry is there; nothing to do", path)
         return run
     groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
@@ -164,6 +165,7 @@ def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
             "rock_grad_share": float(result.grad_share_T[rock_N].sum()),
             "rock_position_share": float(result.position_share_T[rock_N].sum()),
             "comparisons": [row._asdict() for row in comparisons],
+            "mark_detect": run.mark("detect"),
             **_optimiser(run, groups["rocks"]),
         },
     )

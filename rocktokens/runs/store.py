@@ -8,6 +8,7 @@ it does not know what they mean.
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -107,6 +108,17 @@ class Run:
                 f"{self.path} has no completed stage {stage!r}; run `rocktokens {stage.split('/')[0]}` first"
             )
         return self.manifest["stages"][stage]
+
+    def mark(self, stage: str) -> str | None:
+        """A digest of what a stage recorded. A stage that rests on another keeps its mark, and so sees it change."""
+        if not self.done(stage):
+            return None
+        text = json.dumps(self.facts(stage), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    def rests_on(self, stage: str, other: str) -> bool:
+        """Whether a completed stage read the other as it is now; older runs, which did not say, are believed."""
+        return self.facts(stage).get(f"mark_{other}", self.mark(other)) == self.mark(other)
 
     # Tables
 
