@@ -231,6 +231,14 @@ def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     with pytest.raises(RunError, match=r"steps was 4, now 3.*--again"):
         compare(run_path, replace(QUICK, steps=3))
 
+    # Rocks that come from a detection are those of the detection as it is now.
+    open_run(run_path).finish("detect", {"rocks": list(ROCKS)})
+    found = replace(QUICK, regimes=("freeze", "soft"), rocks=())
+    assert compare(run_path, found).facts("compare")["rocks"] == list(ROCKS)
+    open_run(run_path).finish("detect", {"rocks": list(ROCKS)[:1]})
+    with pytest.raises(RunError, match=r"rocks was .* now .*--again"):
+        compare(run_path, found)
+
 
 def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
     Run.create(tmp_path / "empty")

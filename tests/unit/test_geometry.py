@@ -189,3 +189,22 @@ def test_update_shares_refuse_what_cannot_be():
         update_shares(one, one, one, step=0)
     with pytest.raises(DataError, match="zero everywhere"):
         update_shares(0 * one, one, one, step=1)
+
+
+def test_the_stage_follows_the_detection_it_rests_on(tmp_path, caplog):
+    from rocktokens.finding import geometry
+    from rocktokens.runs.store import Run
+
+    torch.manual_seed(0)
+    token_N, grad_NV = np.arange(40) % 8, torch.randn(40, 8)
+    run = Run.create(tmp_path / "run", {})
+    run.write_tensors("gradients", fed(GradientGeometry(8), token_N, grad_NV, [40]).state())
+    shares = []
+    for rocks in ([1], [1], [1, 2, 3]):
+        run = Run.create(run.path, {})
+        run.finish("detect", {"rocks": rocks, "groups": {"rocks": rocks, "random others": [5, 6]}})
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            run = geometry(run.path, GeometryConfig())
+        shares.append((run.facts("geometry")["rock_position_share"], "nothing to do" in caplog.text))
+    assert shares == [(pytest.approx(1 / 8), False), (pytest.approx(1 / 8), True), (pytest.approx(3 / 8), False)]

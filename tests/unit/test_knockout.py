@@ -422,6 +422,38 @@ def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_pat
         assert ("power: the median candidate" in output) == (said == "baseline accuracy")
 
 
+def with_detection(path, rocks):
+    """A run as `detect` leaves it: three candidates, three types that can be controls, and these rocks."""
+    from rocktokens.runs.store import open_run
+
+    run = open_run(path)
+    counts = {20: 90, 21: 80, 22: 70, 23: 88, 24: 79, 25: 71}
+    columns = {"token_id": list(counts), "count": list(counts.values()), "rank_context": [1, 2, 3, None, None, None]}
+    run.write("types", pa.table({**columns, "r": [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}))
+    run.finish("detect", {"definition": "context", "rocks": rocks, "thresholds": {}})
+    return path
+
+
+def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypatch):
+    from rocktokens import causal
+
+    config = KnockoutConfig(top=3, until="budget", resamples=200)
+    base = BaselineConfig(problems=40, max_new_tokens=12, batch_size=32)
+    fresh, changed = tmp_path / "fresh", tmp_path / "changed"
+    shutil.copytree(tiny_run, fresh)
+    shutil.copytree(tiny_run, changed)
+    wanted = causal.knockout(with_detection(fresh, [20, 21, 22]), config, base)
+    with monkeypatch.context() as killed:  # as if it had been killed at the very end, with all its parts on disk
+        killed.setattr(causal._Parts, "clear", lambda parts: None)
+        first = causal.knockout(with_detection(changed, [20]), config, base)
+    assert sum(row["role"] == "control" for row in first.read("census").to_pylist()) == 1
+    found = causal.knockout(with_detection(changed, [20, 21, 22]), config, base)
+    controls = [row for row in found.read("census").to_pylist() if row["role"] == "control"]
+    assert len(controls) == 3
+    for name in ("census", "knockouts", "baseline"):
+        assert found.read(name).equals(wanted.read(name))
+
+
 def test_what_the_stage_refuses(tiny_run, tmp_path):
     from rocktokens.causal import knockout
 
