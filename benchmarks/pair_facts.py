@@ -10,9 +10,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import save
 
 from rocktokens import open_run
+from rocktokens.core.stats import wilson_interval
 
 LEARNING = (
     "select (greatest(step, 1) - 1) // 40 * 40 + 1 as first_step, max(step) as last_step, count(*) as steps, "
@@ -52,6 +54,32 @@ def persistence(run: Any) -> list[dict[str, Any]]:
     return [{column: row[column] for column in keep} | {"p_value": row["p_value"]} for row in rows]
 
 
+def concentration(run: Any, costly: float = 0.5) -> dict[str, Any]:
+    """How few positions carry the loss that is left, what stands there, and in which answers they are."""
+    last = max(run.steps())
+    by_prompt = run.query(
+        f"select prompt_id, sum(kl) as loss, sum(kl) filter (kl > {costly}) as costly from occurrences "
+        f"where step = {last} and not isnan(kl) group by 1 order by 1"
+    ).to_pydict()
+    loss_P, costly_P = (np.array([value or 0.0 for value in by_prompt[name]]) for name in ("loss", "costly"))
+    weight_RP = np.random.default_rng(0).multinomial(len(loss_P), np.full(len(loss_P), 1 / len(loss_P)), 2000)
+    share_R = (weight_RP @ costly_P) / (weight_RP @ loss_P)
+    count = run.query(
+        f"select count(*) as positions, count(*) filter (kl > {costly}) as costly_positions, count(*) filter "
+        f"(kl > {costly} and cluster = 'digits') as costly_digits from occurrences join types using (token_id) "
+        f"where step = {last} and not isnan(kl)"
+    ).to_pylist()[0]
+    answers = run.query(
+        f"with r as (select rollout_id, bool_or(kl > {costly}) as has_one from occurrences where step = {last} "
+        "group by 1) select correct, count(*) as answers, count(*) filter (has_one) as with_one "
+        "from r join rollouts using (rollout_id) group by 1 order by 1"
+    ).to_pylist()
+    for row in answers:
+        row["share"] = list(wilson_interval(row["with_one"], row["answers"])[:3])
+    share = [costly_P.sum() / loss_P.sum(), *np.quantile(share_R, (0.025, 0.975))]
+    return {"nats": costly, **count, "share_of_loss": [float(value) for value in share], "answers": answers}
+
+
 def stage_facts(run: Any, stage: str) -> dict[str, Any] | None:
     """What a stage put into the manifest; nothing if it has not run."""
     return run.facts(stage) if stage in run.manifest["stages"] else None
@@ -67,7 +95,7 @@ def facts(run: Any) -> dict[str, Any]:
     for stage in ("sample", "detect", "geometry", "knockout", "graft", "compare"):
         found[stage] = stage_facts(run, stage)
     if found["detect"]:
-        found |= {"rocks": rocks(run), "persistence": persistence(run)}
+        found |= {"rocks": rocks(run), "persistence": persistence(run), "concentration": concentration(run)}
         found |= {name: run.read(name).to_pylist() for name in ("footprints", "clusters", "sweep")}
     if found["knockout"]:
         found["census"] = [{key: row[key] for key in CENSUS_COLUMNS} for row in run.read("census").to_pylist()]

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats as sps
 
-from rocktokens.core.stats import Floats, resample_counts
+from rocktokens.core.stats import Estimate, Floats, resample_counts
 from rocktokens.errors import DataError
 
 # Shapes: P problems, V sets of token types, B resamples.
@@ -78,6 +78,13 @@ def find(difference_PV: Floats, *, epsilon: float, alpha: float, resamples: int,
     )
     p_sign_V = np.array([_sign_p(int(up), int(down)) for up, down in zip(ups_V, downs_V)])
     return Findings(value_V, low_V, high_V, inner_low_V, inner_high_V, p_V, p_neutral_V, p_sign_V, sd_V)
+
+
+def change(after_P: Floats, before_P: Floats, *, level: float, resamples: int, rng: np.random.Generator) -> Estimate:
+    """Mean change of paired outcomes with the interval of the census: honest where few problems changed, or none."""
+    difference_P = np.asarray(after_P, float) - np.asarray(before_P, float)
+    found = find(difference_P[:, None], epsilon=0.0, alpha=1 - level, resamples=resamples, rng=rng)
+    return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), len(difference_P))
 
 
 def verdicts(found: Findings, *, epsilon: float, alpha: float) -> list[Verdict]:

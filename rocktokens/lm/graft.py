@@ -23,7 +23,8 @@ import pyarrow as pa
 from rocktokens.config import BaselineConfig, GraftConfig
 from rocktokens.core.graftreport import GraftRow
 from rocktokens.core.seeds import derive_seed, uniforms
-from rocktokens.core.stats import Floats, paired_effect
+from rocktokens.core.stats import Floats
+from rocktokens.core.verdicts import change
 from rocktokens.errors import ConfigError
 from rocktokens.lm.baseline import (
     Bar,
@@ -249,7 +250,7 @@ def _result(
         num_types=arm.num_types,
         share_positions=float((share_V * arm.redraw_V).sum()),
         accuracy=float(after_N.mean()),
-        gain=paired_effect(after_P, before_P, rng=rng, resamples=config.resamples, level=config.level),
+        gain=change(after_P, before_P, level=config.level, resamples=config.resamples, rng=rng),
         num_resumed=len(mine),
         num_rollouts=len(after_N),
         num_tokens=int(sum(row["num_tokens"] for row in mine)),

@@ -11,6 +11,7 @@ from causal_runs import make_tiny_run
 
 from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.core.graftreport import graft_table, render
+from rocktokens.core.verdicts import change
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.graft import graft, make_arms
 
@@ -129,6 +130,13 @@ def test_known_rollouts_are_not_sampled_again():
     again = grafted(student, teacher, [2], known=known, problems=300)
     assert again.baseline.equals(whole.baseline)
     assert again.grafts.equals(whole.grafts)
+
+
+def test_a_graft_that_changed_nothing_is_not_known_to_the_last_digit():
+    same_P = np.ones(80)
+    found = change(same_P, same_P, level=0.95, resamples=200, rng=np.random.default_rng(0))
+    exact = 1 - 0.025 ** (1 / 80)  # what a share may be that was never seen in 80 problems
+    assert found == (0.0, pytest.approx(-exact), pytest.approx(exact), 80)
 
 
 def test_cost_stands_beside_benefit():
