@@ -142,12 +142,13 @@ class GivenTask:
         """The first so many of those set aside for causal tests."""
         return load_prompts(replace(self.source, limit=count), self.tokenizer, part="causal")
 
-    def candidates(self, sampler, count: int = 30):
-        """The commonest token types of a few of the student's own answers, the end token apart."""
-        asked = [Request(prompt.prompt_ids, 80, number) for number, prompt in enumerate(self.prompts(100))]
+    def candidates(self, sampler, count: int):
+        """So many, evenly spaced, of the 30 commonest token types of some of the student's answers, the end token apart."""
+        asked = [Request(prompt.prompt_ids, 80, number) for number, prompt in enumerate(self.prompts(50))]
         counts = Counter(token for answer in sampler.generate(asked) for token in answer.token_ids)
         del counts[self.tokenizer.eos_token_id]
-        common = [token for token, _ in counts.most_common(count)]
+        common = [token for token, _ in counts.most_common(30)]
+        common = [common[rank] for rank in np.linspace(0, len(common) - 1, count).round().astype(int)]
         return [BannedSet(f"token:{v}", "token", v, self.tokenizer.decode([v]), (v,)) for v in common]
 
 
@@ -185,7 +186,7 @@ def world_benchmark(options):
     sampler = Sampler(model, **ends, batch_size=options.batch_size)
     if options.prompts:
         task = GivenTask(options.prompts, tokenizer)
-        world, prompts, sets = task, task.prompts(options.problems), task.candidates(sampler)
+        world, prompts, sets = task, task.prompts(options.problems), task.candidates(sampler, options.candidates)
     else:
         prompts = load_prompts(PromptsConfig(source="arithmetic", split="causal", limit=options.problems), tokenizer)
         sets = world_candidates(world)
@@ -285,6 +286,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--student", help="a distilled student of the world; unset: the shipped one, before OPD")
     flags.add_argument("--prompts", help="a .jsonl file of problems for --student, through its chat template")
+    flags.add_argument("--candidates", type=int, default=30, help="with --prompts: how many types are banned in turn")
     flags.add_argument("--problems", type=int, default=150)
     flags.add_argument("--batch-size", type=int, default=512, help="rollouts in flight, for every contestant")
     flags.add_argument("--zipf-problems", type=int, default=250)

@@ -55,7 +55,7 @@ def smollm2_recipe() -> StudyConfig:
         detect=DetectConfig(k=8),
         baseline=BaselineConfig(problems=300, rollouts=1, batch_size=128),
         knockout=KnockoutConfig(top=100),
-        graft=GraftConfig(problems=300),
+        graft=GraftConfig(problems=200),
         compare=CompareConfig(
             regimes=("uniform", "freeze", "random", "adaptive"),
             seeds=1,
