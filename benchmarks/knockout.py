@@ -143,7 +143,7 @@ class GivenTask:
         return load_prompts(replace(self.source, limit=count), self.tokenizer, part="causal")
 
     def candidates(self, sampler, count: int):
-        """So many, evenly spaced, of the 30 commonest token types of some of the student's answers, the end token apart."""
+        """So many, evenly spaced, of the 30 commonest token types of some answers, the end token apart."""
         asked = [Request(prompt.prompt_ids, 80, number) for number, prompt in enumerate(self.prompts(50))]
         counts = Counter(token for answer in sampler.generate(asked) for token in answer.token_ids)
         del counts[self.tokenizer.eos_token_id]
