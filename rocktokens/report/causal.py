@@ -233,6 +233,11 @@ def _many(verdict: str) -> str:
     )
 
 
+def counted(verdict: str, count: int) -> str:
+    """So many of a verdict; pillars and stumbling blocks have a plural, the others are adjectives."""
+    return plural(count, verdict.lower(), verdict.lower() + "s" * verdict.startswith("Strong"))
+
+
 def _power(facts: Facts) -> tuple[str, ...]:
     smallest = first(facts.stage("knockout"), ("smallest_detectable_effect", "smallest_effect", "power_effect"))
     if smallest is None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.core.stats import Estimate
 from rocktokens.report.facts import Facts, estimate
 from rocktokens.report.figures import MUTED, RARE, REST, ROCK, THIRD, Figure, errors, layout, names_axis, rule
 from rocktokens.report.text import interval, label, number, p_value, percent, plural, significant
@@ -141,7 +142,14 @@ def _saturation(facts: Facts) -> list[str]:
     found = facts.stage("distill").get("saturated")
     if found is None:
         return []
-    return ["The run was saturated by the slope test." if found else "The run was not saturated: loss still fell."]
+    if found:
+        return ["The run was saturated by the slope test."]
+    test = facts.stage("distill").get("saturation")
+    said = "The slope test does not show saturation"
+    if not isinstance(test, dict) or test.get("fall") is None:
+        return [f"{said}."]
+    fall = Estimate(test["fall"], test["low"], test["high"], test["num_steps"])
+    return [f"{said}: over the last {test['num_steps']} steps the loss fell by {interval(fall, percent)} of its level."]
 
 
 def _accuracy(facts: Facts) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from rocktokens.core.stats import Estimate
-from rocktokens.report.causal import census_rows, epsilon, graft_rows, noise_floor, verdicts_by_token
+from rocktokens.report.causal import census_rows, counted, epsilon, graft_rows, noise_floor, verdicts_by_token
 from rocktokens.report.detection import footprint_row
 from rocktokens.report.facts import Facts, estimate
 from rocktokens.report.learning import persistence_rows
@@ -119,9 +119,8 @@ def _matter(facts: Facts) -> str:
     if not own:
         return "None of the rocks was among the candidates of the census."
     count = {name: sum(row["verdict"] == name for row in own) for name in {row["verdict"] for row in own}}
-    said = listed(
-        [f"{count[name]} {name.lower()}" for name in sorted(count, key=lambda name: (-count[name], name))], limit=6
-    )
+    ordered = sorted(count, key=lambda name: (-count[name], name))
+    said = listed([counted(name, count[name]) for name in ordered], limit=6)
     floor = noise_floor(facts)
     noise = f", noise floor up to {number(100 * floor, 1)}" if floor is not None else ""
     stage = facts.stage("knockout")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.core.stats import Estimate
-from rocktokens.report.causal import census_rows, epsilon, graft_rows, verdicts_by_token
+from rocktokens.report.causal import census_rows, counted, epsilon, graft_rows, verdicts_by_token
 from rocktokens.report.detection import footprint_row
 from rocktokens.report.facts import Facts, estimate
 from rocktokens.report.learning import persistence_rows
@@ -97,8 +97,7 @@ def _banned(facts: Facts) -> str:
     own = [rows[token_id] for token_id in sorted(facts.rock_ids) if token_id in rows]
     if not own:
         return "no rock was among the candidates"
-    counts = Counter(row["verdict"].lower() for row in own)
-    said = listed([f"{count} {name}" for name, count in counts.most_common()], 6)
+    said = listed([counted(name, count) for name, count in Counter(row["verdict"] for row in own).most_common()], 6)
     known = [(abs(item.value), row, item) for row in own if (item := estimate(row, "delta")) is not None]
     largest = ""
     if known:

@@ -23,8 +23,10 @@ from rocktokens.core.stats import Estimate
 from rocktokens.errors import RunError
 from rocktokens.report import sentences
 from rocktokens.report.build import FIGURES, REPORT, report
+from rocktokens.report.causal import counted
 from rocktokens.report.export import export
 from rocktokens.report.facts import Facts
+from rocktokens.report.learning import training_loss
 from rocktokens.report.method import commands, method
 from rocktokens.report.page import page
 from rocktokens.report.text import interval, label, number, percent, points, significant, to_csv, visible
@@ -479,3 +481,19 @@ def test_the_home_directory_of_whoever_ran_it_is_not_in_the_report(whole, tmp_pa
     said = method(facts)
     assert f"{home}/" not in said
     assert f"{home}body/teacher" in said  # begins alike, and is not in the home directory
+
+
+def test_what_is_not_shown_to_be_saturated_is_not_said_to_fall(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "copy")
+    run = open_run(tmp_path / "copy")
+    slope = {"saturated": False, "fall": 0.64, "low": -0.08, "high": 1.35, "num_steps": 107}
+    run.finish("distill", {"steps": 320, "saturated": False, "saturation": slope})
+    said = str(training_loss(Facts(run)))
+    assert "The slope test does not show saturation: over the last 107 steps the loss fell by" in said
+    assert "135.0" in said
+
+
+def test_verdicts_are_counted_in_words():
+    assert counted("Strong Pillar", 5) == "5 strong pillars"
+    assert counted("Strong Stumbling Block", 1) == "1 strong stumbling block"
+    assert counted("Undecided", 3) == "3 undecided"
