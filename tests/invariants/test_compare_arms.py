@@ -238,6 +238,7 @@ def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     open_run(run_path).finish("detect", {"rocks": list(ROCKS)[:1]})
     with pytest.raises(RunError, match=r"rocks was .* now .*--again"):
         compare(run_path, found)
+    open_run(run_path).reopen("detect")  # other tests share the run
 
 
 def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
