@@ -14,7 +14,7 @@ import numpy as np
 from common import save
 
 from rocktokens import open_run
-from rocktokens.core.stats import wilson_interval
+from rocktokens.core.stats import bootstrap_estimate, wilson_interval
 
 LEARNING = (
     "select (greatest(step, 1) - 1) // 40 * 40 + 1 as first_step, max(step) as last_step, count(*) as steps, "
@@ -62,8 +62,7 @@ def concentration(run: Any, costly: float = 0.5) -> dict[str, Any]:
         f"where step = {last} and not isnan(kl) group by 1 order by 1"
     ).to_pydict()
     loss_P, costly_P = (np.array([value or 0.0 for value in by_prompt[name]]) for name in ("loss", "costly"))
-    weight_RP = np.random.default_rng(0).multinomial(len(loss_P), np.full(len(loss_P), 1 / len(loss_P)), 2000)
-    share_R = (weight_RP @ costly_P) / (weight_RP @ loss_P)
+    share = bootstrap_estimate(lambda part, whole: part / whole, [costly_P, loss_P], rng=np.random.default_rng(0))
     count = run.query(
         f"select count(*) as positions, count(*) filter (kl > {costly}) as costly_positions, count(*) filter "
         f"(kl > {costly} and cluster = 'digits') as costly_digits from occurrences join types using (token_id) "
@@ -76,24 +75,17 @@ def concentration(run: Any, costly: float = 0.5) -> dict[str, Any]:
     ).to_pylist()
     for row in answers:
         row["share"] = list(wilson_interval(row["with_one"], row["answers"])[:3])
-    share = [costly_P.sum() / loss_P.sum(), *np.quantile(share_R, (0.025, 0.975))]
-    return {"nats": costly, **count, "share_of_loss": [float(value) for value in share], "answers": answers}
-
-
-def stage_facts(run: Any, stage: str) -> dict[str, Any] | None:
-    """What a stage put into the manifest; nothing if it has not run."""
-    return run.facts(stage) if stage in run.manifest["stages"] else None
+    return {"nats": costly, **count, "share_of_loss": list(share[:3]), "answers": answers}
 
 
 def facts(run: Any) -> dict[str, Any]:
     """Everything that stages of this run have found so far."""
     pair = open_run(Path(run.manifest["config"]["pair"]["student"]).parent)
     found: dict[str, Any] = {"pair": pair.manifest["stages"], "pair_settings": pair.manifest["config"]["make"]}
-    found["distill"] = stage_facts(run, "distill")
     found["learning"] = run.query(LEARNING).to_pylist()
     found["readings"] = run.query(READINGS).to_pylist()
-    for stage in ("sample", "detect", "geometry", "knockout", "graft", "compare"):
-        found[stage] = stage_facts(run, stage)
+    for stage in ("distill", "sample", "detect", "geometry", "knockout", "graft", "compare"):
+        found[stage] = run.facts(stage) if run.done(stage) else None
     if found["detect"]:
         found |= {"rocks": rocks(run), "persistence": persistence(run), "concentration": concentration(run)}
         found |= {name: run.read(name).to_pylist() for name in ("footprints", "clusters", "sweep")}

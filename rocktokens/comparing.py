@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, Regime, RolloutConfig
+from rocktokens.core.adaptive import least_updates
 from rocktokens.core.regimes import NEED_ROCKS, check_arms, common_base, regime_config
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
@@ -101,6 +102,12 @@ def make_plan(run: Run, config: CompareConfig) -> Plan:
     if run.done("detect") and not rocks:
         regimes = tuple(name for name in regimes if name not in NEED_ROCKS)
         log.warning("detect found no rocks: only %s can be compared", ", ".join(regimes))
+    if "adaptive" in regimes and base.steps <= least_updates():
+        log.warning(
+            "adaptive watches %d steps before it freezes anything: in %d it trains as uniform; compare more steps",
+            least_updates(),
+            base.steps,
+        )
     cut = _choose_cut(run, base, rocks, config) if {"cut", "merit"} & set(regimes) and rocks else None
     arms: dict[tuple[int, str], DistillConfig] = {}
     for seed in range(config.seeds):

@@ -15,13 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rocktokens.core.monitor import TokenMonitor
+from rocktokens.core.monitor import HALF_LIFE, TokenMonitor
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.selectors import Selector, SelectorBatch
 from rocktokens.errors import ConfigError
 
 # Standard errors on the safe side of a comparison: one-sided 97.5 %.
 Z = 1.96
+
+
+def least_updates(half_life: float = HALF_LIFE) -> int:
+    """Updates that `Adaptive` watches before it can freeze anything."""
+    return 2 * _span(half_life) + 1
+
+
+def _span(half_life: float) -> int:
+    return max(1, round(half_life))
 
 
 class Adaptive(Selector):
@@ -79,10 +88,9 @@ class Adaptive(Selector):
 
     def _has_slowed(self, half_life: float) -> bool:
         """Two half-lives at least: one that the early means rest on, one to compare with the one before."""
-        span = max(1, round(half_life))
-        if len(self._trend) < 2 * span + 1:
+        if len(self._trend) < least_updates(half_life):
             return False
-        return self._trend[-1] >= (1 - self.slow_fall) * self._trend[-1 - span]
+        return self._trend[-1] >= (1 - self.slow_fall) * self._trend[-1 - _span(half_life)]
 
     def _thaw(self, monitor: TokenMonitor) -> None:
         """Let go of types whose audited mean has moved, either way, by more than `max_fall` and its error."""

@@ -23,6 +23,7 @@ WINDOWS = ("total", "early", "recent")
 # Sums kept for every type in every window. weight_sq gives the effective number of rows behind a decayed mean.
 SUMS = ("weight", "weight_sq", "value", "value_sq", "grad_norm")
 VERSION = 1
+HALF_LIFE = 50.0  # updates
 
 
 class TokenMonitor:
@@ -34,7 +35,7 @@ class TokenMonitor:
     >>> monitor.rocks(k=20)                    # the online form of detection
     """
 
-    def __init__(self, vocabulary: int, *, half_life: float = 50.0) -> None:
+    def __init__(self, vocabulary: int, *, half_life: float = HALF_LIFE) -> None:
         """`half_life`: updates after which a row's weight in the recent mean is halved; also the early window."""
         if vocabulary < 1:
             raise ConfigError(f"vocabulary must be at least 1, got {vocabulary}")

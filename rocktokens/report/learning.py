@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy import stats as sps
 
 from rocktokens.core.stats import Estimate
 from rocktokens.report.facts import Facts, estimate
@@ -32,7 +33,8 @@ def training_loss(facts: Facts) -> Figure | None:
             continue
         smooth = _smooth(np.array([loss for _, loss in own]))
         tenth = max(1, len(smooth) // 10)
-        ends[title] = (float(smooth[:tenth].mean()), float(smooth[-tenth:].mean()))
+        losses = [loss for _, loss in own]
+        ends[title] = (_mean_of_steps(losses[:tenth]), _mean_of_steps(losses[-tenth:]))
         data += _loss_traces(title, color, own, smooth)
     if not data:
         if facts.table("training") is not None:
@@ -40,11 +42,7 @@ def training_loss(facts: Facts) -> Figure | None:
         return None
     shape = layout("optimiser step", "mean reverse KL, nats", height=340)
     shape["yaxis"]["rangemode"] = "tozero"
-    said = [
-        f"on {name} the loss went from {number(a, 3)} to {number(b, 3)} nats"
-        + (f" ({percent(b / a - 1, 0)})" if a else "")
-        for name, (a, b) in ends.items()
-    ]
+    said = [f"on {name} the loss went from {before} to {after} nats" for name, (before, after) in ends.items()]
     return Figure(
         name="training_loss",
         title="Loss over training",
@@ -55,6 +53,15 @@ def training_loss(facts: Facts) -> Figure | None:
         layout=shape,
         notes=(*_saturation(facts), *_accuracy(facts)),
     )
+
+
+def _mean_of_steps(losses: list[float]) -> str:
+    """The mean of some steps' losses with a t interval over the steps; a single step has none."""
+    count, value = len(losses), float(np.mean(losses))
+    if count < 2:
+        return number(value, 3)
+    reach = float(sps.t.isf(0.025, count - 1) * np.std(losses, ddof=1) / math.sqrt(count))
+    return interval(Estimate(value, value - reach, value + reach, count), number, digits=3)
 
 
 def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[dict[str, Any]]:

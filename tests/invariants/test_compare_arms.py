@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rocktokens import Selector, make_selector, pipeline
-from rocktokens.comparing import compare
+from rocktokens.comparing import compare, make_plan
 from rocktokens.config import (
     CompareConfig,
     DistillConfig,
@@ -248,6 +248,14 @@ def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
     shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
     with pytest.raises(ConfigError, match=r"regime freeze needs rocks; run `rocktokens detect` first"):
         compare(tmp_path / "run", replace(QUICK, rocks=()))
+
+
+def test_adaptive_over_too_few_steps_is_said_to_be_uniform(run_path, caplog):
+    make_plan(open_run(run_path), replace(QUICK, regimes=("adaptive",), steps=101))
+    assert "adaptive watches 101 steps before it freezes anything: in 101 it trains as uniform" in caplog.text
+    caplog.clear()
+    make_plan(open_run(run_path), replace(QUICK, regimes=("adaptive",), steps=102))
+    assert "adaptive watches" not in caplog.text
 
 
 def test_a_pair_without_rocks_is_left_out_and_says_so(tmp_path, run_path, caplog):

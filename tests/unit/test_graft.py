@@ -139,6 +139,16 @@ def test_a_graft_that_changed_nothing_is_not_known_to_the_last_digit():
     assert found == (0.0, pytest.approx(-exact), pytest.approx(exact), 80)
 
 
+def test_a_gain_has_its_sign():
+    before_P, after_P = np.zeros(80), np.repeat([1.0, 0.0], [20, 60])
+    settings = {"level": 0.95, "resamples": 2000}
+    gain = change(after_P, before_P, **settings, rng=np.random.default_rng(0))
+    loss = change(before_P, after_P, **settings, rng=np.random.default_rng(0))
+    assert (gain.value, loss.value) == (0.25, -0.25)
+    assert 0 < gain.low < 0.25 < gain.high < 0.5
+    assert -0.5 < loss.low < -0.25 < loss.high < 0
+
+
 def test_cost_stands_beside_benefit():
     found = grafted(markov.chain(1), markov.chain(101), [2], clusters={"digits": [1]}, problems=100)
     types = [{"token_id": v, "r": 1.0 + v, "grad_share": 0.2} for v in range(5)]
