@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 import markov
 from common import save
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
-from rocktokens.core.census import BannedSet, Effects, Outcomes, run_looks
-from rocktokens.core.sequential import make_schedule
+from rocktokens.core.census.census import BannedSet, Effects, Outcomes, run_looks
+from rocktokens.core.census.looks import make_schedule
 from rocktokens.core.stats import resample_counts, wilson_interval
-from rocktokens.lm.knockout import knockout_census
+from rocktokens.lm.causal.knockout import knockout_census
 
 NUM_SETS = 200
 EPSILON, ALPHA = 0.01, 0.05

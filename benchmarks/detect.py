@@ -51,7 +51,7 @@ def corpus(rows: int) -> tuple[dict[str, np.ndarray], set[int]]:
 def run_detect(rows: int) -> dict[str, float]:
     """All of detection, from columns in memory to the report's tables."""
     from rocktokens.config import DetectConfig
-    from rocktokens.core.detect import detect_rocks
+    from rocktokens.core.detection.detect import detect_rocks
 
     columns, rocks = corpus(rows)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -69,9 +69,9 @@ def run_detect(rows: int) -> dict[str, float]:
 def run_scores(rows: int) -> dict[str, float]:
     """The part of detection that the peer does too: burden, persistence, contexts, CCR, and intervals of the burden."""
     from rocktokens.config import DetectConfig
-    from rocktokens.core.context import type_vectors
-    from rocktokens.core.occurrences import Occurrences
-    from rocktokens.core.ranking import rng_for, score
+    from rocktokens.core.detection.context import type_vectors
+    from rocktokens.core.detection.occurrences import Occurrences
+    from rocktokens.core.detection.scores import rng_for, score
     from rocktokens.core.stats import resample_counts
 
     columns, _ = corpus(rows)

@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import save
 
 from rocktokens.config import BaselineConfig, KnockoutConfig, PromptsConfig
-from rocktokens.core.census import BannedSet
+from rocktokens.core.census.census import BannedSet
 from rocktokens.core.seeds import derive_seed
-from rocktokens.lm.engine import Continuation, Request
-from rocktokens.lm.knockout import knockout_census
+from rocktokens.lm.causal.knockout import knockout_census
+from rocktokens.lm.sampling.requests import Continuation, Request
 from rocktokens.lm.tasks import MathChecker, Prompt, load_prompts
 
 EOS = 0
@@ -174,7 +174,7 @@ def world_benchmark(options):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rocktokens.lm.sampler import Sampler
+    from rocktokens.lm.sampling.sampler import Sampler
     from rocktokens.world import get_world
 
     torch.set_num_threads(1)

@@ -15,8 +15,8 @@ import torch
 from common import save
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rocktokens.lm.engine import Request
-from rocktokens.lm.sampler import Sampler
+from rocktokens.lm.sampling.requests import Request
+from rocktokens.lm.sampling.sampler import Sampler
 
 VOCABULARY, LIMIT, PROMPTS = 8192, 256, 64
 EOS = list(range(100, 182))

@@ -129,7 +129,7 @@ def prepare(
     from trl import DistillationTrainer
 
     from rocktokens import RockDistillationTrainer
-    from rocktokens.lm.trainer import device_arguments
+    from rocktokens.lm.training.trainer import device_arguments
     from rocktokens.runs.store import Run
 
     transformers.logging.set_verbosity_error()

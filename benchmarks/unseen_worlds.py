@@ -19,9 +19,10 @@ from typing import Any
 
 from common import RESULTS, save
 
-from rocktokens import finding, open_run, pipeline
+from rocktokens import open_run
 from rocktokens.config import DetectConfig, PairConfig, PromptsConfig
-from rocktokens.study import world_recipe
+from rocktokens.recipes import world_recipe
+from rocktokens.stages import detect, distill, sample, score
 from rocktokens.world import World, get_world, world_names
 from rocktokens.world.build import build_world
 from rocktokens.world.grammar import ARITHMETIC, MARKET
@@ -67,12 +68,12 @@ def examine(structure: str, seed: int, work: Path) -> dict[str, Any]:
     write_prompts(world, prompts_path)
     pair = PairConfig(student=str(pair_path / "student"), teacher=str(pair_path / "teacher"))
     prompts, recipe = PromptsConfig(source=str(prompts_path), checker="none"), world_recipe(structure)
-    pipeline.distill(path, pair, prompts, recipe.distill)
-    pipeline.sample(path, pair, prompts, recipe.rollouts, limit=recipe.detection_prompts)
-    pipeline.score(path, recipe.score)
+    distill.distill(path, pair, prompts, recipe.distill)
+    sample.sample(path, pair, prompts, recipe.rollouts, limit=recipe.detection_prompts)
+    score.score(path, recipe.score)
     facts: dict[str, Any] = {"planted": list(world.truth().rocks.tokens), "accuracy": manifest["accuracy"]}
     for label, k in (("k_auto", "auto"), ("k_planted", len(world.truth().rocks))):
-        finding.detect(path, DetectConfig(k=k))
+        detect.detect(path, DetectConfig(k=k))
         facts[label] = found(open_run(path), world)
     for row in open_run(path).read("footprints").to_pylist():
         if row["name"] in ("context", "excess"):

@@ -16,7 +16,7 @@ from typing import Any
 from rocktokens import __version__
 from rocktokens.commands import COMMANDS, StudyCommand, WorldCommand, fields_of
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.study import recipes
+from rocktokens.recipes import recipes
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -64,7 +64,7 @@ def _parse(name: str, rest: list[str]) -> Any:
     """Flags over the YAML file over the defaults."""
     import tyro
 
-    from rocktokens.settings import from_mapping, load_yaml
+    from rocktokens.config.base import from_mapping, load_yaml
 
     kind = COMMANDS[name]
     file, rest = _take_flag(rest, "--config")

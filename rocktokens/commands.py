@@ -23,8 +23,8 @@ from rocktokens.config import (
     RolloutConfig,
     ScoreConfig,
 )
+from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError
-from rocktokens.study import StudyConfig
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class StudyCommand(StudyConfig):
     """Run the whole story: distil, sample, score, find the rocks; `study RECIPE` or `study config.yaml`."""
 
     def run(self) -> None:
-        from rocktokens.study import study
+        from rocktokens.stages.study import study
 
         study(_part(StudyConfig, self))
 
@@ -48,7 +48,7 @@ class CheckCommand:
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
 
     def run(self) -> None:
-        from rocktokens.check import check
+        from rocktokens.stages.check import check
 
         check(self.pair, self.prompts, self.rollouts)
 
@@ -67,14 +67,14 @@ class DistillCommand(DistillConfig):
     """Start over although the stage is complete; what rested on it is removed."""
 
     def run(self) -> None:
-        from rocktokens.pipeline import distill
+        from rocktokens.stages.distill import distill
 
         config = _part(DistillConfig, self)
         run = distill(self.path, self.pair, self.prompts, config, problems=self.problems, again=self.again)
         if os.environ.get("RANK", "0") == "0":  # torchrun starts this command once a process
             print(f"run: {run.path}")
         if "RANK" in os.environ:
-            from rocktokens.lm.trainer import processes
+            from rocktokens.lm.training.trainer import processes
 
             processes().destroy_process_group()
 
@@ -94,7 +94,7 @@ class SampleCommand:
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.pipeline import sample
+        from rocktokens.stages.sample import sample
 
         run = sample(self.path, self.pair, self.prompts, self.rollouts, checkpoint=self.checkpoint, again=self.again)
         _say_facts(run, "sample")
@@ -118,7 +118,7 @@ class ScoreCommand:
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.pipeline import score
+        from rocktokens.stages.score import score
 
         config = ScoreConfig(
             checkpoints=self.checkpoints, token_budget=self.token_budget, chunk=self.chunk, gradients=self.gradients
@@ -143,7 +143,7 @@ class DetectCommand(DetectConfig):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.finding import detect, detect_table
+        from rocktokens.stages.detect import detect, detect_table
 
         config = _part(DetectConfig, self)
         if self.occurrences is not None:
@@ -169,7 +169,7 @@ class GeometryCommand(GeometryConfig):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.finding import geometry
+        from rocktokens.stages.geometry import geometry
 
         print(f"run: {geometry(self.path, _part(GeometryConfig, self), again=self.again).path}")
 
@@ -185,7 +185,7 @@ class KnockoutCommand(KnockoutConfig):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.causal import knockout
+        from rocktokens.stages.knockout import knockout
 
         print(f"run: {knockout(self.path, _part(KnockoutConfig, self), self.baseline, again=self.again).path}")
 
@@ -201,7 +201,7 @@ class GraftCommand(GraftConfig):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.causal import graft
+        from rocktokens.stages.graft import graft
 
         print(f"run: {graft(self.path, _part(GraftConfig, self), self.baseline, again=self.again).path}")
 
@@ -218,8 +218,8 @@ class CompareCommand(CompareConfig):
     """Train every regime anew although the stage is complete."""
 
     def run(self) -> None:
-        from rocktokens.comparing import compare
-        from rocktokens.readings import save_results
+        from rocktokens.stages.compare import compare
+        from rocktokens.stages.compare_tables import save_results
 
         run = compare(self.path, _part(CompareConfig, self), again=self.again)
         if self.results is not None and run.done("compare"):
@@ -239,7 +239,7 @@ class ReportCommand:
     """Write the report again although nothing changed since."""
 
     def run(self) -> None:
-        from rocktokens.reporting import report
+        from rocktokens.stages.report import report
 
         run = report(self.path, again=self.again, images=self.images)
         print(f"report: {run.path / 'report.html'}")
@@ -257,7 +257,7 @@ class ViewCommand:
     """Also open the page in a browser."""
 
     def run(self) -> None:
-        from rocktokens.report.view import view
+        from rocktokens.report.server.view import view
 
         view(self.path, port=self.port, open_browser=self.open_browser)
 

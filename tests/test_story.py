@@ -25,9 +25,9 @@ from oracles import probabilities, reverse_kl
 from transformers import AutoModelForCausalLM
 
 from rocktokens import Run, open_run
+from rocktokens.config.study import STAGES
 from rocktokens.report.build import FIGURES, report
-from rocktokens.report.text import visible
-from rocktokens.study import STAGES
+from rocktokens.report.formats import visible
 from rocktokens.world import get_world
 
 WORLD = get_world("arithmetic")
@@ -103,7 +103,7 @@ def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
     """The same study, interrupted once and killed twice in every stage; how each attempt ended."""
 
     def make(folder: Path) -> dict[str, int]:
-        command = [sys.executable, str(TESTS / "story_worker.py"), str(folder), *words(folder / "study")]
+        command = [sys.executable, str(TESTS / "helpers" / "story_worker.py"), str(folder), *words(folder / "study")]
         done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])

@@ -1,17 +1,22 @@
 """The configuration: one frozen dataclass per stage. Flags, help and YAML keys are generated from these fields.
 
-A recipe is a function that returns a configuration. This room knows no model, file format or default path beyond
-what a user may set; it is imported on the `--help` path and therefore imports nothing heavy.
+It is imported on the `--help` path and therefore imports nothing heavy.
 """
 
 from __future__ import annotations
 
-from rocktokens.config.causal import BaselineConfig, GraftConfig, KnockoutConfig, SetKind
-from rocktokens.config.common import require
-from rocktokens.config.comparison import CompareConfig, Regime
-from rocktokens.config.detection import Definition, DetectConfig, GeometryConfig, Signal
-from rocktokens.config.models import Device, Dtype, PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
-from rocktokens.config.training import SELECTOR_OPTIONS, DistillConfig, OffPolicyConfig, SelectorConfig
+from rocktokens.config.base import require
+from rocktokens.config.compare import CompareConfig, Regime
+from rocktokens.config.detect import Definition, DetectConfig, Signal
+from rocktokens.config.distill import DistillConfig, OffPolicyConfig
+from rocktokens.config.geometry import GeometryConfig
+from rocktokens.config.graft import GraftConfig
+from rocktokens.config.knockout import BaselineConfig, KnockoutConfig, SetKind
+from rocktokens.config.pair import Device, Dtype, PairConfig
+from rocktokens.config.prompts import PromptsConfig
+from rocktokens.config.sample import RolloutConfig
+from rocktokens.config.score import ScoreConfig
+from rocktokens.config.selector import SELECTOR_OPTIONS, SelectorConfig
 
 __all__ = [
     "SELECTOR_OPTIONS",

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rocktokens.config import GeometryConfig
-from rocktokens.core.occurrences import Array
+from rocktokens.core.detection.occurrences import Array
 from rocktokens.core.stats import mann_whitney
 from rocktokens.errors import DataError
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rocktokens.errors import RunError
-from rocktokens.report import causal, detection, learning, regimes
-from rocktokens.report.export import export
-from rocktokens.report.facts import Facts
-from rocktokens.report.figures import Figure
-from rocktokens.report.page import page
-from rocktokens.report.sentences import answer
-from rocktokens.report.text import to_csv
-from rocktokens.report.viewer import Decode, payload
+from rocktokens.report.conclusions.run import answer
+from rocktokens.report.figures import causal, compare, detect, distill
+from rocktokens.report.figures.figure import Figure
+from rocktokens.report.figures.images import export
+from rocktokens.report.formats import to_csv
+from rocktokens.report.html.page import page
+from rocktokens.report.html.viewer import Decode, payload
+from rocktokens.report.run_facts import Facts
 from rocktokens.runs.store import Run, open_run
 
 log = logging.getLogger(__name__)
@@ -27,20 +27,20 @@ log = logging.getLogger(__name__)
 REPORT = "report.html"
 # The order of the report; the rollout viewer stands after the footprint.
 FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
-    detection.footprint,
-    detection.funnel,
-    detection.sweep,
-    detection.density,
-    detection.clusters,
-    learning.training_loss,
-    learning.persistence,
-    learning.gradients,
-    learning.alignment,
+    detect.footprint,
+    detect.funnel,
+    detect.sweep,
+    detect.density,
+    detect.clusters,
+    distill.training_loss,
+    distill.persistence,
+    distill.gradients,
+    distill.alignment,
     causal.knockouts,
     causal.grafts,
-    regimes.accuracy_seconds,
-    regimes.time_spent,
-    detection.sensitivity,
+    compare.accuracy_seconds,
+    compare.time_spent,
+    detect.sensitivity,
 )
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rocktokens.config import DistillConfig, OffPolicyConfig, PairConfig, PromptsConfig
+from rocktokens.config.base import to_mapping
 from rocktokens.runs.store import Run
-from rocktokens.settings import to_mapping
 from rocktokens.smollm2.problems import WordProblem, word_problems
 from rocktokens.smollm2.teach import TeachConfig, bf16_instructions, teach
 
@@ -167,9 +167,9 @@ class _Making:
 
     def student(self) -> dict[str, Any]:
         """The off-policy stage, with this directory as its run; its student becomes ours."""
-        from rocktokens.lm.distill import off_policy
         from rocktokens.lm.pair import load_pair
         from rocktokens.lm.tasks import MathChecker, load_prompts
+        from rocktokens.lm.training.distill import off_policy
 
         config, out = self.config, self._cleared("student")
         student, teacher = str(self.path / "shortened"), str(self.path / "teacher")
@@ -220,10 +220,10 @@ class _Making:
 
     def _accuracy_and_counts(self, model: Any, tokenizer: Any, prompts: Sequence[Any]) -> tuple[Any, dict[str, int]]:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
-        from rocktokens.lm.engine import Request
-        from rocktokens.lm.evaluate import Evaluator
         from rocktokens.lm.pair import end_tokens
-        from rocktokens.lm.sampler import Sampler
+        from rocktokens.lm.sampling.accuracy import Evaluator
+        from rocktokens.lm.sampling.requests import Request
+        from rocktokens.lm.sampling.sampler import Sampler
         from rocktokens.lm.tasks import MathChecker
 
         checker = MathChecker()

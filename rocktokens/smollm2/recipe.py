@@ -20,8 +20,8 @@ from rocktokens.config import (
     RolloutConfig,
     ScoreConfig,
 )
+from rocktokens.config.study import Stage, StudyConfig
 from rocktokens.smollm2.cache import cache_directory, packaged_weights
-from rocktokens.study import Stage, StudyConfig
 
 NAME: Literal["smollm2"] = "smollm2"
 NEED_MODELS: tuple[Stage, ...] = ("distill", "sample", "score", "knockout", "graft", "compare")

@@ -9,9 +9,10 @@ import json
 
 import pytest
 
-from rocktokens.causal import graft, knockout
 from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.runs.store import open_run
+from rocktokens.stages.graft import graft
+from rocktokens.stages.knockout import knockout
 from rocktokens.world import get_world, world_names
 
 pytestmark = pytest.mark.slow
@@ -22,8 +23,8 @@ def distilled(request, tmp_path_factory):
     """A run of the world whose student has been through OPD."""
     from dataclasses import replace
 
-    from rocktokens.pipeline import distill
-    from rocktokens.study import world_recipe
+    from rocktokens.recipes import world_recipe
+    from rocktokens.stages.distill import distill
 
     world = get_world(request.param)
     if not (world.student_path / "config.json").exists():

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rocktokens import Selector, make_selector, pipeline
-from rocktokens.comparing import compare, make_plan
+from rocktokens import Selector, make_selector
 from rocktokens.config import (
     CompareConfig,
     DistillConfig,
@@ -23,11 +22,15 @@ from rocktokens.config import (
     RolloutConfig,
     ScoreConfig,
 )
-from rocktokens.core.regimes import common_base, regime_config
+from rocktokens.core.comparison.regimes import common_base, regime_config
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.lm.distill import distill
-from rocktokens.lm.trainer import RockDistillationTrainer
+from rocktokens.lm.training.distill import distill as lm_distill
+from rocktokens.lm.training.trainer import RockDistillationTrainer
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.compare import compare, make_plan
+from rocktokens.stages.distill import distill
+from rocktokens.stages.sample import sample
+from rocktokens.stages.score import score
 
 ROCKS = tuple(range(5, 20))
 SETTINGS = CompareConfig(prefix=0.5)
@@ -40,7 +43,7 @@ def arm(regime: str, path: Path, *, steps: int = 1, **changes) -> tuple[Run, lis
     config = regime_config(regime, base, SETTINGS, seed=0, rocks=ROCKS, cut=6)
     run = Run.create(path / regime)
     config = replace(config, telemetry_every=1, **changes)
-    found = distill(config, distilling.pair(), distilling.prompts(), run, rocks=ROCKS, show=False)
+    found = lm_distill(config, distilling.pair(), distilling.prompts(), run, rocks=ROCKS, show=False)
     return run, found.record.rows
 
 
@@ -160,9 +163,9 @@ def run_path(tmp_path_factory) -> Path:
     pair = PairConfig(student=str(home / "student"), teacher=str(home / "teacher"))
     prompts = PromptsConfig(source=str(home / "prompts.jsonl"), checker="regex", pattern=r"(w\d+)")
     config = replace(TRAINED, steps=4, keep=2, telemetry_every=None)
-    pipeline.distill(home / "run", pair, prompts, config, problems=10)
-    pipeline.sample(home / "run", pair, prompts, RolloutConfig(num_rollouts=1, max_new_tokens=12))
-    pipeline.score(home / "run", ScoreConfig())
+    distill(home / "run", pair, prompts, config, problems=10)
+    sample(home / "run", pair, prompts, RolloutConfig(num_rollouts=1, max_new_tokens=12))
+    score(home / "run", ScoreConfig())
     return home / "run"
 
 

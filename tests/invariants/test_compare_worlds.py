@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rocktokens.comparing import compare
 from rocktokens.config import CompareConfig, Regime
-from rocktokens.study import study, world_recipe
+from rocktokens.recipes import world_recipe
+from rocktokens.stages.compare import compare
+from rocktokens.stages.study import study
 from rocktokens.world import get_world
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from flat_loop import load_minimal_loop
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.config import DetectConfig
-from rocktokens.core.detect import detect_rocks
+from rocktokens.core.detection.detect import detect_rocks
 from rocktokens.world import get_world, world_names
 
 STEPS = 150

@@ -11,14 +11,14 @@ from tiny import FAMILIES, tiny_model
 from tiny import prompts as random_prompts
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.core.census import BannedSet
+from rocktokens.core.census.census import BannedSet
 from rocktokens.core.seeds import derive_seed
-from rocktokens.lm.baseline import Baseline, BaseRollout
-from rocktokens.lm.engine import GraftRequest, Request
-from rocktokens.lm.graft import GraftArm, first_redraw
-from rocktokens.lm.grafter import GraftSampler
-from rocktokens.lm.knockout import plan, request_for, response_of
-from rocktokens.lm.sampler import Sampler, roots_of
+from rocktokens.lm.causal.baseline import Baseline, BaseRollout
+from rocktokens.lm.causal.graft import GraftArm, first_redraw
+from rocktokens.lm.causal.knockout import plan, request_for, response_of
+from rocktokens.lm.sampling.graft_sampler import GraftSampler
+from rocktokens.lm.sampling.requests import GraftRequest, Request
+from rocktokens.lm.sampling.sampler import Sampler, roots_of
 from rocktokens.lm.tasks import Prompt
 from rocktokens.world import get_world
 

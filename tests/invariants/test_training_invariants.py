@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from rocktokens import make_selector
 from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, SelectorConfig
-from rocktokens.lm.distill import distill
 from rocktokens.lm.pair import load_pair
 from rocktokens.lm.tasks import load_prompts
-from rocktokens.lm.trainer import RockDistillationTrainer
+from rocktokens.lm.training.distill import distill
+from rocktokens.lm.training.trainer import RockDistillationTrainer
 from rocktokens.runs.store import Run, open_run
 from rocktokens.world import get_world
 

@@ -10,9 +10,10 @@ import sys
 import pytest
 
 from rocktokens import progress as room
-from rocktokens.outlook import expected
+from rocktokens.config.study import STAGES, StudyConfig
 from rocktokens.progress import clock, console, progress, stages
-from rocktokens.study import STAGES, StudyConfig, recipes
+from rocktokens.recipes import recipes
+from rocktokens.stages.study_outlook import expected
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,106 @@
+"""Configurations from mappings (YAML, manifests) and back; unknown keys are refused with the nearest valid name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from rocktokens.errors import ConfigError
+
+C = TypeVar("C")
+
+# Settings that change how fast a result is had, not the result: a run may go on with others.
+IMMATERIAL = {"threads", "batch_size", "token_budget", "chunk"}
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse a setting, saying what would work."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file as nested mappings."""
+    import yaml
+
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"there is no configuration file {path}")
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold sections and fields, got {type(content).__name__}")
+    return content
+
+
+def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", default: C | None = None) -> C:
+    """An instance of a configuration dataclass from nested mappings; fields not named keep the default's value."""
+    hints = typing.get_type_hints(kind)
+    names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            raise ConfigError(f"unknown setting {where}{key}; {hint}")
+        inner = getattr(default, key) if default is not None else None
+        given[key] = _value(hints[key], value, f"{where}{key}", inner)
+    if default is not None:
+        return dataclasses.replace(default, **given)  # type: ignore[type-var]
+    return kind(**given)
+
+
+def _value(hint: Any, value: Any, where: str, default: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is a section; give its fields, not {value!r}")
+        return from_mapping(hint, value, f"{where}.", default)  # type: ignore[arg-type]
+    if not _fits(hint, value):
+        raise ConfigError(f"{where} cannot be {value!r}; it takes {_describe(hint)}")
+    if hint is float and isinstance(value, int):
+        return float(value)
+    if typing.get_origin(hint) is tuple:
+        return tuple(value)
+    takes_path = hint is Path or Path in typing.get_args(hint)
+    return Path(value) if takes_path and isinstance(value, str) else value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in arguments
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(argument, value) for argument in arguments)
+    if origin in (list, tuple):
+        return isinstance(value, list | tuple) and all(_fits(arguments[0], item) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is Path:
+        return isinstance(value, str | Path)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return ", ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("nothing" if argument is type(None) else _describe(argument) for argument in arguments)
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, str(hint))
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """What of a configuration decides the result, as plain values for a manifest."""
+    values = dataclasses.asdict(config)
+    return {key: value for key, value in values.items() if key not in IMMATERIAL}

@@ -1,0 +1,31 @@
+"""Settings of grafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocktokens.config.base import require
+from rocktokens.config.detect import Definition
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftConfig:
+    """Which tokens the student draws again from the teacher."""
+
+    problems: int = 1000
+    """Problems at most, the first of the baseline's."""
+    definition: Definition | None = None
+    """Whose rock set is grafted; unset: the one `detect` chose."""
+    rocks: tuple[str, ...] = ()
+    """The set itself, as text, or as ids like #17; unset: the run's rocks."""
+    clusters: bool = True
+    """Also graft each cluster of token types by itself."""
+    level: float = 0.95
+    """Coverage of intervals."""
+    resamples: int = 10_000
+    """Bootstrap resamples of problems."""
+
+    def __post_init__(self) -> None:
+        require(self.problems >= 2, f"problems must be at least 2, got {self.problems}")
+        require(0 < self.level < 1, f"level must lie between 0 and 1, got {self.level}")
+        require(self.resamples >= 100, f"resamples must be at least 100, got {self.resamples}")

@@ -1,0 +1,101 @@
+"""Settings of the baseline rollouts and of knock-outs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rocktokens.config.base import require
+from rocktokens.config.detect import Definition
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineConfig:
+    """The rollouts that knock-outs and grafts start from, on problems that detection did not use."""
+
+    problems: int = 2000
+    """Problems at most; fewer where the source has fewer."""
+    rollouts: int = 2
+    """Responses sampled per problem."""
+    source: str | None = None
+    """Where the problems come from; unset: what the run's own prompts have besides those detection used."""
+    split: str | None = None
+    """Split of a hub dataset; unset: the run's own, and `causal` of a built-in task."""
+    reuse_prompts: bool = False
+    """Use the problems that detection used, too. Rocks were chosen on them: effects may look larger than they are."""
+    checkpoint: str = "last"
+    """Who writes: last (kept checkpoint, else the student), student, or a step."""
+    max_new_tokens: int | None = None
+    """Length limit of a response; unset: that of the run's rollouts, else 512."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    greedy: bool = False
+    """Take the most probable token instead of sampling."""
+    top_k: int | None = None
+    """Sample only among the k most probable tokens. Knock-outs are then generated in full: resuming is not exact."""
+    top_p: float | None = None
+    """Sample only among the most probable tokens that together hold this probability. As with top_k."""
+    batch_size: int = 256
+    """Rollouts in flight at once."""
+    seed: int = 0
+    """Every rollout's and every resumption's own seed derives from this."""
+
+    def __post_init__(self) -> None:
+        require(self.problems >= 2, f"problems must be at least 2, got {self.problems}")
+        require(self.rollouts >= 1, f"rollouts must be at least 1, got {self.rollouts}")
+        limit = self.max_new_tokens
+        require(limit is None or limit >= 1, f"max_new_tokens must be at least 1, got {limit}")
+        require(self.temperature > 0, f"temperature must be > 0, got {self.temperature}; for greedy set greedy")
+        require(self.top_k is None or self.top_k >= 1, f"top_k must be at least 1, got {self.top_k}; unset it instead")
+        require(self.top_p is None or 0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(not self.greedy or self.rollouts == 1, "greedy responses are all alike; set rollouts to 1")
+
+
+SetKind = Literal["token", "window", "family"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnockoutConfig:
+    """Which token types are banned, how often, and what counts as an effect."""
+
+    candidates: tuple[str, ...] = ()
+    """Token types to test, as text, or as ids like #17; unset: the top of types.parquet."""
+    top: int = 200
+    """How many token types, by the definition's score, where none are named."""
+    definition: Definition | None = None
+    """The score that orders them; unset: the one `detect` chose."""
+    kinds: tuple[SetKind, ...] = ("token",)
+    """What is banned together: token (the type alone), window (with the candidates in its high-divergence windows),
+    family (with its other surface forms: leading space, case)."""
+    window_share: float = 0.1
+    """A candidate belongs to a window set if it stands in so many of the occurrences' windows, as a share of them."""
+    controls: bool = True
+    """For every rock also ban a non-rock that is as frequent."""
+    until: Literal["decided", "budget"] = "decided"
+    """decided: problems are added in rounds and a set stops when its verdict is in; budget: all problems for all."""
+    rounds: int = 4
+    """Looks at most, each at twice the problems of the one before; they share alpha."""
+    repeats: int = 1
+    """Continuations per resumption, of the knock-out and of the rollout it is compared with."""
+    placebo_share: float = 0.125
+    """Share of the problems on which every resumption is also done with nothing banned: the noise floor."""
+    epsilon: float = 0.01
+    """Smallest change of accuracy that matters."""
+    alpha: float = 0.05
+    """Error rate of each verdict."""
+    power: float = 0.8
+    """Power at which the smallest detectable effect is stated."""
+    resamples: int = 10_000
+    """Bootstrap resamples of problems, and sign flips."""
+
+    def __post_init__(self) -> None:
+        require(self.top >= 1, f"top must be at least 1, got {self.top}")
+        require(len(self.kinds) > 0, "kinds must name at least one of token, window, family")
+        require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
+        require(self.repeats >= 1, f"repeats must be at least 1, got {self.repeats}")
+        for name in ("epsilon", "alpha", "power"):
+            require(0 < getattr(self, name) < 1, f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        for name in ("placebo_share", "window_share"):
+            require(0 <= getattr(self, name) <= 1, f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        require(self.resamples >= 100, f"resamples must be at least 100, got {self.resamples}")

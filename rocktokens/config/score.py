@@ -1,0 +1,24 @@
+"""Settings of scoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocktokens.config.base import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """How rollouts are scored."""
+
+    checkpoints: str = "all"
+    """all kept checkpoints of the run, or their steps as a comma-separated list."""
+    token_budget: int = 8192
+    """Padded tokens in one forward pass; sets the memory scoring takes."""
+    chunk: int | None = None
+    """Rows of logits that exist at once; unset: chosen for the vocabulary."""
+    gradients: bool = True
+    """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
+
+    def __post_init__(self) -> None:
+        require(self.token_budget >= 1, f"token_budget must be at least 1, got {self.token_budget}")

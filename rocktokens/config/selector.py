@@ -1,0 +1,73 @@
+"""Settings of the selector: which tokens carry loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rocktokens.config.base import require
+
+# Selector → the fields of SelectorConfig it takes.
+SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
+    "uniform": (),
+    "freeze": ("rocks", "window", "tau"),
+    "soft": ("rocks", "lam", "window", "tau"),
+    "random": ("rocks", "lam", "match_loss", "window", "tau", "seed"),
+    "adaptive": ("budget", "max_fall", "audit", "seed"),
+    "entropy": ("keep",),
+    "divergence": ("keep",),
+    "prefix": ("keep",),
+    "fewer": ("rocks", "least", "full"),
+    "merit": ("rocks", "least", "full", "keep"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorConfig:
+    """Which tokens carry loss, and how much."""
+
+    name: str = "uniform"
+    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; or your own, as
+    package.module:Class."""
+    rocks: tuple[int, ...] = ()
+    """Token ids for freeze, soft, random, fewer and merit; empty: those that `detect` found in the run."""
+    lam: float | None = None
+    """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
+    keep: float = 0.5
+    """Share kept by entropy and divergence; for prefix and merit: share of max_new_tokens where sampling stops."""
+    window: int = 0
+    """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
+    tau: float | None = None
+    """Loss in nats above which a window goes on; unset: each step's 80th percentile."""
+    match_loss: bool = False
+    """For random: match the loss of the frozen positions too, not only their number and run lengths."""
+    budget: float = 0.005
+    """For adaptive: least share of the loss that makes a token type worth freezing."""
+    max_fall: float = 0.15
+    """For adaptive: a type whose mean loss fell by more than this share still learns."""
+    audit: float = 0.05
+    """For adaptive: share of frozen positions left in the loss."""
+    least: int = 1
+    """For fewer and merit: rollouts that a prompt gets at least, of rollouts_per_prompt."""
+    full: float = 0.5
+    """For fewer and merit: a prompt gets all of them while its non-rock loss is above this share of the first steps'
+    mean, and fewer in proportion below."""
+    seed: int = 0
+    """Seed of controls and audits."""
+
+    def __post_init__(self) -> None:
+        if self.name not in SELECTOR_OPTIONS:
+            return  # a class of the user's own, or a mistake that make_selector names
+        takes = SELECTOR_OPTIONS[self.name]
+        for item in fields(self):
+            changed = getattr(self, item.name) != item.default
+            require(
+                item.name == "name" or item.name in takes or not changed,
+                f"selector {self.name} has no {item.name}; it takes {', '.join(takes) or 'no options'}",
+            )
+
+    def options(self) -> dict[str, object]:
+        """The settings this selector takes, without those left unset."""
+        takes = SELECTOR_OPTIONS.get(
+            self.name, tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+        )
+        return {name: getattr(self, name) for name in takes if name != "name" and getattr(self, name) is not None}

@@ -1,0 +1,58 @@
+"""Settings of a whole study: one section per stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from rocktokens.config import (
+    BaselineConfig,
+    CompareConfig,
+    DetectConfig,
+    DistillConfig,
+    GeometryConfig,
+    GraftConfig,
+    KnockoutConfig,
+    PairConfig,
+    PromptsConfig,
+    RolloutConfig,
+    ScoreConfig,
+    require,
+)
+
+Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "compare", "report"]
+
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """Distil, record what every token costs, find the rocks, test whether they matter, and report."""
+
+    path: Path = Path("runs/study")
+    """The run directory; made if it is not there."""
+    stages: tuple[Stage, ...] = STAGES
+    """Which stages to run, in their fixed order; those that are complete do nothing."""
+    make: Literal["smollm2"] | None = None
+    """A pair, and prompts for it, to make first, once, in the user's cache, where `pair` and `prompts` name none."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    problems: int = 200
+    """Held-out problems on which accuracy is measured while training."""
+    detection_prompts: int = 400
+    """Held-out prompts on which rocks are looked for."""
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    detect: DetectConfig = field(default_factory=DetectConfig)
+    geometry: GeometryConfig = field(default_factory=GeometryConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
+    graft: GraftConfig = field(default_factory=GraftConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+
+    def __post_init__(self) -> None:
+        require(bool(self.stages), f"name at least one stage of {', '.join(STAGES)}")
+        require(self.detection_prompts >= 2, "detection_prompts must be at least 2: one half chooses, one measures")

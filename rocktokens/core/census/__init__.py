@@ -1,0 +1,1 @@
+"""The census: from outcomes with and without a token to verdicts with their error bars."""

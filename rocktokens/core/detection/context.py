@@ -1,0 +1,156 @@
+"""Contexts: does an expensive token recur in similar surroundings?
+
+A context is the tokens round an occurrence, itself left out, encoded as the distance-weighted mean of their vectors.
+How similar counts as similar is calibrated on pairs of different types, so no threshold is tied to one embedding.
+This room knows token types, rollouts and positions; it does not know losses, only which occurrences persist.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.errors import DataError
+
+# Shapes: M recorded rows, Q persistent occurrences, V token types, H vector width, D distances, G thresholds.
+Floats = Array  # float32
+BLOCK_CELLS = 500_000  # cosines that exist at once: 2 MB, near the cache
+ENCODE_ROWS = 16_384  # contexts encoded in one go
+POOL, PAIRS = 20_000, 100_000  # contexts and pairs that calibrate γ: its share of 5 % then errs by 0.1 %
+ROUNDING = 1e-5  # cosines of identical contexts differ from 1 in float32
+
+
+def type_vectors(
+    token_ids_V: Array, *, dims: int, rng: np.random.Generator, embedding_VH: Array | None = None
+) -> Floats:
+    """A vector for every type: its embedding where there is one, else a random unit vector that its id decides."""
+    if embedding_VH is not None:
+        if len(embedding_VH) <= token_ids_V.max():
+            raise DataError(
+                f"token id {token_ids_V.max()} lies outside an embedding of {len(embedding_VH)} rows: "
+                "occurrences from another tokenizer?"
+            )
+        return np.ascontiguousarray(embedding_VH[token_ids_V], dtype=np.float32)
+    table = rng.standard_normal((int(token_ids_V.max()) + 1, dims), dtype=np.float32)
+    return unit(table[token_ids_V])
+
+
+def unit(vector_QH: Floats) -> Floats:
+    """Rows at unit length; a row of zeros (no context at all) stays zero and is similar to nothing."""
+    length_Q1 = np.linalg.norm(vector_QH, axis=1, keepdims=True)
+    return np.divide(vector_QH, length_Q1, out=np.zeros_like(vector_QH), where=length_Q1 > 0)
+
+
+def encode_windows(occurrences: Occurrences, row_Q: Array, vector_VH: Floats, window: int) -> Floats:
+    """Unit encodings of the ±window tokens round the given recorded rows, weighted by 1 / distance."""
+    offset_D = np.array([*range(-window, 0), *range(1, window + 1)], row_Q.dtype)
+    wanted_QD = row_Q[:, None] + offset_D
+    near_QD = np.clip(wanted_QD, 0, len(occurrences.type_M) - 1)
+    # Where positions are missing from the record, distance is that of the positions, not of the rows.
+    distance_QD = np.abs(occurrences.position_M[near_QD] - occurrences.position_M[row_Q][:, None])
+    inside_QD = (near_QD == wanted_QD) & (occurrences.rollout_M[near_QD] == occurrences.rollout_M[row_Q][:, None])
+    inside_QD &= distance_QD <= window
+    weight_QD = np.divide(1, distance_QD, out=np.zeros(near_QD.shape, np.float32), where=inside_QD, dtype=np.float32)
+    ends = np.arange(len(row_Q) + 1) * len(offset_D)
+    mix_QV = csr_array(
+        (weight_QD.ravel(), occurrences.type_M[near_QD].ravel(), ends), shape=(len(row_Q), len(vector_VH))
+    )
+    return unit(mix_QV @ vector_VH)
+
+
+class Contexts:
+    """Encoded contexts of persistent occurrences, sorted by type; encodes on demand, block by block."""
+
+    def __init__(self, occurrences: Occurrences, persistent_N: Array, vector_VH: Floats, window: int) -> None:
+        self.occurrences = occurrences
+        self.vector_VH = vector_VH
+        self.window = window
+        self.index_Q = np.flatnonzero(persistent_N)
+        type_Q = occurrences.type_N[self.index_Q]
+        by_type = np.argsort(type_Q, kind="stable")
+        self.index_Q = self.index_Q[by_type]
+        self.type_Q = type_Q[by_type]
+
+    def encode(self, chosen: Array | slice) -> Floats:
+        """Unit encodings of some of the persistent occurrences."""
+        index = self.index_Q[chosen]
+        if self.occurrences.encoding_NH is not None:
+            return unit(self.occurrences.encoding_NH[index].astype(np.float32))
+        return encode_windows(self.occurrences, self.occurrences.row_N[index], self.vector_VH, self.window)
+
+    def similarity_thresholds(self, shares: list[float], rng: np.random.Generator) -> list[float]:
+        """The cosines that the given shares of random pairs of DIFFERENT types exceed; drawn by row, not by id."""
+        if len(self.index_Q) < 2 or self.type_Q[0] == self.type_Q[-1]:
+            return [1.0] * len(shares)
+        by_row = np.argsort(self.index_Q)
+        pool = by_row[np.sort(rng.choice(len(by_row), min(len(by_row), POOL), replace=False))]
+        encoded_QH, type_Q = self.encode(pool), self.type_Q[pool]
+        first, second = rng.integers(0, len(pool), (2, PAIRS))
+        differ = type_Q[first] != type_Q[second]
+        first, second = first[differ], second[differ]
+        if len(first) == 0:
+            return [1.0] * len(shares)
+        cosines = [
+            np.einsum("qh,qh->q", encoded_QH[first[i : i + 10_000]], encoded_QH[second[i : i + 10_000]])
+            for i in range(0, len(first), 10_000)
+        ]
+        return [float(np.quantile(np.concatenate(cosines), 1 - share)) for share in shares]
+
+    def consistency(self, gammas: list[float], max_others: int, rng: np.random.Generator) -> Floats:
+        """ρ for each threshold, (G, N): share of a type's OTHER persistent occurrences in a similar context.
+
+        Zero for what does not persist and for an occurrence that is alone. Above `max_others`, others are a sample
+        that all occurrences of the type share, each leaving itself out.
+        """
+        rho_GN = np.zeros((len(gammas), len(self.occurrences)), np.float32)
+        # One random key a row: a type's sample does not depend on the order of types.
+        key_Q = rng.random(len(self.occurrences), dtype=np.float32)[self.index_Q]
+        bounds = np.flatnonzero(np.diff(self.type_Q, prepend=-1, append=-1)).tolist()
+        first, last, block_QH = 0, 0, np.empty((0, 0), np.float32)
+        for start, stop in pairwise(bounds):
+            if stop - start < 2:
+                continue
+            sampled_q = least(key_Q[start:stop], max_others)
+            if stop - start > ENCODE_ROWS:
+                others_OH = self.encode(start + np.flatnonzero(sampled_q))
+                parts = [slice(i, min(i + ENCODE_ROWS, stop)) for i in range(start, stop, ENCODE_ROWS)]
+            else:
+                if stop > last:  # encode many small types in one go
+                    first, last = start, min(start + ENCODE_ROWS, len(self.index_Q))
+                    block_QH = self.encode(slice(first, last))
+                others_OH = block_QH[start - first : stop - first][sampled_q]
+                parts = [slice(start, stop)]
+            for part in parts:
+                own_qH = self.encode(part) if len(parts) > 1 else block_QH[start - first : stop - first]
+                in_sample_q = sampled_q[part.start - start : part.stop - start]
+                rho_GN[:, self.index_Q[part]] = similar_shares(own_qH, others_OH, in_sample_q, gammas)
+        return rho_GN
+
+
+def least(key_q: Floats, number: int) -> Array:
+    """A mask of the `number` least keys; of all where there are not many more."""
+    sampled_q = np.ones(len(key_q), bool)
+    if len(key_q) > number + 1:
+        sampled_q[np.argpartition(key_q, number)[number:]] = False
+    return sampled_q
+
+
+def similar_shares(own_qH: Floats, others_OH: Floats, sampled_q: Array, gammas: list[float]) -> Floats:
+    """For each encoding, the share of the others of its type at cosine >= γ; itself, where sampled, is left out."""
+    others_HO = np.ascontiguousarray(others_OH.T)
+    limits = np.asarray(gammas, np.float32) - np.float32(ROUNDING)
+    length_q = np.einsum("qh,qh->q", own_qH, own_qH)
+    rho_Gq = np.empty((len(gammas), len(own_qH)), np.float32)
+    size = max(1, BLOCK_CELLS // others_HO.shape[1])
+    for begin in range(0, len(own_qH), size):
+        part = slice(begin, begin + size)
+        cosine_qO = own_qH[part] @ others_HO
+        num_others_q = others_HO.shape[1] - sampled_q[part]
+        for g, limit in enumerate(limits):
+            similar_q = (cosine_qO >= limit).view(np.uint8).sum(1, dtype=np.uint32).astype(np.int64)
+            similar_q -= sampled_q[part] & (length_q[part] >= limit)
+            rho_Gq[g, part] = np.maximum(similar_q, 0) / num_others_q
+    return rho_Gq

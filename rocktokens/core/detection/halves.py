@@ -1,0 +1,85 @@
+"""Choose on one half of the prompts, measure on the other (METHOD §3): the split, the choice, the second look.
+
+This room knows occurrences and definitions; it does not know footprints, controls or reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rocktokens.config import DetectConfig
+from rocktokens.core.detection.context import Floats
+from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.detection.scores import ExcessTest, Scores, base_sums, excess_test, rankings, rng_for, score
+from rocktokens.core.detection.sweep import SweepRow, choose_k, k_grid, sweep
+from rocktokens.errors import DataError
+
+# Shapes: N occurrences.
+STEPS = (("gamma", -1), ("gamma", 1), ("eta", -1), ("eta", 1))
+
+
+@dataclass(frozen=True)
+class Halves:
+    """All occurrences, those of the prompts that rocks are chosen on, and those of the other prompts."""
+
+    everything: Occurrences
+    selection: Occurrences
+    measurement: Occurrences
+    measured_rows: Array
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided on the selection half."""
+
+    scores: Scores
+    variants: dict[tuple[str, int], Scores]
+    """The same half at one step either way of γ and η."""
+    excess: ExcessTest
+    ranked: dict[str, Array]
+    sweep: list[SweepRow]
+    k: int
+    note: str | None
+
+    def rocks(self, definition: str) -> Array:
+        """Types that are rocks by the definition, best first."""
+        return self.ranked[definition][: self.k]
+
+
+def split_halves(occurrences: Occurrences, config: DetectConfig) -> Halves:
+    """Half of the prompts, with all their rollouts, on either side."""
+    prompts = np.unique(occurrences.prompt_N)
+    if len(prompts) < 4:
+        raise DataError(
+            f"detection needs at least 4 prompts, two to choose on and two to measure on; got {len(prompts)}. "
+            "Give prompt_id, or score more prompts."
+        )
+    chosen = np.zeros(int(prompts.max()) + 1, bool)
+    chosen[rng_for(config.seed, "halves").permutation(prompts)[: len(prompts) // 2]] = True
+    selected_N = chosen[occurrences.prompt_N]
+    measured_rows = np.flatnonzero(~selected_N)
+    return Halves(
+        occurrences, occurrences.take(np.flatnonzero(selected_N)), occurrences.take(measured_rows), measured_rows
+    )
+
+
+def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> Choice:
+    """Rank types by every definition and settle K."""
+    sums = base_sums(selection, config, ranks=True)
+    base, *stepped = score(selection, config, vector_VH, stepped=True, sums=sums)
+    excess = excess_test(base, config)
+    ranked = rankings(base, excess)
+    num_types = int((base.count_V > 0).sum())
+    rows = sweep(base, excess, ranked, k_grid(num_types, config.k), rng_for(config.seed, "parts"))
+    num_costly = int((base.excess_V > 0).sum())
+    k, note = choose_k(rows, config.definition, config.k, config.stability, num_types, num_costly)
+    return Choice(base, dict(zip(STEPS, stepped)), excess, ranked, rows, k, note)
+
+
+def measure(measurement: Occurrences, config: DetectConfig, vector_VH: Floats, chosen: Scores) -> Scores:
+    """Score the other half by the thresholds that the first half set."""
+    at = chosen.thresholds
+    fixed = replace(config, tau_pre=at.tau_pre, tau_post=at.tau_post)
+    return score(measurement, fixed, vector_VH, gamma=at.gamma)[0]

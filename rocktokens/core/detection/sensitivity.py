@@ -1,0 +1,121 @@
+"""How far does the answer hang on the thresholds? Each moved by one step, and the overlaps of the rock sets.
+
+Sets are chosen again on the selection half; their footprints are measured on the other half, as ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from rocktokens.config import DetectConfig
+from rocktokens.core.detection.context import Floats
+from rocktokens.core.detection.halves import Choice
+from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.detection.scores import DEFINITIONS, TAU_STEP, Scores, base_sums, excess_test, rankings, score
+from rocktokens.core.detection.sweep import jaccard
+
+
+class SensitivityRow(NamedTuple):
+    """The rock set and its footprint with one threshold moved by one step."""
+
+    parameter: str
+    """tau, gamma, eta, window or k; base for no step."""
+    step: int
+    value: float
+    definition: str
+    k: int
+    num_rocks: int
+    jaccard: float
+    """Overlap with the set at the base thresholds."""
+    share_positions: float
+    share_loss: float
+    enrichment: float
+
+
+class Overlap(NamedTuple):
+    """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
+
+    first: str
+    second: str
+    jaccard: float
+
+
+def shares(types: Array, measured: Scores) -> tuple[float, float, float]:
+    """(positions, loss, enrichment) of a set of types on the measured half; NaN where there is nothing to share."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        positions = measured.count_V[types].sum() / np.float64(measured.count_V.sum())
+        loss = measured.r_V[types].sum() / np.float64(measured.r_V.sum())
+        return float(positions), float(loss), float(loss / positions)
+
+
+def sensitivity(
+    selection: Occurrences, config: DetectConfig, vector_VH: Floats, choice: Choice, measured: Scores
+) -> list[SensitivityRow]:
+    """Every definition's set with τ, γ, η, w or K moved by one step; footprints on the measured half."""
+    variants = dict(choice.variants)
+    quantile = config.tau_quantile
+    for step in (-1, 1):
+        moved = replace(
+            config,
+            tau_quantile=float(np.clip(quantile + step * TAU_STEP, 0.01, 0.99)),
+            tau_pre=None if config.tau_pre is None else config.tau_pre * (1 + step * TAU_STEP),
+            tau_post=None if config.tau_post is None else config.tau_post * (1 + step * TAU_STEP),
+        )
+        variants["tau", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
+        if selection.encoding_NH is None and config.window + step >= 1:
+            moved = replace(config, window=config.window + step)
+            variants["window", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
+    rows = []
+    for (parameter, step), scores in {("base", 0): choice.scores, **variants}.items():
+        ranked = rankings(scores, choice.excess)
+        for definition in DEFINITIONS:
+            value = _value(parameter, scores)
+            rows.append(_sensitivity_row(parameter, step, value, definition, choice, ranked, choice.k, measured))
+    grid = [row.k for row in choice.sweep if row.definition == config.definition]
+    smaller, larger = [k for k in grid if k < choice.k], [k for k in grid if k > choice.k]
+    for step, near in ((-1, smaller[-1:]), (1, larger[:1])):
+        for k in near:
+            rows += [_sensitivity_row("k", step, k, name, choice, choice.ranked, k, measured) for name in DEFINITIONS]
+    return rows
+
+
+def _value(parameter: str, scores: Scores) -> float:
+    at = scores.thresholds
+    return {"tau": at.tau_post, "gamma": at.gamma, "eta": at.eta, "window": float(at.window)}.get(parameter, np.nan)
+
+
+def _sensitivity_row(
+    parameter: str,
+    step: int,
+    value: float,
+    name: str,
+    choice: Choice,
+    ranked: dict[str, Array],
+    k: int,
+    measured: Scores,
+) -> SensitivityRow:
+    own = ranked[name][:k]
+    return SensitivityRow(
+        parameter, step, float(value), name, k, len(own), jaccard(own, choice.rocks(name)), *shares(own, measured)
+    )
+
+
+def overlaps(selection: Occurrences, config: DetectConfig, vector_VH: Floats, choice: Choice) -> list[Overlap]:
+    """Jaccard of every two definitions, and of each definition on the two signals where both were recorded."""
+    found = [Overlap(a, b, jaccard(choice.rocks(a), choice.rocks(b))) for a, b in combinations(DEFINITIONS, 2)]
+    other = selection.other_signal()
+    if other is not None:
+        name = "log_ratio" if config.signal == "kl" else "kl"
+        settled = replace(config, tau_pre=None, tau_post=None)
+        sums = base_sums(other, config, ranks=True)
+        scores = score(other, settled, vector_VH, gamma=choice.scores.thresholds.gamma, sums=sums)[0]
+        ranked = rankings(scores, excess_test(scores, config))
+        found += [
+            Overlap(f"{d} on {config.signal}", f"{d} on {name}", jaccard(choice.rocks(d), ranked[d][: choice.k]))
+            for d in DEFINITIONS
+        ]
+    return found

@@ -1,0 +1,1 @@
+"""Knock-outs and grafts on a language model."""

@@ -1,0 +1,177 @@
+"""The rollouts that knock-outs and grafts start from: sampled once, checked, and searched for first uses.
+
+Asks an engine for continuations and a judge for their answers; knows no model, and not what will be done at the places
+found here. Everything that takes time goes through `keep`, which may have the result from an earlier, killed attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.core.seeds import derive_seed
+from rocktokens.core.stats import Floats
+from rocktokens.errors import DataError
+from rocktokens.lm.sampling.requests import Continuation, Engine, Request
+from rocktokens.lm.tasks import Checker, Prompt
+
+Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
+"""keep(name, make): the table of that name, made now if it was not kept before."""
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""bar(description, total): a block that is told of work done."""
+
+
+def make_now(name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    """A `Keep` that keeps nothing."""
+    return make()
+
+
+@contextmanager
+def no_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A `Bar` that shows nothing."""
+    yield lambda count: None
+
+
+class Judge:
+    """Decodes responses and has their answers checked; a response that was seen before is not checked again."""
+
+    def __init__(self, decode: Callable[[list[int]], str], checker: Checker) -> None:
+        self.decode, self.checker = decode, checker
+        self._seen: dict[tuple[str, tuple[int, ...]], bool] = {}
+
+    def __call__(self, prompt: Prompt, token_ids: tuple[int, ...]) -> bool:
+        key = (prompt.prompt_id, token_ids)
+        if key not in self._seen:
+            self._seen[key] = bool(self.checker(self.text(token_ids), prompt.answer or ""))
+        return self._seen[key]
+
+    def text(self, token_ids: tuple[int, ...]) -> str:
+        """A response as people read it."""
+        return self.decode(list(token_ids))
+
+    def forget(self) -> None:
+        """Make room: the problems to come are others."""
+        self._seen.clear()
+
+
+@dataclass(frozen=True)
+class BaseRollout:
+    """One sampled response with its outcome."""
+
+    prompt: Prompt
+    problem: int
+    """Number of the problem in the census, from 0."""
+    rollout_id: str
+    token_ids: tuple[int, ...]
+    correct: bool
+    truncated: bool
+    seed: int
+
+
+class Baseline:
+    """Rollouts of some problems in a row, and where each token type is first used in each."""
+
+    def __init__(self, rollouts: Sequence[BaseRollout]) -> None:
+        self.rollouts = list(rollouts)
+        lengths = [len(rollout.token_ids) for rollout in rollouts]
+        token_N = np.fromiter((t for rollout in rollouts for t in rollout.token_ids), np.int64, sum(lengths))
+        rollout_N = np.repeat(np.arange(len(rollouts)), lengths)
+        position_N = np.arange(len(token_N)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        # Sorted by type, then rollout, then position: the first row of each (type, rollout) is the first use.
+        order = np.lexsort((position_N, rollout_N, token_N))
+        token_N, rollout_N, position_N = token_N[order], rollout_N[order], position_N[order]
+        first_N = np.ones(len(token_N), bool)
+        first_N[1:] = (np.diff(token_N) != 0) | (np.diff(rollout_N) != 0)
+        self._token_U, self._rollout_U, self._position_U = token_N[first_N], rollout_N[first_N], position_N[first_N]
+
+    def first_uses(self, members: Collection[int]) -> dict[int, int]:
+        """Rollouts (by index) that use any member, with the position of the first use."""
+        found: dict[int, int] = {}
+        for token in members:
+            begin, end = np.searchsorted(self._token_U, [token, token + 1])
+            for rollout, position in zip(self._rollout_U[begin:end].tolist(), self._position_U[begin:end].tolist()):
+                found[rollout] = min(position, found.get(rollout, position))
+        return dict(sorted(found.items()))
+
+    def correct_N(self) -> Floats:
+        """Outcome of every rollout."""
+        return np.array([rollout.correct for rollout in self.rollouts], float)
+
+
+def answerable(prompts: Sequence[Prompt], checker: Checker | None) -> list[Prompt]:
+    """The prompts whose answers can be checked; refuses where there are none: accuracy has no meaning then."""
+    if checker is None:
+        raise DataError("checker is none: without answers to check, accuracy and the effect of a ban have no meaning")
+    with_answer = [prompt for prompt in prompts if prompt.answer is not None]
+    if len(with_answer) < 2:
+        raise DataError(
+            f"{len(with_answer)} of {len(prompts)} problems have an answer to check; the causal tests need at least 2"
+        )
+    return with_answer
+
+
+def sample_baseline(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    first_problem: int,
+    rollouts: int,
+    max_new_tokens: int,
+    seed: int,
+    judge: Judge,
+    keep: Keep = make_now,
+    bar: Bar = no_bar,
+    chunk: int = 2048,
+    known: Mapping[str, Sequence[dict]] | None = None,
+) -> tuple[Baseline, pa.Table]:
+    """Sample problems `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS.
+
+    `known`: rows by prompt_id that another stage has sampled with the same settings.
+    """
+    missing = [prompt for prompt in prompts if prompt.prompt_id not in (known or {})]
+    rows = {prompt_id: list(own) for prompt_id, own in (known or {}).items()}
+    per_part = max(1, chunk // rollouts)
+    with bar("baseline", len(missing) * rollouts) as advance:
+        for start in range(0, len(missing), per_part):
+            part = missing[start : start + per_part]
+            jobs = [(prompt, number) for prompt in part for number in range(rollouts)]
+
+            def make(jobs: list[tuple[Prompt, int]] = jobs) -> pa.Table:
+                seeds = [derive_seed(seed, "baseline", prompt.prompt_id, number) for prompt, number in jobs]
+                asked = [Request(job[0].prompt_ids, max_new_tokens, own) for job, own in zip(jobs, seeds)]
+                answers = engine.generate(asked)
+                return pa.Table.from_pylist([_row(*job, own, a, judge) for job, own, a in zip(jobs, seeds, answers)])
+
+            for row in keep(f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}", make).to_pylist():
+                rows.setdefault(row["prompt_id"], []).append(row)
+            advance(len(jobs))
+    ordered = [rows[prompt.prompt_id] for prompt in prompts]
+    found = [
+        _rollout(prompt, first_problem + index, row)
+        for index, (prompt, own) in enumerate(zip(prompts, ordered))
+        for row in own
+    ]
+    return Baseline(found), pa.Table.from_pylist([row for own in ordered for row in own])
+
+
+def _row(prompt: Prompt, number: int, seed: int, answer: Continuation, judge: Judge) -> dict:
+    return {
+        "prompt_id": prompt.prompt_id,
+        "rollout_id": f"{prompt.prompt_id}#{number}",
+        "prompt_ids": list(prompt.prompt_ids),
+        "token_ids": list(answer.token_ids),
+        "text": judge.text(answer.token_ids),
+        "answer": prompt.answer,
+        "correct": judge(prompt, answer.token_ids),
+        "truncated": answer.truncated,
+        "seed": seed,
+    }
+
+
+def _rollout(prompt: Prompt, problem: int, row: dict) -> BaseRollout:
+    tokens = tuple(row["token_ids"])
+    return BaseRollout(prompt, problem, row["rollout_id"], tokens, row["correct"], row["truncated"], row["seed"])

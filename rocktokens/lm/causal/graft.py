@@ -1,0 +1,257 @@
+"""What would the student gain had it learned these tokens perfectly? Grafts: the teacher draws them in its place.
+
+The student samples; when the token it drew is in the set, the teacher draws again. Up to the first such draw nothing
+differs from the baseline rollout, so that far it is copied; a rollout without one is copied whole, with a gain of
+exactly 0. (Nothing is renormalised, so this holds with top-k and top-p, too.) Past it, the student goes on with the
+random numbers the baseline rollout had there.
+
+Drawing again has an effect of its own: a set that holds part of a position's probability loses some of it even if the
+teacher is the student. The arm `placebo` shows it: the rocks, drawn again from the student itself. The control draws
+again as many tokens as the rocks have, at random among the others: every other drawn token with the same small
+probability. This room knows engines, prompts and rules; models and files are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.config import BaselineConfig, GraftConfig
+from rocktokens.core.census.graft_report import GraftRow
+from rocktokens.core.census.inference import change
+from rocktokens.core.seeds import derive_seed, uniforms
+from rocktokens.core.stats import Floats
+from rocktokens.errors import ConfigError
+from rocktokens.lm.causal.baseline import (
+    Bar,
+    Baseline,
+    BaseRollout,
+    Judge,
+    Keep,
+    answerable,
+    make_now,
+    no_bar,
+    sample_baseline,
+)
+from rocktokens.lm.causal.knockout import CHUNK, shuffled
+from rocktokens.lm.sampling.requests import Continuation, Engine, GraftRequest
+from rocktokens.lm.tasks import Checker, Prompt
+
+# Shapes: V vocabulary, T positions of a rollout, P problems.
+GRAFTS = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("arm", pa.string()),
+        ("resumed_at", pa.int32()),
+        ("correct", pa.bool_()),
+        ("num_tokens", pa.int32()),
+    ]
+)
+
+
+class Grafter(Protocol):
+    """Anything that continues prefixes with some tokens drawn again from a teacher."""
+
+    def generate(
+        self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class GraftArm:
+    """Which drawn tokens the teacher draws again: a probability for every token type."""
+
+    name: str
+    redraw_V: Floats
+    num_types: int
+    own: bool = False
+    """The student itself draws again."""
+
+
+@dataclass(frozen=True)
+class GraftResult:
+    """Gains of every arm, and what they rest on."""
+
+    rows: tuple[GraftRow, ...]
+    accuracy: float
+    """Of the baseline: the arm `none`."""
+    baseline: pa.Table
+    grafts: pa.Table
+    """One row a resumption; a rollout without a row for an arm was copied."""
+
+
+def make_arms(
+    rocks: Iterable[int], vocabulary: int, share_V: Floats, clusters: Mapping[str, Iterable[int]] | None = None
+) -> list[GraftArm]:
+    """rocks, placebo, control, rest, all, and one arm a cluster; `share_V`: each type's share of the positions."""
+    rocks = sorted(set(rocks))
+    if not rocks:
+        raise ConfigError("there are no rocks to graft; run `rocktokens detect` first, or name them with --rocks")
+    wrong = [token for token in rocks if not 0 <= token < vocabulary]
+    if wrong:
+        raise ConfigError(f"token id {wrong[0]} is not in the vocabulary of {vocabulary}")
+    on_V = np.zeros(vocabulary)
+    on_V[rocks] = 1.0
+    rock_share = float(share_V[rocks].sum())
+    # As many draws as the rocks have, spread over everything else; if rocks are the larger part, all of the rest.
+    odds = min(1.0, rock_share / max(1.0 - rock_share, 1e-12))
+    arms = [
+        GraftArm("rocks", on_V, len(rocks)),
+        GraftArm("placebo", on_V, len(rocks), own=True),
+        GraftArm("control", (1 - on_V) * odds, vocabulary - len(rocks)),
+        GraftArm("rest", 1 - on_V, vocabulary - len(rocks)),
+        GraftArm("all", np.ones(vocabulary), vocabulary),
+    ]
+    for name, members in (clusters or {}).items():
+        own_V = np.zeros(vocabulary)
+        own_V[sorted(set(members))] = 1.0
+        arms.append(GraftArm(f"cluster {name}", own_V, int(own_V.sum())))
+    return arms
+
+
+def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
+    """The first position whose token the rule draws again; None: the rollout is copied whole."""
+    if not rollout.token_ids:
+        return None
+    redraw_T = arm.redraw_V[list(rollout.token_ids)]
+    coin_T = uniforms(seed, 2 * len(redraw_T)).reshape(-1, 2)[:, 0]
+    hits = np.flatnonzero(coin_T < redraw_T)
+    return int(hits[0]) if len(hits) else None
+
+
+def graft(
+    engine: Engine,
+    make_grafter: Callable[[Floats, Floats], Grafter],
+    prompts: Sequence[Prompt],
+    rocks: Iterable[int],
+    *,
+    vocabulary: int,
+    decode: Any,
+    checker: Checker | None,
+    clusters: Mapping[str, Iterable[int]] | None = None,
+    config: GraftConfig | None = None,
+    baseline: BaselineConfig | None = None,
+    known: Mapping[str, Sequence[dict]] | None = None,
+    keep: Keep = make_now,
+    bar: Bar = no_bar,
+) -> GraftResult:
+    """Accuracy gained when the teacher draws the rocks, as many other tokens, all others, everything, each cluster.
+
+    `make_grafter(rules, own)` gives the engine for rules of redrawing, one row an arm, and who draws again.
+    """
+    config, base = config or GraftConfig(), baseline or BaselineConfig()
+    problems = shuffled(answerable(prompts, checker), base.seed)[: min(config.problems, base.problems)]
+    assert checker is not None
+    judge, limit = Judge(decode, checker), base.max_new_tokens or 512
+    start, rows = sample_baseline(
+        engine,
+        problems,
+        first_problem=0,
+        rollouts=base.rollouts,
+        max_new_tokens=limit,
+        seed=base.seed,
+        judge=judge,
+        keep=keep,
+        bar=bar,
+        chunk=CHUNK,
+        known=known,
+    )
+    arms = make_arms(rocks, vocabulary, _shares(start, vocabulary), clusters)
+    grafter = make_grafter(np.stack([arm.redraw_V for arm in arms]), np.array([arm.own for arm in arms]))
+    table = _run(grafter, arms, start, judge, limit=limit, seed=base.seed, keep=keep, bar=bar)
+    rng = np.random.default_rng(derive_seed(base.seed, "graft"))
+    found = tuple(_result(arm, start, table, base.rollouts, _shares(start, vocabulary), config, rng) for arm in arms)
+    return GraftResult(found, float(start.correct_N().mean()), rows, table)
+
+
+def _shares(baseline: Baseline, vocabulary: int) -> Floats:
+    """Each token type's share of the baseline's positions."""
+    count_V = np.zeros(vocabulary)
+    for rollout in baseline.rollouts:
+        np.add.at(count_V, np.asarray(rollout.token_ids, int), 1)
+    return count_V / max(count_V.sum(), 1)
+
+
+def _run(
+    grafter: Grafter,
+    arms: Sequence[GraftArm],
+    baseline: Baseline,
+    judge: Judge,
+    *,
+    limit: int,
+    seed: int,
+    keep: Keep,
+    bar: Bar,
+) -> pa.Table:
+    """All arms' resumptions, sharing batches, in chunks that are each kept."""
+    jobs: list[tuple[int, BaseRollout, int, int]] = []
+    for index, arm in enumerate(arms):
+        for rollout in baseline.rollouts:
+            own = derive_seed(seed, "graft", arm.name, rollout.rollout_id)
+            at = first_redraw(rollout, arm, own)
+            if at is not None:
+                jobs.append((index, rollout, at, own))
+    jobs.sort(key=lambda job: (job[1].problem, job[1].rollout_id, job[2], job[0]))
+
+    def make(some: list[tuple[int, BaseRollout, int, int]]) -> pa.Table:
+        asked = [
+            GraftRequest(
+                (*rollout.prompt.prompt_ids, *rollout.token_ids[:at]),
+                limit - at,
+                rollout.seed,
+                skip=at,
+                graft_seed=own,
+                rule=index,
+                forced=True,
+            )
+            for index, rollout, at, own in some
+        ]
+        made = []
+        for (index, rollout, at, _), answer in zip(some, grafter.generate(asked)):
+            response = (*rollout.token_ids[:at], *answer.token_ids)
+            right = judge(rollout.prompt, response)
+            names = (rollout.prompt.prompt_id, rollout.rollout_id, arms[index].name)
+            made.append(dict(zip(GRAFTS.names, (*names, at, right, len(answer.token_ids)))))
+        return pa.Table.from_pylist(made, schema=GRAFTS)
+
+    tables = [GRAFTS.empty_table()]
+    with bar("grafts", len(jobs)) as advance:
+        for start in range(0, len(jobs), CHUNK):
+            some = jobs[start : start + CHUNK]
+            tables.append(keep(f"grafts-{start:08d}", lambda some=some: make(some)))  # type: ignore[misc]
+            advance(len(some))
+    return pa.concat_tables(tables)
+
+
+def _result(
+    arm: GraftArm,
+    baseline: Baseline,
+    table: pa.Table,
+    rollouts: int,
+    share_V: Floats,
+    config: GraftConfig,
+    rng: np.random.Generator,
+) -> GraftRow:
+    mine = [row for row in table.to_pylist() if row["arm"] == arm.name]
+    after = {row["rollout_id"]: row["correct"] for row in mine}
+    before_N = baseline.correct_N()
+    after_N = np.array([after.get(rollout.rollout_id, rollout.correct) for rollout in baseline.rollouts], float)
+    problem_N = np.array([rollout.problem for rollout in baseline.rollouts], int)
+    before_P, after_P = (np.bincount(problem_N, weights=values) / rollouts for values in (before_N, after_N))
+    return GraftRow(
+        arm=arm.name,
+        num_types=arm.num_types,
+        share_positions=float((share_V * arm.redraw_V).sum()),
+        accuracy=float(after_N.mean()),
+        gain=change(after_P, before_P, level=config.level, resamples=config.resamples, rng=rng),
+        num_resumed=len(mine),
+        num_rollouts=len(after_N),
+        num_tokens=int(sum(row["num_tokens"] for row in mine)),
+    )

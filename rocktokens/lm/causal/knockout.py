@@ -1,0 +1,353 @@
+"""Would the student still solve the problem if it could not say this? Bans, by resuming rollouts instead of repeating.
+
+While a banned token is not drawn, the ban changes nothing; when it is, the draw among the others follows their
+renormalised probabilities. So a knock-out rollout is the baseline rollout up to the first use of the set, and from
+there on a continuation with the set banned; a rollout that never used it is copied whole, with an effect of exactly 0
+(METHOD.md §5). A continuation goes on with the very random numbers its baseline rollout had after that place: they are
+independent of everything before it, so the law stays exact, and what the ban does not touch happens alike in both.
+
+The placebo goes on AFTER the use, with numbers of its own and nothing banned: exactly the baseline's law, so that its
+mean effect is 0 and its spread is the noise. (Drawing the place itself again would not be: rollouts come here because
+they drew the set.) It is also what further repeats are compared with, number by number.
+
+This room knows engines, prompts and places; models, files and statistics are elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.config import BaselineConfig, KnockoutConfig
+from rocktokens.core.census.census import BannedSet, Census, Effects, Outcomes, power_lines, run_looks
+from rocktokens.core.census.looks import make_schedule
+from rocktokens.core.seeds import derive_seed
+from rocktokens.errors import ConfigError
+from rocktokens.lm.causal.baseline import (
+    Bar,
+    Baseline,
+    BaseRollout,
+    Judge,
+    Keep,
+    answerable,
+    make_now,
+    no_bar,
+    sample_baseline,
+)
+from rocktokens.lm.sampling.requests import Continuation, Engine, Request
+from rocktokens.lm.tasks import Checker, Prompt
+
+log = logging.getLogger(__name__)
+
+CHUNK = 2048  # resumptions written to disk together: what a kill may cost
+Arm = Literal["knockout", "placebo"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One continuation to ask for."""
+
+    column: int
+    """Which set, by its place in the list of sets."""
+    rollout: int
+    at: int
+    """Position of the first use: where the knock-out's continuation begins."""
+    arm: Arm
+    repeat: int
+
+
+def plan(
+    baseline: Baseline,
+    sets: Sequence[BannedSet],
+    active: Sequence[int],
+    *,
+    exact_resume: bool,
+    repeats: int,
+    placebo_problems: int,
+) -> tuple[list[Job], np.ndarray]:
+    """All continuations that the active sets need on these rollouts, and how many rollouts use each set."""
+    jobs: list[Job] = []
+    used_V = np.zeros(len(sets), int)
+    for column in active:
+        uses = baseline.first_uses(sets[column].members)
+        used_V[column] = len(uses)
+        places = uses if exact_resume else dict.fromkeys(range(len(baseline.rollouts)), 0)
+        for rollout, at in places.items():
+            jobs += [Job(column, rollout, at, "knockout", repeat) for repeat in range(repeats)]
+            compared = max(repeats - 1, int(baseline.rollouts[rollout].problem < placebo_problems))
+            jobs += [Job(column, rollout, at, "placebo", repeat) for repeat in range(1, compared + 1)]
+    return jobs, used_V
+
+
+def request_for(
+    job: Job, rollout: BaseRollout, members: tuple[int, ...], set_id: str, *, limit: int, seed: int, exact_resume: bool
+) -> Request | None:
+    """What to ask the engine for; None where the length limit leaves nothing to generate."""
+    own = derive_seed(seed, "resume", set_id, rollout.rollout_id, job.repeat)
+    prefix = rollout.prompt.prompt_ids
+    if not exact_resume:
+        stream = rollout.seed if job.repeat == 0 else own
+        return Request(prefix, limit, stream, members if job.arm == "knockout" else ())
+    if job.arm == "placebo":
+        if job.at + 1 >= limit:
+            return None
+        return Request((*prefix, *rollout.token_ids[: job.at + 1]), limit - job.at - 1, own, skip=1)
+    prefix = (*prefix, *rollout.token_ids[: job.at])
+    if job.repeat:
+        return Request(prefix, limit - job.at, own, members)
+    # The baseline's own number chose the banned token, so the first draw takes another; those after it are free.
+    return Request(prefix, limit - job.at, rollout.seed, members, skip=job.at, first_seed=own)
+
+
+def response_of(job: Job, rollout: BaseRollout, answer: Continuation, exact_resume: bool) -> tuple[int, ...]:
+    """The whole response: what was copied, and what was generated."""
+    if not exact_resume:
+        return answer.token_ids
+    return (*rollout.token_ids[: job.at + (job.arm == "placebo")], *answer.token_ids)
+
+
+class Arms:
+    """Carries out jobs in chunks that are each kept, so that a finished resumption is never done again."""
+
+    def __init__(
+        self, engine: Engine, sets: Sequence[BannedSet], judge: Judge, *, limit: int, seed: int, keep: Keep, bar: Bar
+    ) -> None:
+        self.engine, self.sets, self.judge = engine, sets, judge
+        self.limit, self.seed, self.keep, self.bar = limit, seed, keep, bar
+        self.exact = engine.exact_resume
+
+    def run(self, name: str, jobs: Sequence[Job], baseline: Baseline) -> pa.Table:
+        """One row a job: prompt_id, rollout_id, arm, set_id, repeat, resumed_at, correct, num_tokens."""
+        # All sets' resumptions go to the engine together, those of one rollout side by side: what they begin with is
+        # then prefilled once, and the engine puts alike lengths into one batch.
+        jobs = sorted(jobs, key=lambda job: (job.rollout, job.at, job.column, job.arm, job.repeat))
+        tables = []
+        with self.bar(name, len(jobs)) as advance:
+            for start in range(0, len(jobs), CHUNK):
+                some = jobs[start : start + CHUNK]
+                make = lambda some=some: self._do(some, baseline)  # noqa: E731
+                tables.append(self.keep(f"{name}-{start:08d}", make))
+                advance(len(some))
+        return pa.concat_tables(tables) if tables else _empty()
+
+    def _do(self, jobs: list[Job], baseline: Baseline) -> pa.Table:
+        rollouts = [baseline.rollouts[job.rollout] for job in jobs]
+        asked = [
+            request_for(
+                job,
+                rollout,
+                self.sets[job.column].members,
+                self.sets[job.column].set_id,
+                limit=self.limit,
+                seed=self.seed,
+                exact_resume=self.exact,
+            )
+            for job, rollout in zip(jobs, rollouts)
+        ]
+        answers = iter(self.engine.generate([request for request in asked if request is not None]))
+        rows = []
+        for job, rollout, request in zip(jobs, rollouts, asked):
+            banned = self.sets[job.column]
+            answer = next(answers) if request is not None else None
+            if answer is None:
+                correct = rollout.correct
+            else:
+                correct = self.judge(rollout.prompt, response_of(job, rollout, answer, self.exact))
+            rows.append(
+                {
+                    "prompt_id": rollout.prompt.prompt_id,
+                    "rollout_id": rollout.rollout_id,
+                    "arm": "control" if job.arm == "knockout" and banned.role == "control" else job.arm,
+                    "set_id": banned.set_id,
+                    "repeat": job.repeat,
+                    "resumed_at": job.at,
+                    "correct": correct,
+                    "num_tokens": 0 if answer is None else len(answer.token_ids),
+                }
+            )
+        return pa.Table.from_pylist(rows, schema=KNOCKOUTS)
+
+
+KNOCKOUTS = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("arm", pa.string()),
+        ("set_id", pa.string()),
+        ("repeat", pa.int32()),
+        ("resumed_at", pa.int32()),
+        ("correct", pa.bool_()),
+        ("num_tokens", pa.int32()),
+    ]
+)
+
+
+def _empty() -> pa.Table:
+    return KNOCKOUTS.empty_table()
+
+
+@dataclass(frozen=True)
+class KnockoutResult:
+    """A census and everything it rests on."""
+
+    census: Census
+    baseline: pa.Table
+    """Rows of runs/schema.ROLLOUTS."""
+    knockouts: pa.Table
+    """One row a resumption, and one a baseline rollout. A rollout without a row for a set was copied."""
+
+
+def check_sets(sets: Sequence[BannedSet], eos_ids: Sequence[int], vocabulary: int | None = None) -> None:
+    """Refuse bans under which no response can end, or none can be written."""
+    if not sets:
+        raise ConfigError("there is nothing to ban; name candidates, or run `rocktokens detect` first")
+    for banned in sets:
+        if set(banned.members) & set(eos_ids):
+            raise ConfigError(
+                f"{banned.token!r} (#{banned.token_id}) ends responses; without it every rollout runs into the "
+                "length limit, which says nothing about the token. Leave it out."
+            )
+        if vocabulary is not None and len(set(banned.members)) >= vocabulary:
+            raise ConfigError(f"set {banned.set_id} bans every token type; nothing could be sampled")
+
+
+def knockout_census(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sets: Sequence[BannedSet],
+    *,
+    decode: Any,
+    checker: Checker | None,
+    eos_ids: Sequence[int] = (),
+    vocabulary: int | None = None,
+    config: KnockoutConfig | None = None,
+    baseline: BaselineConfig | None = None,
+    keep: Keep = make_now,
+    bar: Bar = no_bar,
+) -> KnockoutResult:
+    """Ban every set in turn and say what it does to accuracy, with an honest error bar.
+
+    `decode` turns token ids into text, `checker(text, answer)` says whether it is right. The problems are shuffled
+    (seeded), so that a round is a fair sample of them.
+    """
+    config, base = config or KnockoutConfig(), baseline or BaselineConfig()
+    check_sets(sets, eos_ids, vocabulary)
+    problems = shuffled(answerable(prompts, checker), base.seed)[: base.problems]
+    assert checker is not None
+    if base.greedy:
+        config = replace(config, repeats=1, placebo_share=0.0)  # greedy rollouts have no noise to show or to average
+    if not engine.exact_resume:
+        log.info(
+            "top-k or top-p is set: banning a token then lets others into the cut, so a rollout cannot be resumed "
+            "where it first used it; every knock-out is generated in full"
+        )
+    schedule = make_schedule(len(problems), config.rounds if config.until == "decided" else 1)
+    work = _Work(engine, problems, sets, Judge(decode, checker), config, base, keep, bar)
+    effects = Effects(sets, len(problems), base.rollouts, config.repeats)
+    census = run_looks(effects, schedule, work.measure, config, seed=derive_seed(base.seed, "census"))
+    census = replace(census, exact_resume=engine.exact_resume)
+    return KnockoutResult(census, pa.concat_tables(work.baselines), pa.concat_tables(work.tables))
+
+
+def shuffled(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
+    """The prompts in an order that their source has no part in."""
+    order = np.random.default_rng(derive_seed(seed, "problems")).permutation(len(prompts))
+    return [prompts[index] for index in order]
+
+
+class _Work:
+    """What a round does: sample its problems, resume for the sets still open, hand the outcomes over."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        problems: list[Prompt],
+        sets: Sequence[BannedSet],
+        judge: Judge,
+        config: KnockoutConfig,
+        base: BaselineConfig,
+        keep: Keep,
+        bar: Bar,
+    ) -> None:
+        self.engine, self.problems, self.sets, self.judge = engine, problems, sets, judge
+        self.config, self.base, self.keep, self.bar = config, base, keep, bar
+        self.limit = base.max_new_tokens or 512
+        self.placebo_problems = int(np.ceil(config.placebo_share * len(problems)))
+        self.arms = Arms(engine, sets, judge, limit=self.limit, seed=base.seed, keep=keep, bar=bar)
+        self.baselines: list[pa.Table] = []
+        self.tables: list[pa.Table] = []
+
+    def measure(self, look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
+        """Outcomes of problems begin…end for the active sets."""
+        self.judge.forget()
+        baseline, rows = sample_baseline(
+            self.engine,
+            self.problems[begin:end],
+            first_problem=begin,
+            rollouts=self.base.rollouts,
+            max_new_tokens=self.limit,
+            seed=self.base.seed,
+            judge=self.judge,
+            keep=self.keep,
+            bar=self.bar,
+            chunk=CHUNK,
+        )
+        jobs, used_V = plan(
+            baseline,
+            self.sets,
+            active,
+            exact_resume=self.engine.exact_resume,
+            repeats=self.config.repeats,
+            placebo_problems=self.placebo_problems,
+        )
+        if look == 0:
+            used_A = used_V[list(active)]
+            for line in power_lines(baseline.correct_N(), used_A, self.config, self.base, len(self.problems)):
+                log.info("%s", line)
+        table = self.arms.run(f"round-{look + 1}", jobs, baseline)
+        self.baselines.append(rows)
+        self.tables += [_baseline_rows(rows), table]
+        return self._outcomes(baseline, table, used_V)
+
+    def _outcomes(self, baseline: Baseline, table: pa.Table, used_V: np.ndarray) -> Outcomes:
+        by_id = {rollout.rollout_id: index for index, rollout in enumerate(baseline.rollouts)}
+        column = {banned.set_id: index for index, banned in enumerate(self.sets)}
+        rollout_J = np.array([by_id[name] for name in table["rollout_id"].to_pylist()], int)
+        problem_N = np.array([rollout.problem for rollout in baseline.rollouts], int)
+        correct_N = baseline.correct_N()
+        return Outcomes(
+            problem_N=problem_N,
+            correct_N=correct_N,
+            num_tokens=sum(len(rollout.token_ids) for rollout in baseline.rollouts),
+            used_V=used_V,
+            problem_J=problem_N[rollout_J],
+            before_J=correct_N[rollout_J],
+            column_J=np.array([column[name] for name in table["set_id"].to_pylist()], int),
+            is_knockout_J=np.array([arm != "placebo" for arm in table["arm"].to_pylist()], bool),
+            repeat_J=table["repeat"].to_numpy().astype(int),
+            after_J=np.array(table["correct"].to_pylist(), float),
+            num_tokens_J=table["num_tokens"].to_numpy().astype(int),
+            placebo_problems=self.placebo_problems,
+        )
+
+
+def _baseline_rows(rollouts: pa.Table) -> pa.Table:
+    """Baseline rollouts as rows of the knock-out table."""
+    lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
+    count = len(rollouts)
+    columns: dict[str, Any] = {
+        "prompt_id": rollouts["prompt_id"],
+        "rollout_id": rollouts["rollout_id"],
+        "arm": ["baseline"] * count,
+        "set_id": [""] * count,
+        "repeat": [0] * count,
+        "resumed_at": [None] * count,
+        "correct": rollouts["correct"],
+        "num_tokens": lengths,
+    }
+    return pa.table(columns).cast(KNOCKOUTS)

@@ -1,0 +1,1 @@
+"""Sampling rollouts from a model in this process, and measuring accuracy on them."""

@@ -1,0 +1,65 @@
+"""What the causal tests and the pipeline ask of whoever generates text: continue these token prefixes.
+
+An engine may be a model in this process (sampler.py) or a server elsewhere; this interface knows neither torch nor
+transport. Token ids go in and token ids come out; text is never re-tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Request:
+    """Continue one prefix (prompt and, when resuming, the response so far)."""
+
+    prefix: tuple[int, ...]
+    max_new_tokens: int
+    seed: int
+    """Which stream of random numbers the row consumes, one number a token."""
+    banned: tuple[int, ...] = ()
+    """Token types that may not be emitted."""
+    skip: int = 0
+    """Numbers of the stream to pass over: a resumed rollout goes on with the numbers it would have had."""
+    first_seed: int | None = None
+    """Another stream for the first number alone: where a rollout is resumed, its own has chosen the banned token."""
+
+    # An engine without such streams may ignore the last two: they tighten pairs of rollouts and leave each one's law.
+
+
+@dataclass(frozen=True)
+class GraftRequest(Request):
+    """Continue a prefix with the student, drawing tokens again from the teacher as a rule says."""
+
+    graft_seed: int = 0
+    """Stream of the coins and of the teacher's draws, two numbers a position; `skip` counts for it too."""
+    rule: int = 0
+    forced: bool = False
+    """The first token is the teacher's: the student's draw, on record, was one that the rule draws again."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What was generated after the prefix, the end token included."""
+
+    token_ids: tuple[int, ...]
+    truncated: bool
+    """The length limit came before an end token."""
+    invalid: bool = False
+    """The model gave NaN logits; generation stopped there."""
+
+
+class Engine(Protocol):
+    """Anything that continues prefixes, each with its own ban, seed and length."""
+
+    exact_resume: bool
+    """Whether resuming a rollout at a banned token has exactly the law of banning it from the start (METHOD.md §5);
+    false with top-k or top-p."""
+
+    def generate(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in the order of the requests; `progress` is told of rows as they finish."""
+        ...

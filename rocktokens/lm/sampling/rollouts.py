@@ -1,0 +1,116 @@
+"""Prompts in, rollouts out: who asks the engine, decodes what it wrote, and has the answers checked.
+
+A rollout's seed derives from the run's seed, its prompt and its number, so adding prompts or rollouts changes none of
+those there were. Rollouts travel as rows of `runs/schema.ROLLOUTS`; their text is for people, their ids for the scorer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from rocktokens.config import RolloutConfig
+from rocktokens.core.seeds import derive_seed
+from rocktokens.errors import DataError
+from rocktokens.lm.pair import Pair
+from rocktokens.lm.sampling.requests import Continuation, Engine, Request
+from rocktokens.lm.sampling.sampler import Sampler
+from rocktokens.lm.scoring import Rollout
+from rocktokens.lm.tasks import Checker, Prompt
+
+
+def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Sampler:
+    """The engine that samples from one of a pair's models as a configuration says."""
+    return Sampler(
+        pair.teacher if of_teacher else pair.student,
+        eos_ids=pair.eos_ids,
+        pad_id=pair.pad_id,
+        vocabulary=pair.vocabulary,
+        temperature=config.temperature,
+        greedy=config.greedy,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        batch_size=config.batch_size,
+    )
+
+
+def requests_for(prompts: Sequence[Prompt], config: RolloutConfig) -> list[Request]:
+    """Every rollout to sample, prompt by prompt."""
+    return [
+        Request(prompt.prompt_ids, config.max_new_tokens, derive_seed(config.seed, prompt.prompt_id, number))
+        for prompt in prompts
+        for number in range(config.num_rollouts)
+    ]
+
+
+def sample_rollouts(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    config: RolloutConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    checker: Checker | None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> pa.Table:
+    """Sample, decode and check; `correct` is null where nothing can be checked."""
+    requests = requests_for(prompts, config)
+    answers = engine.generate(requests, progress=progress)
+    rows = [
+        _row(prompt, number, request, answer, tokenizer, checker)
+        for (prompt, number), request, answer in zip(
+            ((prompt, number) for prompt in prompts for number in range(config.num_rollouts)), requests, answers
+        )
+    ]
+    invalid = [row["rollout_id"] for row, answer in zip(rows, answers) if answer.invalid]
+    if invalid and not any(answer.token_ids for answer in answers):
+        raise DataError(
+            f"the model gives NaN or infinite logits on every prompt, first on {invalid[0]}; check its weights"
+        )
+    return pa.Table.from_pylist(rows)
+
+
+def _row(
+    prompt: Prompt,
+    number: int,
+    request: Request,
+    answer: Continuation,
+    tokenizer: PreTrainedTokenizerBase,
+    checker: Checker | None,
+) -> dict:
+    text = tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)
+    checkable = checker is not None and prompt.answer is not None
+    return {
+        "prompt_id": prompt.prompt_id,
+        "rollout_id": f"{prompt.prompt_id}#{number}",
+        "prompt_ids": list(prompt.prompt_ids),
+        "token_ids": list(answer.token_ids),
+        "text": text,
+        "answer": prompt.answer,
+        "correct": checker(text, prompt.answer) if checkable else None,  # type: ignore[misc, arg-type]
+        "truncated": answer.truncated,
+        "seed": request.seed,
+    }
+
+
+def check_lengths(prompts: Sequence[Prompt], context: int | None) -> None:
+    """Refuse prompts that leave no room for a response, naming the first."""
+    if context is None:
+        return
+    long = [prompt for prompt in prompts if len(prompt.prompt_ids) >= context]
+    if long:
+        raise DataError(
+            f"{len(long)} of {len(prompts)} prompts do not fit the model's context of {context} tokens; the first is "
+            f"{long[0].prompt_id} with {len(long[0].prompt_ids)}. Shorten them or leave them out."
+        )
+
+
+def rollouts_of(table: pa.Table) -> list[Rollout]:
+    """Rows of a rollouts table as the scorer takes them; rollouts without a single token are left out."""
+    columns = [table[name].to_pylist() for name in ("prompt_id", "rollout_id", "prompt_ids", "token_ids")]
+    return [
+        Rollout(prompt_id, rollout_id, tuple(prompt_ids), tuple(token_ids))
+        for prompt_id, rollout_id, prompt_ids, token_ids in zip(*columns)
+        if token_ids
+    ]

@@ -1,0 +1,1 @@
+"""Distillation: the trainer, its steps, and what it writes down."""

@@ -1,0 +1,320 @@
+"""Distil a pair in two stages into a run: off-policy on the teacher's answers (optional), then on-policy.
+
+    found = distill(DistillConfig(steps=300), pair, prompts, run)
+
+Everything a killed run needs lies in the run: call it again with the same arguments and it goes on where it stopped,
+bit for bit on a CPU. Knows models, prompts and a run directory; which stage follows is the pipeline's business.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PreTrainedModel
+from transformers.trainer_callback import PrinterCallback
+
+from rocktokens.config import DistillConfig, RolloutConfig, SelectorConfig
+from rocktokens.core.detection.clusters import token_texts
+from rocktokens.core.monitor import TokenMonitor
+from rocktokens.core.saturation import Saturation
+from rocktokens.core.selection.selectors import Selector, selector_of
+from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.lm.pair import TINY_PARAMETERS, Pair, no_bars
+from rocktokens.lm.sampling.accuracy import Evaluator
+from rocktokens.lm.sampling.rollouts import make_sampler, sample_rollouts
+from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.training.checkpoints import last_complete_checkpoint
+from rocktokens.lm.training.off_policy import OffPolicyTrainer, answer_rows, load_weights
+from rocktokens.lm.training.step_display import StepProgress
+from rocktokens.lm.training.step_record import RunDirectory, TrainingRecord, is_out_of_time
+from rocktokens.lm.training.trainer import RockDistillationTrainer, device_arguments, processes
+from rocktokens.progress import progress
+
+# Rollouts in one forward and backward pass of a model too large to take a whole step at once.
+MICRO_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a distillation made."""
+
+    student: PreTrainedModel
+    """The pair's student, trained in place (wrapped by PEFT with a LoRA rank)."""
+    record: TrainingRecord
+    saturation: Saturation | None
+    """The slope test at the end; None where the run was too short for it."""
+    facts: dict[str, Any]
+    """For the run's manifest: steps, why it stopped, accuracy before and after, where the time went."""
+
+
+def distill(
+    config: DistillConfig,
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    *,
+    rocks: Sequence[int] = (),
+    problems: Sequence[Prompt] = (),
+    check: Checker | None = None,
+    show: bool = True,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+) -> Distilled:
+    """Train the pair's student in place. `rocks` serve selectors and reports, `problems` with `check` accuracy.
+
+    `on_step` is given the record's row of every optimiser step, in place of the progress display.
+    """
+    if len(prompts) < config.prompts_per_step:
+        raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
+    _make_directory(run.path / "checkpoints")
+    if config.off_policy.answers is not None:
+        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
+    selector = selector_of(config.selector, rocks)
+    shadows = {name: selector_of(SelectorConfig(name=name), rocks) for name in config.shadows}
+    trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
+    if problems and check is not None:
+        _evaluate(trainer, config, problems, check, config.evaluate_every or max(1, config.steps // 10))
+    _train(trainer, "on-policy distillation", show, on_step)
+    monitor = trainer.monitor.gathered()
+    if trainer.args.should_save:
+        run.write("monitor", monitor.table())
+    return Distilled(trainer.model, trainer.record, trainer.saturation, _facts(config, trainer, monitor))
+
+
+def rocks_of(run: Any, tokenizer: Any, definition: str | None = None) -> tuple[int, ...]:
+    """The rocks that `detect` found in a run; refused where the run's tokens are not this tokenizer's."""
+    found = run.rocks(definition)
+    ids, names = found["token_id"].to_pylist(), found["token"].to_pylist()
+    for token_id, name, text in zip(ids, names, token_texts(np.asarray(ids), tokenizer)):
+        if name != text:
+            raise ConfigError(
+                f"{run.path} was made with another tokenizer: token {token_id} is {name!r} there and {text!r} here; "
+                "its rocks cannot be used for this model"
+            )
+    return tuple(ids)
+
+
+def _on_policy_trainer(
+    config: DistillConfig,
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    selector: Selector,
+    shadows: dict[str, Selector],
+    rocks: Sequence[int],
+) -> RockDistillationTrainer:
+    schedule = config.schedule
+    if schedule == "auto":
+        schedule = "constant" if config.until == "saturated" else "linear"
+    arguments = device_arguments(
+        str(run.path / "checkpoints" / ".resume"),
+        **_batching(config.prompts_per_step * config.rollouts_per_prompt, config.micro_batch, pair),
+        max_steps=config.steps,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if schedule == "constant" else schedule,
+        warmup_steps=math.ceil(config.warmup * config.steps),
+        max_grad_norm=config.clip,
+        max_completion_length=config.max_new_tokens,
+        save_steps=config.save_every or min(100, max(1, config.steps // 10)),
+        use_vllm=config.generation == "vllm",
+        report_to=list(config.report_to) or "none",
+        **_precision(config.bf16),
+        **_quiet(config.seed, config.steps),
+    )
+    generation = {"auto": "trl" if _sharded() else "ours", "vllm": "trl"}.get(config.generation, config.generation)
+    keep = {round(config.steps * i / config.keep) for i in range(config.keep + 1)}
+    adapter = None
+    if config.lora_rank is not None:
+        adapter = LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear")
+    rows = [{"prompt_id": prompt.prompt_id, "prompt": list(prompt.prompt_ids)} for prompt in prompts]
+    return RockDistillationTrainer(
+        pair.student,
+        pair.teacher,
+        arguments,
+        Dataset.from_list(rows),
+        processing_class=pair.tokenizer,
+        peft_config=adapter,
+        selector=selector,
+        shadows=shadows,
+        run=run,
+        rocks=rocks or None,
+        normalise=config.normalise,
+        telemetry_every=config.telemetry_every,
+        keep_at=keep,
+        generation=generation,  # type: ignore[arg-type]
+        rollouts_per_prompt=config.rollouts_per_prompt,
+        until_saturated=config.until == "saturated",
+        saturation_on=config.saturation_on,
+        hours=config.hours,
+    )
+
+
+def _evaluate(
+    trainer: RockDistillationTrainer, config: DistillConfig, problems: Sequence[Prompt], check: Checker, every: int
+) -> None:
+    """Have accuracy on held-out problems read every so many steps."""
+    trainer.evaluator = Evaluator(
+        problems,
+        check,
+        trainer._tokenizer,
+        max_new_tokens=config.max_new_tokens,
+        num_rollouts=config.evaluate_rollouts,
+        seed=config.seed,
+    )
+    trainer.evaluate_every = every
+    trainer.check_evaluation()
+
+
+def off_policy(
+    config: DistillConfig,
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    *,
+    problems: Sequence[Prompt] = (),
+    check: Checker | None = None,
+    show: bool = True,
+) -> None:
+    """Sample the teacher's answers once, train on them, and leave the student's weights in the run."""
+    stage = config.off_policy
+    final = run.path / "checkpoints" / "off_policy"
+    if final.is_dir():
+        load_weights(pair.student, final)
+        return
+    state = processes()
+    if state.is_main_process and not run.has("teacher_answers"):
+        asked = list(prompts)[: stage.answers]
+        settings = RolloutConfig(num_rollouts=1, max_new_tokens=config.max_new_tokens, seed=config.seed)
+        engine = make_sampler(pair, settings, of_teacher=True)
+        with progress("teacher's answers", len(asked), "answers") as advance:
+            run.write(
+                "teacher_answers",
+                sample_rollouts(engine, asked, settings, pair.tokenizer, check, progress=advance),
+            )
+    state.wait_for_everyone()
+    rows = answer_rows(run.read("teacher_answers"))
+    if len(rows) < stage.batch:
+        raise DataError(f"{len(rows)} teacher answers are fewer than off_policy.batch = {stage.batch}")
+    steps = stage.epochs * (len(rows) // stage.batch)
+    arguments = device_arguments(
+        str(run.path / "checkpoints" / ".resume_off_policy"),
+        **_batching(stage.batch, None, pair),
+        max_steps=steps,
+        learning_rate=stage.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=math.ceil(config.warmup * steps),
+        max_grad_norm=config.clip,
+        max_completion_length=config.max_new_tokens,
+        save_steps=min(100, max(1, steps // 10)),
+        **_precision(config.bf16),
+        **_quiet(config.seed, steps),
+    )
+    trainer = OffPolicyTrainer(
+        pair.student,
+        pair.teacher,
+        arguments,
+        Dataset.from_list(rows),
+        processing_class=pair.tokenizer,
+        hard_share=stage.hard_share,
+        run=run,
+        until_accuracy=stage.until_accuracy,
+    )
+    if stage.until_accuracy is not None:
+        if not problems or check is None:
+            raise ConfigError("off_policy.until_accuracy needs held-out problems with answers to check")
+        _evaluate(trainer, config, problems, check, stage.evaluate_every)
+    _train(trainer, "off-policy distillation", show)
+    trainer.keep_model(final)
+
+
+def _train(
+    trainer: RockDistillationTrainer,
+    title: str,
+    show: bool,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Go on from the newest complete checkpoint, or start; show progress and, at the end, where the time went."""
+    trainer.remove_callback(PrinterCallback)
+    output = Path(str(trainer.args.output_dir))
+    found = last_complete_checkpoint(output)
+    show = show and trainer.accelerator.is_main_process
+    with no_bars(), StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
+        trainer.on_step = on_step or watcher
+        trainer.train(str(found) if found is not None else None)
+    if trainer.run is not None and trainer.args.should_save:
+        trainer.record.write(trainer.run)
+    if show:
+        watcher.close(trainer.record, trainer.saturation)
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}. Choose a directory you can write to.") from error
+
+
+def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, int]:
+    """Rollouts a pass and passes a step, for this number of processes."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if rollouts % processes:
+        raise ConfigError(f"{rollouts} rollouts a step cannot be divided over {processes} processes")
+    own = rollouts // processes
+    if micro_batch is None:
+        tiny = sum(p.numel() for p in pair.student.parameters()) < TINY_PARAMETERS
+        micro_batch = own if tiny else max(size for size in range(1, MICRO_BATCH + 1) if own % size == 0)
+    if own % micro_batch:
+        raise ConfigError(f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
+    return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": own // micro_batch}
+
+
+def _precision(bf16: bool | None) -> dict[str, bool]:
+    return {} if bf16 is None else {"bf16": bf16}
+
+
+def _quiet(seed: int, steps: int) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "save_total_limit": 1,
+        "logging_steps": max(1, min(10, steps // 10)),
+        "disable_tqdm": True,
+    }
+
+
+def _sharded() -> bool:
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true" or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+
+
+def _why_stopped(config: DistillConfig, trainer: RockDistillationTrainer) -> str:
+    if trainer.state.global_step >= config.steps:
+        return "steps"
+    return "time" if is_out_of_time(trainer.record, config.hours) else "saturated"
+
+
+def _facts(config: DistillConfig, trainer: RockDistillationTrainer, monitor: TokenMonitor) -> dict[str, Any]:
+    record, ended = trainer.record, trainer.saturation
+    accuracy = record.column("accuracy")
+    evaluated = np.flatnonzero(~np.isnan(accuracy))
+    facts: dict[str, Any] = {
+        "steps": trainer.state.global_step,
+        "stopped": _why_stopped(config, trainer),
+        "saturated": None if ended is None else ended.saturated,
+        "saturation": None if ended is None else ended._asdict(),
+        "selector": trainer.selector.name,
+        "normalise": trainer.normalise,
+        "vocabulary": trainer.vocabulary,
+        "summary": record.summary(),
+        "monitor_rocks": monitor.rocks(),
+    }
+    for name, index in (("accuracy_before", 0), ("accuracy_after", -1)):
+        if len(evaluated):
+            row = record.rows[evaluated[index]]
+            facts[name] = {key: row[key] for key in ("step", "accuracy", "accuracy_low", "accuracy_high")}
+    return facts

@@ -1,0 +1,175 @@
+"""What training writes down: one row an optimiser step, and the account at the end.
+
+Rows live in memory and in every resume checkpoint; training.parquet is rewritten whole from them, so that a resumed run
+never holds a step twice. This room knows rows of numbers, not how they came about.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.core.saturation import Saturation, saturation
+from rocktokens.lm.training.step_meter import STAGES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FLOP_STAGES = ("rollout", "select", "teacher", "student", "head")
+
+TRAINING = {
+    "step": "optimiser step, from 1; 0 is the evaluation before the first",
+    "loss": "what was minimised: sum of weight x divergence over the denominator, nats",
+    "loss_rocks": "mean divergence at rocks, nats; empty where not every one was measured",
+    "loss_rest": "mean divergence at everything else, nats; likewise",
+    "kept_share": "share of response tokens with a weight above 0",
+    "weight_share": "mean weight of a response token",
+    "ceiling": "largest speed-up that dropping tokens could give: 1 / kept_share",
+    "tokens": "response tokens of the step, all ranks",
+    "prompt_tokens": "prompt tokens of the step",
+    "rollouts": "rollouts of the step",
+    "invalid": "tokens whose divergence was not a number",
+    "learning_rate": "learning rate the step was taken with",
+    "accuracy": "share of held-out problems answered right after the step, where evaluated",
+    "accuracy_low": "lower end of its 95 % interval",
+    "accuracy_high": "upper end",
+    "seconds": "wall-clock seconds of the step on the first rank, evaluation and checkpoint included",
+    "seconds_processor": "processor seconds of the first rank's process for training alone; steadier on a busy machine",
+    **{f"seconds_{stage}": f"seconds of them for {stage}" for stage in STAGES},
+    **{f"flops_{stage}": f"floating-point operations for {stage}, from model shapes" for stage in FLOP_STAGES},
+}
+# Saturation is tested every so many steps, and believed when it holds so many times in a row.
+SATURATION_EVERY = 10
+SATURATION_TIMES = 3
+INTEGERS = ("step", "tokens", "prompt_tokens", "rollouts", "invalid")
+
+
+class RunDirectory(Protocol):
+    """What training asks of a run; `rocktokens.Run` is one."""
+
+    path: Path
+
+    def write(self, name: str, table: pa.Table) -> Path:
+        """Write NAME.parquet whole."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether NAME.parquet exists."""
+        ...
+
+    def read(self, name: str) -> pa.Table:
+        """NAME.parquet as a table."""
+        ...
+
+    def checkpoint(self, step: int) -> Path:
+        """Directory of a kept checkpoint."""
+        ...
+
+    def telemetry_writer(self, step: int, *, part: str = "") -> AbstractContextManager[Any]:
+        """Where the occurrences of a training step go."""
+        ...
+
+
+class TrainingRecord:
+    """One row an optimiser step; shadow selectors add columns of their own."""
+
+    def __init__(self, name: str = "training") -> None:
+        self.name = name
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a step."""
+        self.rows.append(row)
+
+    def column(self, name: str) -> np.ndarray:
+        """A column as floats; NaN where empty."""
+        return np.array([np.nan if row.get(name) is None else row[name] for row in self.rows], float)
+
+    def table(self) -> pa.Table:
+        """All rows, the documented columns first."""
+        extra = sorted({key for row in self.rows for key in row} - TRAINING.keys())
+        columns = {}
+        for name in (*TRAINING, *extra):
+            kind = pa.int64() if name in INTEGERS else pa.float64()
+            columns[name] = pa.array([row.get(name) for row in self.rows], kind)
+        return pa.table(columns)
+
+    def write(self, run: RunDirectory) -> None:
+        """Write the table, whole, in place of what was there."""
+        run.write(self.name, self.table())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every row so far."""
+        return {"rows": [dict(row) for row in self.rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the rows of a checkpoint."""
+        self.rows = [dict(row) for row in state["rows"]]
+
+    def summary(self) -> dict[str, float]:
+        """Totals over the run: where time and work went."""
+        if not self.rows:
+            return {}
+        found = {f"seconds_{stage}": float(np.nansum(self.column(f"seconds_{stage}"))) for stage in STAGES}
+        found |= {f"flops_{stage}": float(np.nansum(self.column(f"flops_{stage}"))) for stage in FLOP_STAGES}
+        seconds, tokens = float(np.nansum(self.column("seconds"))), float(np.nansum(self.column("tokens")))
+        kept = float(np.nansum(self.column("kept_share") * self.column("tokens"))) / max(tokens, 1.0)
+        found |= {
+            "steps": float((self.column("step") > 0).sum()),
+            "seconds": seconds,
+            "tokens": tokens,
+            "kept_share": kept,
+        }
+        found |= {"ceiling": 1.0 / max(kept, 1e-9), "tokens_per_second": tokens / max(seconds, 1e-9)}
+        return found
+
+    def summary_table(self, title: str) -> Table:
+        """The account as one table for the terminal."""
+        from rich.table import Table
+
+        found = self.summary()
+        table = Table(title=title, caption=_caption(found))
+        for column in ("stage", "seconds", "share of time", "TFLOP", "GFLOP/s"):
+            table.add_column(column, justify="left" if column == "stage" else "right")
+        named = 0.0
+        for stage in STAGES:
+            seconds, flops = found[f"seconds_{stage}"], found.get(f"flops_{stage}", 0.0)
+            named += seconds
+            if seconds > 0:
+                speed = f"{flops / seconds / 1e9:.1f}" if flops else ""
+                work = f"{flops / 1e12:.3g}" if flops else ""
+                table.add_row(stage, f"{seconds:.1f}", f"{seconds / found['seconds']:.1%}", work, speed)
+        other = found["seconds"] - named
+        table.add_row("other", f"{other:.1f}", f"{other / found['seconds']:.1%}", "", "")
+        table.add_section()
+        table.add_row("all", f"{found['seconds']:.1f}", "100.0%", "", "")
+        return table
+
+
+def saturation_of(record: TrainingRecord, on: Literal["loss", "rest"], back: int = 0) -> Saturation | None:
+    """The slope test on the record, leaving out the last `back` steps."""
+    losses = record.column("loss" if on == "loss" else "loss_rest")
+    return saturation(losses[: len(losses) - back])
+
+
+def has_saturated(record: TrainingRecord, on: Literal["loss", "rest"]) -> bool:
+    """Whether the loss no longer falls, now and at the tests before: one test alone is believed too easily."""
+    tests = [saturation_of(record, on, SATURATION_EVERY * back) for back in range(SATURATION_TIMES)]
+    return all(found is not None and found.saturated for found in tests)
+
+
+def is_out_of_time(record: TrainingRecord, hours: float | None) -> bool:
+    """Whether the training has taken so many hours, those before an interruption included."""
+    return hours is not None and float(np.nansum(record.column("seconds"))) >= 3600 * hours
+
+
+def _caption(found: dict[str, float]) -> str:
+    return (
+        f"{found['steps']:.0f} steps, {found['tokens']:.0f} response tokens, "
+        f"{found['tokens_per_second']:.0f} a second; "
+        f"kept {found['kept_share']:.1%} of them, which allows at most {found['ceiling']:.2f}x"
+    )

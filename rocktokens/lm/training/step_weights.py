@@ -1,0 +1,139 @@
+"""From the completions of one optimiser step to a loss weight for each of their tokens, the same on every rank.
+
+Grids of this rank are gathered, the selector sees the whole step, and each rank takes back its rows. This room knows
+grids and ranks; what a weight means for the loss is the trainer's business.
+
+Shapes: B rollouts of this rank, R of all ranks, C columns of the completion grid, N occurrences, K measured rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import broadcast
+from torch import Tensor
+
+from rocktokens.core.selection.selectors import Selector, SelectorBatch, overlap
+from rocktokens.errors import ConfigError
+
+
+class Rows(NamedTuple):
+    """Measured occurrences, on the CPU."""
+
+    rollout_K: Tensor
+    position_K: Tensor
+    token_K: Tensor
+    weight_K: Tensor
+    value_K: Tensor
+    log_ratio_K: Tensor
+    student_logprob_K: Tensor
+    teacher_logprob_K: Tensor
+    student_entropy_K: Tensor
+    teacher_entropy_K: Tensor
+    grad_norm_K: Tensor
+
+    def at(self, mask_K: Tensor) -> Rows:
+        """Some of the rows."""
+        return Rows(*(column[mask_K] for column in self))
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """All rows of several parts."""
+        if not parts:
+            longs, floats = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+            return Rows(longs, longs, longs, *([floats] * 8))
+        return Rows(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Occurrences of the step over all ranks, and where this rank's rows lie among them."""
+
+    batch: SelectorBatch
+    mask_RC: Tensor
+    first_row: int
+    shape: tuple[int, int]
+    """Rows and columns of this rank's own grid."""
+
+    def own(self, column_N: Tensor) -> Tensor:
+        """This rank's part of a column, as its grid; 0 outside the mask."""
+        whole_RC = torch.zeros(self.mask_RC.shape, dtype=column_N.dtype)
+        whole_RC[self.mask_RC] = column_N
+        rows, columns = self.shape
+        return whole_RC[self.first_row : self.first_row + rows, :columns]
+
+
+def gather_grid(accelerator: Any, token_BC: Tensor, mask_BC: Tensor, *, step: int, length_limit: int) -> Grid:
+    """The step's occurrences, gathered from every rank in rank order."""
+    token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
+    rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
+    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=length_limit)
+    return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
+
+
+def everywhere(accelerator: Any, grid_BC: Tensor, fill: float = 0) -> Tensor:
+    """A grid of all ranks' rows, on the CPU; shorter ranks are filled up on the right."""
+    if accelerator.num_processes > 1:
+        padded_BC = accelerator.pad_across_processes(grid_BC, dim=1, pad_index=fill)
+        grid_BC = accelerator.gather(padded_BC.contiguous())
+    return grid_BC.cpu()
+
+
+def with_losses(accelerator: Any, grid: Grid, rows: Rows) -> SelectorBatch | None:
+    """The batch with losses and entropies of measured rows; None unless every occurrence was measured."""
+    value_BC = torch.full(grid.shape, torch.nan)
+    entropy_BC = torch.full(grid.shape, torch.nan)
+    local_K = rows.rollout_K - grid.first_row
+    # An invalid loss is known too: 0 keeps it apart from "not measured".
+    value_BC[local_K, rows.position_K] = torch.nan_to_num(rows.value_K)
+    entropy_BC[local_K, rows.position_K] = torch.nan_to_num(rows.student_entropy_K)
+    device = accelerator.device
+    value_N = everywhere(accelerator, value_BC.to(device), torch.nan)[grid.mask_RC]
+    if bool(value_N.isnan().any()):
+        return None
+    entropy_N = everywhere(accelerator, entropy_BC.to(device), torch.nan)[grid.mask_RC]
+    return replace(grid.batch, value_N=value_N, student_entropy_N=entropy_N)
+
+
+def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch) -> Tensor:
+    """The selector's weights, decided once on the first rank; refused where they cannot be loss weights."""
+    weight_N = torch.zeros(len(batch))
+    if accelerator.is_main_process:
+        weight_N = selector.weights(batch)
+    if accelerator.num_processes > 1:
+        weight_N = broadcast(weight_N.to(accelerator.device), from_process=0).cpu()
+    name = type(selector).__name__ if selector.name == "custom" else selector.name
+    if weight_N.shape != (len(batch),):
+        raise ConfigError(f"selector {name} gave weights of shape {tuple(weight_N.shape)} for {len(batch)} occurrences")
+    weight_N = weight_N.float()
+    if not bool(((weight_N >= 0) & (weight_N <= 1)).all()):
+        raise ConfigError(f"selector {name} gave weights outside [0, 1] (or NaN) at step {batch.step}")
+    if not bool(weight_N.any()):
+        raise ConfigError(
+            f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}: there is nothing to train "
+            "on. Name fewer rocks, raise lam or keep, or take more rollouts a step."
+        )
+    return weight_N
+
+
+def compare_shadows(
+    selector_name: str, weight_N: Tensor, shadows: dict[str, Selector], batch: SelectorBatch, full: SelectorBatch | None
+) -> dict[str, float]:
+    """Kept share of every shadow and its overlap with the selector in force and with each other.
+
+    A shadow that needs losses is left out where not every occurrence was measured (`full` is None).
+    """
+    kept: dict[str, Tensor] = {selector_name: weight_N}
+    for name, shadow in shadows.items():
+        seen = full if shadow.needs_losses else batch
+        if seen is not None:
+            kept[name] = shadow.weights(seen)
+    found = {f"shadow_kept_{name}": float((kept[name] > 0).float().mean()) for name in shadows if name in kept}
+    names = list(kept)
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            found[f"overlap_{first}_{second}"] = overlap(kept[first], kept[second])
+    return found

@@ -1,0 +1,43 @@
+"""Named studies: a recipe is a function that returns a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rocktokens.config import (
+    CompareConfig,
+    DistillConfig,
+    GraftConfig,
+    KnockoutConfig,
+    PromptsConfig,
+    RolloutConfig,
+)
+from rocktokens.config.study import StudyConfig
+from rocktokens.world import world_names
+
+
+def world_recipe(name: str) -> StudyConfig:
+    """A built-in world: a tiny pair with planted truth, offline, minutes on two cores."""
+    return StudyConfig(
+        path=Path("runs") / name,
+        prompts=PromptsConfig(source=name, limit=5000),
+        distill=DistillConfig(learning_rate=3e-4, max_new_tokens=80, evaluate_every=50, telemetry_every=50),
+        rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
+        knockout=KnockoutConfig(top=40),
+        graft=GraftConfig(problems=500),
+        # The loss has stopped falling by then; `rocktokens compare` takes three seeds and all of the steps.
+        compare=CompareConfig(regimes=("uniform", "freeze", "random"), seeds=1, steps=150, evaluations=5),
+    )
+
+
+def recipes() -> dict[str, Callable[[], StudyConfig]]:
+    """Every named recipe."""
+    worlds = {name: (lambda name=name: world_recipe(name)) for name in world_names()}  # type: ignore[misc]
+    return {**worlds, "smollm2": _smollm2_recipe}
+
+
+def _smollm2_recipe() -> StudyConfig:
+    from rocktokens.smollm2.recipe import smollm2_recipe  # it fills in a StudyConfig, so it is read after this module
+
+    return smollm2_recipe()

@@ -1,0 +1,171 @@
+"""The comparison in words: sentences that follow from readings and from nothing else.
+
+This room knows `Reading`s and the names of regimes; it decides no verdict and computes no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rocktokens.core.comparison.compare import Reach, Reading, frontier
+from rocktokens.core.stats import Estimate
+
+# Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.
+SUBJECTS = {
+    "freeze": "freezing the rocks, {} of positions,",
+    "random": "freezing control positions, as many as the rocks' and in runs as long, {} of all,",
+    "random_loss": "freezing as many other positions, as near to the rocks' loss as others come, {} of all,",
+    "soft": "giving the rocks a smaller weight",
+    "adaptive": "freezing what adaptive found while training, {} of positions,",
+    "entropy": "keeping only the positions where the student is least certain, dropping {},",
+    "divergence": "keeping only the positions of largest loss, dropping {},",
+    "prefix": "stopping every rollout at a fixed length, {} fewer positions,",
+    "cut": "stopping every rollout where its non-rock loss ends, {} fewer positions,",
+    "fewer": "sampling fewer rollouts where the non-rock loss is low, {} fewer positions,",
+    "saturated": "stopping when the non-rock loss is saturated, {} fewer positions,",
+    "merit": "cutting, sampling fewer and stopping at saturation together, {} fewer positions,",
+    "shorter": "training uniformly for fewer steps, {} fewer positions,",
+}
+
+
+def points(value: float, *, signed: bool = True) -> str:
+    """A share as percentage points, with a true minus sign."""
+    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def percent(value: float) -> str:
+    """A share in per cent; one place where it is small."""
+    return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"[{points(estimate.low)}, {points(estimate.high)}]"
+
+
+def subject(reading: Reading) -> str:
+    """What the regime did, with the share of positions it left out."""
+    left_out = max(0.0, 1.0 - 1.0 / reading.ceiling)
+    return SUBJECTS.get(reading.regime, f"the regime {reading.regime}, leaving out {{}} of positions,").format(
+        percent(left_out)
+    )
+
+
+def verdict_sentence(reading: Reading, *, margin: float, uniform: Reading | None = None) -> str:
+    """One regime in one or two sentences: accuracy, time, ceiling, and when it came to uniform's accuracy."""
+    judged = {
+        "costs": "cost accuracy",
+        "gains": "raised accuracy",
+        "unchanged": f"left accuracy where it was (within ±{points(margin, signed=False)} points)",
+        "undecided": "changed accuracy by nothing that could be measured",
+    }[reading.verdict]
+    changed = f"{judged}: {points(reading.change.value)} points {_interval(reading.change)}"
+    ceiling = f"; its ceiling is {reading.ceiling:.2f}×" if reading.ceiling > 1.005 else ""
+    start = subject(reading)
+    return (
+        f"{start[0].upper()}{start[1:]} {changed}, and {_saved(reading)}{ceiling}. {_reached(reading, margin, uniform)}"
+    )
+
+
+def _saved(reading: Reading) -> str:
+    """What the clock says, of the step and, where the numbers of steps differ, of the whole."""
+    step = _time(reading.step_ratio, "of the step", "a step")
+    whole = reading.seconds_ratio
+    if abs(math.log(whole.value / reading.step_ratio.value)) < 0.02:
+        return step
+    return f"{step} and {_time(whole, 'of the whole training', 'in all')}"
+
+
+def _time(ratio: Estimate, of: str, more: str) -> str:
+    saved = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.num_prompts)
+    bounds = "" if math.isnan(saved.low) else f" [{points(saved.low)}, {points(saved.high)}]"
+    if not math.isnan(saved.low) and saved.low < 0 < saved.high:
+        return f"saved no measurable part {of}: {points(saved.value)} %{bounds}"
+    if saved.value >= 0:
+        return f"saved {percent(saved.value)} {of}{bounds}"
+    bounds = bounds and f" [{points(-saved.high)}, {points(-saved.low)}]"
+    return f"took {percent(-saved.value)} more time {more}{bounds}"
+
+
+def _reached(reading: Reading, margin: float, uniform: Reading | None) -> str:
+    goal = "uniform's final accuracy"
+    if margin:
+        goal += f" less {points(margin, signed=False)} points"
+    steps, seconds = reading.reach["steps"], reading.reach["seconds"]
+    if math.isinf(steps.value):
+        chance = "" if steps.share_reached == 0 else f" (it did in {percent(steps.share_reached)} of resamples)"
+        return f"It did not reach {goal}{chance}."
+    theirs = ""
+    if uniform is not None and math.isfinite(uniform.reach["seconds"].value):
+        theirs = f", uniform itself after {uniform.reach['seconds'].value:.0f} s"
+    return f"It reached {goal} after {steps.value:.0f} steps {_bounds(steps)} and {seconds.value:.0f} s{theirs}."
+
+
+def _bounds(reach: Reach) -> str:
+    high = "not reached" if math.isinf(reach.high) else f"{reach.high:.0f}"
+    low = "not reached" if math.isinf(reach.low) else f"{reach.low:.0f}"
+    return f"[{low}, {high}]"
+
+
+def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
+    """Whether the rocks can be skipped in this pair, from freeze and its control."""
+    freeze, random = readings.get("freeze"), readings.get("random")
+    if freeze is None:
+        return "The rocks were not frozen in any regime compared here: nothing is said about skipping them."
+    change = f"{points(freeze.change.value)} points {_interval(freeze.change)}"
+    control = ""
+    if random is not None:
+        control = f" The control, as many other positions, changed it by {points(random.change.value)} points "
+        control += f"{_interval(random.change)}."
+    matched = readings.get("random_loss")
+    if matched is not None:
+        control += " The control whose loss is as near to theirs as others come changed it by "
+        control += f"{points(matched.change.value)} points {_interval(matched.change)}."
+    if freeze.verdict == "costs":
+        return f"The rocks are cornerstones here: trained without them, accuracy changed by {change}.{control}"
+    if freeze.verdict == "gains":
+        return f"The rocks are stumbling blocks here: trained without them, accuracy changed by {change}.{control}"
+    if freeze.verdict == "unchanged":
+        return (
+            f"The rocks can be skipped here: trained without them, accuracy changed by {change}, "
+            f"inside ±{points(margin, signed=False)} points.{control}"
+        )
+    return (
+        f"Whether the rocks can be skipped is not decided to ±{points(margin, signed=False)} points: trained without "
+        f"them, accuracy changed by {change}. More seeds or problems would tell.{control}"
+    )
+
+
+def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float = 0.7) -> str:
+    """The frontier of accuracy against seconds, and whether uniform's accuracy was had for `goal` of its time."""
+    others = [reading for reading in readings if reading.regime != "uniform"]
+    if not others:
+        return "Only the uniform regime was trained: there is no frontier."
+    best = frontier(readings)
+    start = f"No other regime is both quicker and better than: {', '.join(best)}."
+    within = [r for r in others if r.change.value > -margin]
+    if not within:
+        return f"{start} None ended within {points(margin, signed=False)} points of uniform's accuracy."
+    quickest = min(within, key=lambda r: r.seconds_ratio.value)
+    proven = [r for r in within if r.verdict in ("unchanged", "gains") and r.seconds_ratio.high <= goal]
+    met = "not met"
+    if quickest.seconds_ratio.value <= goal:
+        met = "met" if quickest in proven else "met by the estimate, not proven"
+    said = (
+        f"{start} Of those that ended within {points(margin, signed=False)} points of uniform, {quickest.regime} was "
+        f"quickest: {_price(quickest)}; the goal of {goal:.2f}× is {met}."
+    )
+    if proven and quickest not in proven:
+        said += f" It is met, both intervals inside it, by {'; '.join(f'{r.regime}: {_price(r)}' for r in proven)}."
+    return said
+
+
+def _price(reading: Reading) -> str:
+    """What a regime took and what came of it."""
+    ratio = reading.seconds_ratio
+    bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if math.isfinite(ratio.high) else ""
+    return (
+        f"{ratio.value:.2f}×{bounds} of uniform's seconds for "
+        f"{points(reading.change.value)} points {_interval(reading.change)}"
+    )

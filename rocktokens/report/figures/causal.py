@@ -1,0 +1,333 @@
+"""Figures of the causal tests: knock-out effects with the noise floor, and what grafting the teacher's tokens gains.
+
+Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.core.stats import Estimate
+from rocktokens.report.figures.figure import MUTED, REST, ROCK, THIRD, Figure, band, errors, layout, names_axis, rule
+from rocktokens.report.formats import interval, label, listed, number, p_value, percent, plural, points
+from rocktokens.report.run_facts import Facts, estimate, first
+
+VERDICTS = {
+    "Strong Pillar": (REST, "square", "pillar"),
+    "Strong Stumbling Block": (ROCK, "diamond", "stumbling block"),
+    "Proven Neutral": (THIRD, "circle", "proven neutral"),
+    "Undecided": (MUTED, "circle-open", "undecided"),
+    "Never Used": (MUTED, "x", "never used"),
+}
+MAX_BARS = 40
+DELTA = ("delta", "effect", "change")
+
+
+def verdict_of(row: dict[str, Any]) -> str:
+    """The verdict under one of its known names, however it is written."""
+    text = str(row.get("verdict") or "Undecided").replace("_", " ").strip().lower()
+    for name in VERDICTS:
+        if text in (name.lower(), name.lower().removeprefix("strong ").removeprefix("proven ")):
+            return name
+    return text.title()
+
+
+def census_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Candidates of the census, read once."""
+    return facts.memo("census_rows", lambda: _census_rows(facts))
+
+
+def _census_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Census rows that hold a candidate and an effect, with `name`, `verdict` and `token_ids` settled."""
+    table = facts.table("census")
+    if table is None:
+        return []
+    if not any(name in table.column_names for name in DELTA):
+        facts.notes.append("the knock-outs were left out: census.parquet has no column delta")
+        return []
+    rows = []
+    for row in table.to_pylist():
+        name = first(row, ("token", "name", "set_id", "token_id"), "")
+        ids = first(row, ("token_ids", "members", "token_id"), ())
+        ids = list(ids) if isinstance(ids, list | tuple) else [ids]
+        name = facts.token(name) if isinstance(name, int) else str(name)
+        if row.get("role") == "control":
+            continue
+        kind = first(row, ("kind", "level"), "token")
+        rows.append({**row, "name": name, "token_ids": ids, "kind": kind, "verdict": verdict_of(row)})
+    return rows
+
+
+def verdicts_by_token(facts: Facts) -> dict[int, dict[str, Any]]:
+    """Token id to its own census row; single-token knock-outs only."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in census_rows(facts):
+        if row["kind"] in ("token", "knockout", "single") and len(row["token_ids"]) == 1:
+            token_id = row["token_ids"][0]
+            if isinstance(token_id, int):
+                found.setdefault(token_id, row)
+    return found
+
+
+def epsilon(facts: Facts) -> float:
+    """The smallest effect that counts."""
+    for section in (facts.stage("knockout"), facts.config.get("knockout", {}), facts.config.get("census", {})):
+        if section.get("epsilon") is not None:
+            return float(section["epsilon"])
+    return 0.01
+
+
+def noise_floor(facts: Facts) -> float | None:
+    """The placebo arm's spread, found once."""
+    return facts.memo("noise_floor", lambda: _noise_floor(facts))
+
+
+def _noise_floor(facts: Facts) -> float | None:
+    """What 95 % of the placebo arm's effects stay within, of the noisiest candidate; recorded, or from the rows."""
+    stage = facts.stage("knockout")
+    recorded = first(stage, ("noise_floor", "placebo_spread"))
+    if recorded is not None:
+        return float(recorded)
+    floors = [row["placebo_floor"] for row in facts.rows("census") if row.get("placebo_floor") is not None]
+    floors = [floor for floor in floors if math.isfinite(floor)]
+    if floors:
+        return max(floors)
+    table = facts.table("knockouts")
+    if table is None or facts.lacks(table, "the noise floor", "arm", "set_id", "prompt_id", "correct"):
+        return None
+    found = facts.query(
+        "with outcome as (select arm, set_id, prompt_id, avg(correct::int) as share from knockouts group by all), "
+        "baseline as (select prompt_id, avg(correct::int) as share from knockouts where arm = 'baseline' group by all) "
+        "select outcome.set_id, sum(outcome.share - baseline.share) / (select count(*) from baseline) as delta "
+        "from outcome join baseline using (prompt_id) where arm = 'placebo' group by all order by all"
+    )
+    if found is None or not len(found):
+        return None
+    return float(np.quantile(np.abs(np.array(found["delta"])), 0.95))
+
+
+def knockouts(facts: Facts) -> Figure | None:
+    """Effect of every knock-out, largest first, with the band that counts as nothing and the noise floor."""
+    rows = census_rows(facts)
+    found = [(row, estimate(row, *DELTA)) for row in rows]
+    known = [(row, item) for row, item in found if item is not None]
+    if not known:
+        return None
+    known.sort(key=lambda pair: (-abs(pair[1].value), pair[0]["name"]))
+    shown = sorted(known[:MAX_BARS], key=lambda pair: (-pair[1].value, pair[0]["name"]))
+    margin, floor = epsilon(facts), noise_floor(facts)
+    data = []
+    for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
+        own = [(place, row, item) for place, (row, item) in enumerate(shown) if row["verdict"] == verdict]
+        if own:
+            data.append(_effects(verdict, own))
+    shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
+    shape["yaxis"] = names_axis([label(row["name"]) + _kind(row) for row, _ in shown])
+    shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
+    floors = [100 * row["placebo_floor"] if row.get("placebo_floor") is not None else 0.0 for row, _ in shown]
+    if any(floors):
+        data.insert(0, _floors(floors))
+    elif floor:
+        shape["shapes"] += [rule(sign * 100 * floor, color=MUTED, dash="dash") for sign in (-1, 1)]
+    table = facts.table("census")
+    assert table is not None
+    left = f" The {len(shown)} largest of {len(known)} effects are drawn." if len(known) > len(shown) else ""
+    return Figure(
+        name="knockouts",
+        title="Do they matter at inference?",
+        sentence=knockout_sentence(facts) + left,
+        estimator=f"Δ = accuracy with the token banned − accuracy, paired by problem; resumed from the baseline at the "
+        f"token's first occurrence. Bars: 95 % bootstrap over problems. Grey band: ±ε = {points(margin)} points, what "
+        "counts as nothing. Noise floor: 95 % of the placebo arm’s effects (resumed at the same places, nothing "
+        "banned) lie inside.",
+        rows=table,
+        data=data,
+        layout=shape,
+        notes=_power(facts),
+    )
+
+
+def _floors(floors: list[float]) -> dict[str, Any]:
+    """The noise floor of every candidate, as a pale bar behind its effect."""
+    finite = [floor if math.isfinite(floor) else 0.0 for floor in floors]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "noise floor",
+        "x": [2 * floor for floor in finite],
+        "base": [-floor for floor in finite],
+        "y": list(range(len(floors))),
+        "width": 0.62,
+        "marker": {"color": MUTED, "opacity": 0.28},
+        "hoverinfo": "skip",
+    }
+
+
+def _kind(row: dict[str, Any]) -> str:
+    return "" if row["kind"] in ("token", "knockout", "single") else f" ({row['kind']})"
+
+
+def _effects(verdict: str, own: list[tuple[int, dict[str, Any], Estimate]]) -> dict[str, Any]:
+    color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", verdict.lower()))
+    value = [100 * item.value for _, _, item in own]
+    ends = [[_finite(100 * getattr(item, end)) for _, _, item in own] for end in ("low", "high")]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": title,
+        "x": value,
+        "y": [place for place, _, _ in own],
+        "error_x": errors(value, ends[0], ends[1], color),
+        "marker": {"color": color, "symbol": symbol, "size": 10},
+        "text": [_effect_hover(row, item) for _, row, item in own],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _effect_hover(row: dict[str, Any], item: Estimate) -> str:
+    adjusted = first(row, ("p_bh", "p_adjusted", "p_benjamini_hochberg"))
+    lines = [
+        f"<b>{label(row['name'], 40)}</b>{_kind(row)}: {row['verdict']}",
+        f"Δ {interval(item, points)} points, {p_value(first(row, ('p_value', 'p')))}",
+    ]
+    if adjusted is not None:
+        lines.append(f"after Benjamini–Hochberg {p_value(adjusted)}")
+    affected = first(row, ("num_used", "num_affected", "num_resumed"))
+    if affected is not None:
+        lines.append(f"{number(affected, 0)} rollouts used it")
+    return "<br>".join(lines)
+
+
+def knockout_sentence(facts: Facts) -> str:
+    """Verdicts counted, and the pillars and stumbling blocks named."""
+    rows = census_rows(facts)
+    counts = Counter(row["verdict"] for row in rows)
+    kinds = [
+        plural(counts[name], VERDICTS[name][2] if name in VERDICTS else name.lower(), _many(name))
+        for name in dict.fromkeys([*VERDICTS, *counts])
+        if counts[name]
+    ]
+    named = []
+    for verdict, title in (("Strong Pillar", "pillars"), ("Strong Stumbling Block", "stumbling blocks")):
+        own = [f"“{row['name']}”" for row in rows if row["verdict"] == verdict]
+        if own:
+            named.append(f"{title}: {listed(own, 6)}")
+    tail = f" ({'; '.join(named)})" if named else ""
+    floor = noise_floor(facts)
+    noise = f"; the noise floor is {number(100 * floor, 1)} points or less" if floor is not None else ""
+    return f"Banned one at a time, {plural(len(rows), 'candidate')} gave {listed(kinds)}{tail}{noise}."
+
+
+def _many(verdict: str) -> str:
+    return {"Strong Pillar": "pillars", "Strong Stumbling Block": "stumbling blocks"}.get(
+        verdict, VERDICTS.get(verdict, (0, 0, verdict.lower()))[2]
+    )
+
+
+def counted(verdict: str, count: int) -> str:
+    """So many of a verdict; pillars and stumbling blocks have a plural, the others are adjectives."""
+    return plural(count, verdict.lower(), verdict.lower() + "s" * verdict.startswith("Strong"))
+
+
+def _power(facts: Facts) -> tuple[str, ...]:
+    smallest = first(facts.stage("knockout"), ("smallest_detectable_effect", "smallest_effect", "power_effect"))
+    if smallest is None:
+        return ()
+    return (f"Smallest effect that this census could see with 80 % power: {number(100 * float(smallest), 1)} points.",)
+
+
+ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control positions"}
+
+
+def graft_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Grafts by the names that a reader knows."""
+    rows = _graft_rows(facts)
+    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in rows]
+
+
+def _graft_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row an arm with its accuracy and gain; rows of single rollouts are averaged first."""
+    table = facts.table("grafts")
+    if table is None:
+        return []
+    names = table.column_names
+    if any(name in names for name in ("gain", "delta", "effect")):
+        return [{**row, "arm": str(first(row, ("arm", "set_id", "name"), "?"))} for row in table.to_pylist()]
+    if facts.lacks(table, "the grafts", "arm", "correct"):
+        return []
+    found = facts.query("select arm, avg(correct::int) as accuracy from grafts group by arm order by arm")
+    rows = [] if found is None else found.to_pylist()
+    base = [row["accuracy"] for row in rows if row["arm"] in ("none", "baseline")]
+    return [{**row, "gain": row["accuracy"] - base[0]} for row in rows] if base else rows
+
+
+def grafts(facts: Facts) -> Figure | None:
+    """Gain in accuracy when the teacher redraws the set's tokens."""
+    rows = [row for row in graft_rows(facts) if row["arm"] not in ("none", "baseline")]
+    known = [(row, item) for row in rows if (item := estimate(row, "gain", *DELTA)) is not None]
+    if not known:
+        return None
+    known.reverse()
+    value = [100 * item.value for _, item in known]
+    ends = [[_finite(100 * getattr(item, end)) for _, item in known] for end in ("low", "high")]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "gain",
+            "x": value,
+            "y": list(range(len(known))),
+            "error_x": errors(value, ends[0], ends[1], "@ink"),
+            "marker": {"color": [ROCK if row["arm"] == "rocks" else REST for row, _ in known]},
+            "width": 0.5,
+            "text": [_graft_hover(row, item) for row, item in known],
+            "textposition": "none",
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+    ]
+    shape = layout("gain in accuracy, points", "", height=120 + 44 * len(known), showlegend=False)
+    shape["yaxis"] = names_axis([label(row["arm"], 26) for row, _ in known])
+    shape["shapes"] = [rule(0, color="@ink", dash="solid")]
+    table = facts.table("grafts")
+    return Figure(
+        name="grafts",
+        title="What would learning them gain?",
+        sentence=graft_sentence(facts),
+        estimator="The student samples; where the drawn token is in the set, the teacher draws again. Accuracy less "
+        "that without grafts, paired by problem, 95 % bootstrap. It bounds the direct gain from learning the set.",
+        rows=table if table is not None and len(table) < 5000 else pa.Table.from_pylist([row for row, _ in known]),
+        data=data,
+        layout=shape,
+    )
+
+
+def _graft_hover(row: dict[str, Any], item: Estimate) -> str:
+    accuracy = estimate(row, "accuracy")
+    tail = f"<br>accuracy {interval(accuracy, percent)}" if accuracy else ""
+    if row.get("grad_share") is not None:
+        tail += f"<br>{percent(row['grad_share'])} of the gradient norm"
+    if row.get("share_positions") is not None:
+        tail += f"<br>{percent(row['share_positions'])} of the positions"
+    return f"<b>{label(row['arm'], 40)}</b>: gain {interval(item, points)} points{tail}"
+
+
+def graft_sentence(facts: Facts) -> str:
+    """Gains at the rocks, at the control and everywhere; and the kind of token that gains most."""
+    main = ("rocks", *ARMS.values())
+    gains = {row["arm"]: item for row in graft_rows(facts) if (item := estimate(row, "gain", *DELTA)) is not None}
+    said = [f"{interval(gains[arm], points)} points at {arm}" for arm in main if arm in gains]
+    if not said:
+        return "No arm of the grafts was measured."
+    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo", "none", "baseline")}
+    best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
+    most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""
+    return f"Letting the teacher draw instead changes accuracy by {listed(said)}{most}."

@@ -1,0 +1,232 @@
+"""What a run knows, read once for the report: tables with or without optional columns, tokens, the rock set, stages.
+
+Every table is optional and so is every column: what is not there leaves out what needs it, and is named. This room
+reads; it computes nothing that detection or the census should have computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocktokens.core.stats import Estimate
+from rocktokens.errors import DataError, RunError
+from rocktokens.report.formats import visible
+from rocktokens.runs.store import Run, open_run
+
+# Stage → (the table that shows it ran, what it answers).
+STAGES = {
+    "distill": ("training", "loss and accuracy over training, and where its time went"),
+    "sample": ("rollouts", "real rollouts"),
+    "score": (None, "what every token costs, at every checkpoint"),
+    "detect": ("types", "which token types are rocks, and how large their footprint is"),
+    "geometry": ("geometry", "which way the rocks' gradients point"),
+    "knockout": ("census", "whether the student needs the tokens at inference"),
+    "graft": ("grafts", "what the student would gain had it learned them"),
+    "compare": ("compare", "what training without them costs and saves"),
+}
+
+
+class Facts:
+    """A run, as the report reads it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.notes: list[str] = []
+        """What was there but could not be used, to be named in the report."""
+        self._tables: dict[str, pa.Table | None] = {}
+        self._memo: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, path: str | Path) -> Facts:
+        """Open a run directory."""
+        return cls(open_run(path))
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        return self.run.path.resolve().name
+
+    # Tables
+
+    def table(self, *names: str) -> pa.Table | None:
+        """The first of these tables that is there and not empty; a damaged one is named and left out."""
+        for name in names:
+            if name not in self._tables:
+                self._tables[name] = self._load(name)
+            if self._tables[name] is not None:
+                return self._tables[name]
+        return None
+
+    def _load(self, name: str) -> pa.Table | None:
+        if not self.run.has(name):
+            return None
+        try:
+            table = self.run.read(name)
+        except (DataError, RunError) as error:
+            self.notes.append(f"{name}.parquet was left out: {error}")
+            return None
+        return table if len(table) else None
+
+    def columns(self, name: str) -> list[str]:
+        """Columns of a table that may be too large to read whole; none where it is missing or damaged."""
+        path = self.run.path / f"{name}.parquet"
+        try:
+            return pq.read_schema(path).names if path.exists() else []
+        except (pa.ArrowInvalid, OSError) as error:
+            self.notes.append(f"{name}.parquet was left out: {str(error).splitlines()[0]}")
+            return []
+
+    def rows(self, *names: str) -> list[dict[str, Any]]:
+        """The rows of the first of these tables that is there; none where there is none."""
+        table = self.table(*names)
+        return [] if table is None else table.to_pylist()
+
+    def lacks(self, table: pa.Table, figure: str, *columns: str) -> bool:
+        """Whether a table lacks columns that a figure needs; if so, the report says which."""
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            self.notes.append(f"{figure} was left out: no column {', '.join(missing)}")
+        return bool(missing)
+
+    def query(self, sql: str) -> pa.Table | None:
+        """Ask the run; nothing where a table or column is missing."""
+        try:
+            return self.run.query(sql)
+        except (DataError, RunError) as error:
+            self.notes.append(f"a question to the run was left out: {error}")
+            return None
+
+    def memo(self, name: str, make: Callable[[], Any]) -> Any:
+        """A value computed once for the whole report."""
+        if name not in self._memo:
+            self._memo[name] = make()
+        return self._memo[name]
+
+    # Manifest
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Sections of the configuration."""
+        return self.run.manifest.get("config", {})
+
+    def stage(self, name: str) -> dict[str, Any]:
+        """What a stage recorded about itself; empty where it did not run."""
+        return self.run.manifest.get("stages", {}).get(name) or {}
+
+    def ran(self, stage: str) -> bool:
+        """Whether a stage is complete, by the manifest or by its table."""
+        table = STAGES[stage][0]
+        if stage == "score":
+            return bool(self.run.steps())
+        if stage == "sample":
+            return bool(self.columns("rollouts"))
+        return self.run.done(stage) or (table is not None and self.table(table) is not None)
+
+    @property
+    def stages(self) -> list[str]:
+        """Completed stages in the order of the story, whatever order they were completed in."""
+        known = list(STAGES)
+
+        def place(stage: str) -> tuple[int, str, int]:
+            base, _, step = stage.partition("/step=")
+            return known.index(base) if base in known else len(known), base, int(step) if step.isdigit() else -1
+
+        return sorted((stage for stage in self.run.manifest.get("stages", {}) if stage != "report"), key=place)
+
+    @property
+    def sections(self) -> list[str]:
+        """Sections of the configuration in the order of the story."""
+        known = ["pair", "prompts", "rollouts", *STAGES]
+        return sorted(self.config, key=lambda name: (known.index(name) if name in known else len(known), name))
+
+    @property
+    def not_run(self) -> list[str]:
+        """Stages that this run has not completed."""
+        return [stage for stage in STAGES if not self.ran(stage)]
+
+    # Tokens and rocks
+
+    @cached_property
+    def definition(self) -> str:
+        """The definition by which rocks are called rocks here."""
+        return self.stage("detect").get("definition") or self.config.get("detect", {}).get("definition") or "context"
+
+    @property
+    def signal(self) -> str:
+        """The loss that was ranked."""
+        return self.stage("detect").get("signal") or "kl"
+
+    @cached_property
+    def types(self) -> list[dict[str, Any]]:
+        """Token types, rocks first, each with a name."""
+        table = self.table("types")
+        if table is None or self.lacks(table, "the token types", "token_id"):
+            return []
+        return [{**row, "token": row.get("token") or f"#{row['token_id']}"} for row in table.to_pylist()]
+
+    @cached_property
+    def rocks(self) -> list[dict[str, Any]]:
+        """Rows of the rocks by the chosen definition, best first."""
+        own = [row for row in self.types if row.get(f"in_{self.definition}")]
+        rank = f"rank_{self.definition}"
+        return sorted(own, key=lambda row: (row.get(rank) or math.inf, row["token_id"]))
+
+    @cached_property
+    def rock_ids(self) -> set[int]:
+        """Token ids of the rocks."""
+        return {row["token_id"] for row in self.rocks}
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Token id to its text, where detection named it."""
+        return {row["token_id"]: row["token"] for row in self.types}
+
+    def token(self, token_id: Any) -> str:
+        """The text of a token id."""
+        return self.texts.get(token_id, f"#{token_id}") if isinstance(token_id, int) else str(token_id)
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Checkpoints that were scored, in order."""
+        return self.run.steps()
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Names of student and teacher; of a path, its last two parts."""
+        pair = self.config.get("pair", {})
+        return _short(pair.get("student", "")), _short(pair.get("teacher", ""))
+
+
+def estimate(row: dict[str, Any], *names: str) -> Estimate | None:
+    """The first of these columns as a value with its interval (NAME_low, NAME_high); None where empty."""
+    for name in names:
+        value = row.get(name)
+        if value is not None and math.isfinite(value):
+            low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+            if low is None and high is None and name in ("delta", "gain", "effect", "change"):
+                low, high = row.get("low"), row.get("high")
+            nan = float("nan")
+            return Estimate(float(value), nan if low is None else low, nan if high is None else high, 0)
+    return None
+
+
+def first(row: dict[str, Any], names: Sequence[str], default: Any = None) -> Any:
+    """The first of these keys that holds something."""
+    return next((row[name] for name in names if row.get(name) is not None), default)
+
+
+def column_of(table: pa.Table, *names: str) -> str | None:
+    """The first of these columns that a table has."""
+    return next((name for name in names if name in table.column_names), None)
+
+
+def _short(name: str) -> str:
+    parts = [part for part in str(name).replace("\\", "/").split("/") if part]
+    return visible("/".join(parts[-2:])) if parts else "not recorded"

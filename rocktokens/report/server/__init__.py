@@ -1,0 +1,1 @@
+"""`rocktokens view`: reports served on the loopback address."""

@@ -1,0 +1,1 @@
+"""One file per stage: read artefacts, call the layers below, write artefacts."""

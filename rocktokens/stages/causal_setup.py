@@ -1,0 +1,140 @@
+"""What `knockout` and `graft` share: models, prompts and sampler, the token types they name, and parts on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from rocktokens.config import BaselineConfig, PairConfig, PromptsConfig, RolloutConfig
+from rocktokens.config.base import from_mapping
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.progress import progress
+from rocktokens.runs.store import Run
+from rocktokens.stages.stage import student_source
+
+log = logging.getLogger(__name__)
+
+
+def is_done(run: Run, stage: str, wanted: dict[str, Any], again: bool) -> bool:
+    """Whether a causal stage is complete with these settings and on the detection as it is now."""
+    same = all(run.manifest["config"].get(section) == json.loads(json.dumps(own)) for section, own in wanted.items())
+    if run.done(stage) and same and run.rests_on(stage, "detect") and not again:
+        log.info("%s: %s is complete; nothing to do", run.path, stage)
+        return True
+    return False
+
+
+def bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A progress bar that counts rollouts."""
+    return progress(description, total, "rollouts")
+
+
+class Parts:
+    """Finished pieces of a stage on disk, under the settings and the detection they belong to."""
+
+    def __init__(self, run: Run, name: str, wanted: dict[str, Any]) -> None:
+        text = json.dumps([wanted, run.checkpoints(), run.mark("detect")], sort_keys=True, default=str)
+        self.run, self.folder = run, f"{name}.parts"
+        self.name = f"{self.folder}/{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+
+    def keep(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+        """The part of that name, made and written if it is not there."""
+        part = f"{self.name}/{name.replace(' ', '-')}"
+        if not self.run.has(part):
+            self.run.write(part, make())
+        return self.run.read(part)
+
+    def clear(self) -> None:
+        """Remove the pieces; what they made up is written whole."""
+        shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class CausalSetup:
+    """What both stages stand on: models, problems, a sampler, answers to check."""
+
+    pair: Any
+    prompts: PromptsConfig
+    baseline: BaselineConfig
+    rollouts: RolloutConfig
+    problems: list[Any]
+    checker: Any
+    engine: Any
+
+    @classmethod
+    def of(cls, run: Run, baseline: BaselineConfig) -> CausalSetup:
+        from rocktokens.lm.causal.baseline import answerable
+        from rocktokens.lm.pair import load_pair
+        from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler
+        from rocktokens.lm.tasks import make_checker
+
+        known = run.manifest["config"]
+        if "pair" not in known or "prompts" not in known:
+            raise DataError(f"{run.path} names no pair and no prompts; run `rocktokens sample` or `distill` first")
+        pair_config = from_mapping(PairConfig, known["pair"])
+        prompts = from_mapping(PromptsConfig, known["prompts"])
+        if baseline.checkpoint == "teacher":
+            raise ConfigError("knock-outs and grafts are of the student; checkpoint must be last, student or a step")
+        checker = make_checker(prompts)
+        answerable([], checker) if checker is None else None
+        source = student_source(run, pair_config, baseline.checkpoint)
+        pair = load_pair(dataclasses.replace(pair_config, student=source))
+        limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens", 512)
+        baseline = dataclasses.replace(baseline, max_new_tokens=limit)
+        rollouts = RolloutConfig(
+            max_new_tokens=limit,
+            temperature=baseline.temperature,
+            greedy=baseline.greedy,
+            top_k=baseline.top_k,
+            top_p=baseline.top_p,
+            batch_size=baseline.batch_size,
+        )
+        problems = _problems(run, prompts, baseline, pair.tokenizer)
+        engine = make_sampler(pair, rollouts)
+        check_lengths(problems, engine.context)
+        return cls(pair, prompts, baseline, rollouts, problems, checker, engine)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """A response as the checker reads it."""
+        return self.pair.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def _problems(run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: Any) -> list[Any]:
+    """Problems that neither training nor detection saw, unless the user says otherwise."""
+    from rocktokens.lm.tasks import load_prompts
+    from rocktokens.world import world_names
+
+    source = baseline.source or prompts.source
+    built_in = source in world_names()
+    asked = dataclasses.replace(
+        prompts,
+        source=source,
+        split=baseline.split or prompts.split,
+        limit=baseline.problems if built_in else None,
+        checker=prompts.checker,
+    )
+    own = baseline.source is None and baseline.split is None
+    if own and not built_in and baseline.reuse_prompts:
+        return load_prompts(asked, tokenizer)
+    found = load_prompts(asked, tokenizer, part="causal" if own or built_in else None)
+    used = set(run.read("rollouts", ["prompt_id"])["prompt_id"].to_pylist()) if run.has("rollouts") and own else set()
+    fresh = [prompt for prompt in found if prompt.prompt_id not in used]
+    if len(fresh) < 2:
+        raise DataError(
+            f"detection used all but {len(fresh)} of the prompts of {source} that are set aside for causal tests; name "
+            "other problems with --baseline.source FILE, or pass --baseline.reuse-prompts"
+        )
+    if len(fresh) < baseline.problems:
+        log.info(
+            "%d problems are there for the causal tests, fewer than the %d asked for", len(fresh), baseline.problems
+        )
+    return fresh

@@ -1,0 +1,347 @@
+"""The stage `compare`: train the regimes from one start, read them on the same problems, say what follows.
+
+Every regime and seed is an arm with a directory of its own under RUN/compare; a killed comparison goes on in the arm
+and at the step where it stopped. Arms of one seed are trained one after the other, so that a slow hour of the machine
+meets all regimes alike, and one student is in memory at a time. This room orders the work and writes the files; the
+regimes are core/comparison/regimes.py's, the readings core/comparison/compare.py's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, Regime, RolloutConfig
+from rocktokens.config.base import from_mapping, to_mapping
+from rocktokens.core.comparison.regimes import NEED_ROCKS, check_arms, common_base, regime_config
+from rocktokens.core.selection.adaptive import least_updates
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.progress import progress
+from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.compare_tables import write_comparison
+
+log = logging.getLogger(__name__)
+
+READING_BATCH = 256  # rollouts in flight while a student is read
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything the arms share, and what each of them is."""
+
+    run: Run
+    config: CompareConfig
+    pair: PairConfig
+    """The run's pair with the pre-OPD checkpoint as its student."""
+    prompts: PromptsConfig
+    base: DistillConfig
+    rocks: tuple[int, ...]
+    cut: int | None
+    arms: dict[tuple[int, str], DistillConfig]
+    """(seed, regime) → its distillation, in the order of training."""
+
+    def directory(self, seed: int, regime: str) -> Path:
+        """Where an arm lives."""
+        return self.run.path / "compare" / regime / f"seed={seed}"
+
+
+def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
+    """Train and read the regimes; writes compare.parquet and its companions, prints the table and the verdicts."""
+    run = open_run(path)
+    same = run.manifest["config"].get("compare") == _plain(config)
+    rocks = list(_rocks(run, config))
+    if run.done("compare") and same and run.facts("compare").get("rocks", rocks) == rocks and not again:
+        log.info("%s: the regimes are compared; nothing to do", path)
+        return run
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("compare trains its regimes in one process; start it without torchrun")
+    if again:
+        shutil.rmtree(run.path / "compare", ignore_errors=True)
+    plan = make_plan(run, config)
+    run.reopen("compare")
+    if len(plan.arms) == config.seeds:
+        log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
+        return run
+    if not _train_and_read(plan):
+        return run
+    run.manifest["config"]["compare"] = _plain(config)
+    arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
+    facts = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps, "rocks": list(plan.rocks)}
+    write_comparison(run, arms, config, facts)
+    return run
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A configuration as it comes back from a manifest: tuples are lists there."""
+    import json
+
+    return json.loads(json.dumps(to_mapping(config)))
+
+
+# ---------------------------------------------------------------- what will be trained
+
+
+def make_plan(run: Run, config: CompareConfig) -> Plan:
+    """The arms of a comparison, refused before anything is trained if one cannot be had or differs in anything else."""
+    if not run.done("distill"):
+        raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
+    known = run.manifest["config"]
+    trained = from_mapping(DistillConfig, known["distill"])
+    base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
+    rocks = _rocks(run, config)
+    regimes: tuple[Regime, ...] = ("uniform", *(name for name in dict.fromkeys(config.regimes) if name != "uniform"))
+    if run.done("detect") and not rocks:
+        regimes = tuple(name for name in regimes if name not in NEED_ROCKS)
+        log.warning("detect found no rocks: only %s can be compared", ", ".join(regimes))
+    if "adaptive" in regimes and base.steps <= least_updates():
+        log.warning(
+            "adaptive watches %d steps before it freezes anything: in %d it trains as uniform; compare more steps",
+            least_updates(),
+            base.steps,
+        )
+    cut = _choose_cut(run, base, rocks, config) if {"cut", "merit"} & set(regimes) and rocks else None
+    arms: dict[tuple[int, str], DistillConfig] = {}
+    for seed in range(config.seeds):
+        configs: dict[str, DistillConfig] = {}
+        for name in regimes:
+            configs[name] = regime_config(name, base, config, seed=seed, rocks=rocks, cut=cut)
+        check_arms(configs)
+        arms |= {(seed, name): configs[name] for name in regimes}
+    pair = from_mapping(PairConfig, known["pair"])
+    pair = dataclasses.replace(pair, student=_start(run, pair, trained))
+    return Plan(run, config, pair, from_mapping(PromptsConfig, known["prompts"]), base, rocks, cut, arms)
+
+
+def _rocks(run: Run, config: CompareConfig) -> tuple[int, ...]:
+    return config.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ())
+
+
+def _start(run: Run, pair: PairConfig, trained: DistillConfig) -> str:
+    """The model that OPD started from; with adapters, the whole model under them."""
+    if trained.lora_rank is not None:
+        off_policy = run.path / "checkpoints" / "off_policy"
+        return str(off_policy) if off_policy.is_dir() else pair.student
+    if 0 not in run.checkpoints():
+        raise RunError(f"{run.path} does not keep the checkpoint that OPD started from; distil it again to compare")
+    return str(run.checkpoint(0))
+
+
+def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: CompareConfig) -> int:
+    """The shortest prefix that covers the non-rock loss at every scored checkpoint."""
+    from rocktokens.core.selection.sample_less import prefix_cut
+
+    if not run.steps():
+        raise RunError(f"{run.path} has no scored occurrences to choose a cut from; run `rocktokens score` first")
+    cuts = {}
+    for step in run.steps():
+        table = run.query(f"select position, token_id, kl from occurrences where step = {step}")
+        rest_N = ~np.isin(table["token_id"].to_numpy(), rocks)
+        cuts[step] = prefix_cut(
+            table["position"].to_numpy(),
+            table["kl"].to_numpy(),
+            rest_N,
+            limit=base.max_new_tokens,
+            coverage=config.coverage,
+        )
+    longest = max(cuts, key=lambda step: cuts[step].length)
+    log.info(
+        "rollouts are cut at %d of %d tokens: %.1f %% of the non-rock loss and %.1f %% of the positions of checkpoint "
+        "%d lie before it, and no checkpoint needs more",
+        cuts[longest].length,
+        base.max_new_tokens,
+        100 * cuts[longest].covered,
+        100 * cuts[longest].positions,
+        longest,
+    )
+    return cuts[longest].length
+
+
+# ---------------------------------------------------------------- arms
+
+
+def _train_and_read(plan: Plan) -> bool:
+    """Bring every arm to its end; False where there are no answers to check."""
+    from rocktokens.lm.pair import load_pair
+    from rocktokens.lm.tasks import load_prompts, make_checker
+
+    checker = make_checker(plan.prompts)
+    models = load_pair(plan.pair)
+    problems = []
+    if checker is not None:
+        asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
+        problems = [p for p in load_prompts(asked, models.tokenizer, part="causal") if p.answer is not None]
+    if checker is None or len(problems) < 2:
+        log.warning("no answers to check: regimes cannot be compared on accuracy, and the stage is left out")
+        return False
+    contexts = _contexts(plan, models, problems)
+    prompts = load_prompts(plan.prompts, models.tokenizer, part="train")
+    total = sum(config.steps + config.keep + 1 for config in plan.arms.values())
+    with progress(f"comparing {len(plan.arms)} trainings", total, "steps and readings") as advance:
+        for number, ((seed, regime), config) in enumerate(plan.arms.items(), start=1):
+            arm = _arm_run(plan, seed, regime, config, len(problems))
+            share = config.steps + config.keep + 1
+            if not arm.done("read"):
+                log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(plan.arms))
+            steps = _train(plan, arm, config, models, prompts, advance)
+            read = _read(plan, arm, (seed, regime), models, problems, checker, contexts, advance)
+            advance.resumed(share - steps - read)  # complete before, or stopped early
+    return True
+
+
+def _arm_run(plan: Plan, seed: int, regime: str, config: DistillConfig, num_problems: int) -> Run:
+    asked = plan.config
+    reading: dict[str, Any] = {
+        "problems": num_problems,
+        "rollouts": asked.rollouts,
+        "curve_rollouts": asked.curve_rollouts,
+    }
+    reading |= {"contexts": asked.contexts, "rocks": list(plan.rocks)}
+    try:
+        return Run.create(plan.directory(seed, regime), {"distill": to_mapping(config), "reading": reading})
+    except RunError as error:
+        raise RunError(f"{error} Or pass --again to train every regime anew.") from error
+
+
+def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
+    """Rollouts on which every student's loss is measured: the run's own held-out ones, else the start's, kept."""
+    from rocktokens.lm.sampling.rollouts import make_sampler, rollouts_of, sample_rollouts
+
+    run, count = plan.run, plan.config.contexts
+    if run.done("sample"):
+        return rollouts_of(run.read("rollouts"))[:count]
+    if not run.has("compare/contexts"):
+        settings = RolloutConfig(num_rollouts=1, max_new_tokens=plan.base.max_new_tokens, seed=plan.base.seed)
+        engine = make_sampler(models, settings)
+        table = sample_rollouts(engine, list(problems)[:count], settings, models.tokenizer, None)
+        run.write("compare/contexts", table)
+    return rollouts_of(run.read("compare/contexts"))[:count]
+
+
+def _train(
+    plan: Plan, arm: Run, config: DistillConfig, models: Any, prompts: Sequence[Any], advance: Callable[[int], None]
+) -> int:
+    """Train an arm to its end; returns the steps that were told to `advance`."""
+    from rocktokens.lm.pair import load_model
+    from rocktokens.lm.training.distill import distill
+
+    if arm.done("train"):
+        return 0
+    told = 0
+
+    def on_step(row: dict[str, Any]) -> None:
+        nonlocal told
+        advance(row["step"] - told)
+        told = row["step"]
+
+    student = load_model(plan.pair.student, plan.pair)
+    found = distill(
+        config,
+        dataclasses.replace(models, student=student),
+        prompts,
+        arm,
+        rocks=plan.rocks,
+        show=False,
+        on_step=on_step,
+    )
+    last = arm.checkpoint(found.facts["steps"])
+    if not last.is_dir():  # stopped between two reading points
+        draft = last.with_name(f".{last.name}.draft")
+        found.student.save_pretrained(draft)
+        draft.rename(last)
+    arm.finish("train", {"steps": found.facts["steps"], "stopped": found.facts["stopped"]})
+    shutil.rmtree(arm.path / "checkpoints" / ".resume", ignore_errors=True)
+    del found, student
+    gc.collect()
+    return told
+
+
+def _read(
+    plan: Plan,
+    arm: Run,
+    key: tuple[int, str],
+    models: Any,
+    problems: Sequence[Any],
+    checker: Any,
+    contexts: Sequence[Any],
+    advance: Callable[[int], None],
+) -> int:
+    """Accuracy and losses of an arm's kept students, one in memory at a time; returns the number of readings."""
+    from rocktokens.lm.pair import load_model
+
+    if arm.done("read"):
+        return 0
+    seed, regime = key
+    steps, read = arm.checkpoints(), 0
+    for step in steps:
+        if arm.done(f"read/step={step}"):
+            continue
+        if step == 0 and regime != "uniform":  # every arm of a seed starts from the same student
+            uniform = open_run(plan.directory(seed, "uniform"))
+            arm.write("problems/step=0", uniform.read("problems/step=0"))
+            arm.finish("read/step=0", uniform.facts("read/step=0"))
+        else:
+            student = load_model(str(arm.checkpoint(step)), plan.pair)
+            own = dataclasses.replace(models, student=student)
+            rollouts = plan.config.rollouts if step == steps[-1] else plan.config.curve_rollouts
+            arm.write(f"problems/step={step}", _outcomes(plan, own, problems, checker, seed, rollouts))
+            arm.finish(f"read/step={step}", _losses(own, contexts, plan.rocks))
+            del own, student
+            gc.collect()
+        advance(1)
+        read += 1
+    arm.finish("read", {"steps": steps})
+    if not plan.config.keep_students:
+        shutil.rmtree(arm.path / "checkpoints", ignore_errors=True)
+    return read
+
+
+def _outcomes(plan: Plan, models: Any, problems: Sequence[Any], checker: Any, seed: int, num_rollouts: int) -> pa.Table:
+    """Share of right answers to every problem; the same seeds for every regime of a seed."""
+    from rocktokens.lm.sampling.rollouts import make_sampler, sample_rollouts
+
+    settings = RolloutConfig(
+        num_rollouts=num_rollouts,
+        max_new_tokens=plan.base.max_new_tokens,
+        batch_size=READING_BATCH,
+        seed=plan.base.seed + seed,
+    )
+    table = sample_rollouts(make_sampler(models, settings), problems, settings, models.tokenizer, checker)
+    correct_PR = np.array(table["correct"].to_pylist(), float).reshape(len(problems), num_rollouts)
+    return pa.table(
+        {
+            "prompt_id": [problem.prompt_id for problem in problems],
+            "correct": correct_PR.mean(1),
+            "rollouts": np.full(len(problems), num_rollouts, np.int32),
+        }
+    )
+
+
+def _losses(models: Any, contexts: Sequence[Any], rocks: Sequence[int]) -> dict[str, Any]:
+    """Mean divergence on rocks and on the rest, over contexts that are the same for every student."""
+    from rocktokens.lm.scoring import score
+
+    parts: list[pa.Table] = []
+    score(
+        contexts,
+        {0: models.student},
+        models.teacher,
+        eos_ids=models.eos_ids,
+        vocabulary=models.vocabulary,
+        write=lambda _, table: parts.append(table.select(["token_id", "kl"])),
+    )
+    table = pa.concat_tables(parts)
+    kl_N = table["kl"].to_numpy().astype(float)
+    rock_N, valid_N = np.isin(table["token_id"].to_numpy(), rocks), np.isfinite(kl_N)
+    found = {}
+    for name, mask_N in (("heldout_loss_rocks", rock_N & valid_N), ("heldout_loss_rest", ~rock_N & valid_N)):
+        found[name] = float(kl_N[mask_N].mean()) if mask_N.any() else None
+    return found

@@ -1,0 +1,289 @@
+"""From trained and read arms to compare.parquet, its companions, the tables on the terminal and a results file.
+
+Seconds here are those of training: evaluation happens outside of it, and recording and saving are taken off. This room
+reads what the arms left; the numbers are core/comparison/compare.py's and the words report/conclusions/compare.py's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.table import Table
+
+from rocktokens.config import CompareConfig
+from rocktokens.core.comparison.compare import Arm, Reach, Reading, read_regime
+from rocktokens.core.comparison.regimes import SAMPLE_LESS
+from rocktokens.core.seeds import derive_seed
+from rocktokens.core.stats import Estimate, mean_estimate
+from rocktokens.errors import DataError
+from rocktokens.progress import console
+from rocktokens.report.conclusions.compare import conclusion, percent, points, savings_sentence, verdict_sentence
+from rocktokens.runs.store import Run
+
+# Stages of a step that are training; what records, evaluates or saves is not.
+TRAINING_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser")
+NOT_TRAINING = ("telemetry", "evaluate", "checkpoint")
+FLOP_STAGES = ("rollout", "select", "teacher", "student", "head")
+WIDTH = 150  # of the tables where there is no terminal
+COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
+
+ESTIMATORS = (
+    "Accuracy and its change: mean over seeds and problems, both random and crossed, paired by seed and problem; t "
+    "interval from a two-way layout with Satterthwaite's degrees of freedom. Area: mean of the piecewise linear "
+    "accuracy curve over uniform's steps or seconds; a regime that ends earlier holds its last value and is given no "
+    "further steps. Reaching: monotone (isotonic) mean curve, interval from a bootstrap over seeds and problems. "
+    "Ratios of time: t interval over seeds on logarithms. Seconds are those of training, without evaluation, recording "
+    "and saving. Losses: final student on rollouts common to all regimes, t interval over seeds."
+)
+
+
+def write_comparison(
+    run: Run, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: dict[str, Any]
+) -> dict[str, Reading]:
+    """Read all arms, write the tables, complete the stage and print what follows."""
+    parts, outcomes, made = [], [], []
+    for (seed, regime), arm in arms.items():
+        table, problems = arm_table(arm, regime, seed), _problems(arm, regime, seed)
+        parts.append(table)
+        outcomes.append(problems)
+        made.append(arm_of(regime, seed, table, problems, clock=config.clock))
+    readings = read_all(made, config)
+    verdicts = words(readings, config)
+    run.write("compare", pa.concat_tables(parts))
+    run.write("compare_problems", pa.concat_tables(outcomes))
+    rows = [reading.row() for reading in readings.values()]
+    run.write("compare_summary", pa.Table.from_pylist(rows))
+    run.finish("compare", {**facts, "regimes": rows, "verdicts": verdicts, "estimators": ESTIMATORS})
+    show(readings, verdicts, config, facts)
+    return readings
+
+
+def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
+    """One row an optimiser step of an arm, and one for the start; accuracy and held-out losses where it was read."""
+    rows = {row["step"]: row for row in arm.read("training").to_pylist() if row["step"] > 0}
+    made, seconds_total, processor_total, flops_total = [], 0.0, 0.0, 0.0
+    for step in [0, *sorted(rows)]:
+        row = rows.get(step, {})
+        aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in NOT_TRAINING)
+        seconds = max((row.get("seconds") or 0.0) - aside, 0.0)
+        stages = {f"seconds_{stage}": row.get(f"seconds_{stage}") or 0.0 for stage in TRAINING_STAGES}
+        flops = {f"flops_{stage}": row.get(f"flops_{stage}") or 0.0 for stage in FLOP_STAGES}
+        processor = row.get("seconds_processor") or 0.0
+        seconds_total += seconds
+        processor_total += processor
+        flops_total += sum(flops.values())
+        found = {"regime": regime, "seed": seed, "step": step, **_reading(arm, step)}
+        found |= {"seconds": seconds, "seconds_total": seconds_total, "seconds_processor": processor}
+        found |= {"seconds_processor_total": processor_total, "flops_total": flops_total}
+        found |= {name: row.get(name) for name in COPIED}
+        made.append({**found, **stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops})
+    names = list(made[0])
+    kinds = {
+        "regime": pa.string(),
+        "seed": pa.int64(),
+        "step": pa.int64(),
+        "tokens": pa.int64(),
+        "rollouts": pa.int64(),
+    }
+    return pa.table({name: pa.array([row[name] for row in made], kinds.get(name, pa.float64())) for name in names})
+
+
+def _reading(arm: Run, step: int) -> dict[str, float | None]:
+    names = ("accuracy", "accuracy_low", "accuracy_high", "heldout_loss_rocks", "heldout_loss_rest")
+    if not arm.done(f"read/step={step}"):
+        return dict.fromkeys(names)
+    correct_P = arm.read(f"problems/step={step}")["correct"].to_numpy()
+    if np.ptp(correct_P) == 0:
+        interval = Estimate(float(correct_P[0]), float(correct_P[0]), float(correct_P[0]), len(correct_P))
+    else:
+        interval = mean_estimate(correct_P, rng=np.random.default_rng(derive_seed("interval", step)), resamples=500)
+    losses = arm.facts(f"read/step={step}")
+    return dict(zip(names, (*interval[:3], losses["heldout_loss_rocks"], losses["heldout_loss_rest"])))
+
+
+def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
+    parts = []
+    for step in arm.facts("read")["steps"]:
+        table = arm.read(f"problems/step={step}")
+        named = {"regime": [regime] * len(table), "seed": [seed] * len(table), "step": [step] * len(table)}
+        parts.append(pa.table({**named, **{name: table[name] for name in table.column_names}}))
+    return pa.concat_tables(parts)
+
+
+def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table, *, clock: str = "wall") -> Arm:
+    """An arm's tables as the arrays that readings are made of."""
+    total = "seconds_total" if clock == "wall" else "seconds_processor_total"
+    rows = table.to_pylist()
+    read = [row for row in rows if row["accuracy"] is not None]
+    trained = [row for row in rows if row["tokens"]]
+    tokens = float(sum(row["tokens"] for row in trained))
+    if read[-1][total] <= 0:
+        raise DataError(f"regime {regime} has no {clock} seconds on record; read by the other clock, or train --again")
+    step_N, correct_N = problems["step"].to_numpy(), problems["correct"].to_numpy()
+    return Arm(
+        regime=regime,
+        seed=seed,
+        step_E=np.array([row["step"] for row in read], float),
+        seconds_E=np.array([row[total] for row in read], float),
+        flops_E=np.array([row["flops_total"] for row in read], float),
+        correct_EP=np.stack([correct_N[step_N == row["step"]] for row in read]),
+        kept_share=sum(row["kept_share"] * row["tokens"] for row in trained) / max(tokens, 1.0),
+        tokens=tokens,
+        samples_less=regime in SAMPLE_LESS,
+        loss_rocks=read[-1]["heldout_loss_rocks"],
+        loss_rest=read[-1]["heldout_loss_rest"],
+        stages={s: sum(row[f"seconds_{s}"] for row in rows) for s in (*TRAINING_STAGES, "other")},
+    )
+
+
+def read_all(arms: list[Arm], config: CompareConfig) -> dict[str, Reading]:
+    """Every regime against uniform, uniform itself first."""
+    by_regime: dict[str, list[Arm]] = {}
+    for arm in arms:
+        by_regime.setdefault(arm.regime, []).append(arm)
+    return {
+        regime: read_regime(
+            own,
+            by_regime["uniform"],
+            margin=config.margin,
+            level=config.level,
+            resamples=config.resamples,
+            rng=np.random.default_rng(derive_seed("compare", regime)),
+        )
+        for regime, own in by_regime.items()
+    }
+
+
+def words(readings: Mapping[str, Reading], config: CompareConfig) -> list[str]:
+    """The conclusion, a verdict for every regime, and the frontier."""
+    own = [
+        f"{name}: {verdict_sentence(reading, margin=config.margin, uniform=readings['uniform'])}"
+        for name, reading in readings.items()
+        if name != "uniform"
+    ]
+    frontier = savings_sentence(list(readings.values()), margin=config.margin)
+    return [conclusion(readings, margin=config.margin), *own, frontier]
+
+
+# ---------------------------------------------------------------- for people
+
+
+def show(readings: Mapping[str, Reading], verdicts: list[str], config: CompareConfig, facts: Mapping[str, Any]) -> None:
+    """Two tables and the verdicts, on standard output."""
+    out = console(width=None if sys.stdout.isatty() else WIDTH)
+    first = next(iter(readings.values()))
+    out.print(_accuracy_table(readings, config, first, facts))
+    out.print(_time_table(readings, config))
+    out.print(_stage_table(readings))
+    for sentence in verdicts:
+        out.print(sentence)
+
+
+def _accuracy_table(
+    readings: Mapping[str, Reading], config: CompareConfig, first: Reading, facts: Mapping[str, Any]
+) -> Table:
+    table = Table(
+        title=f"Regimes from one start: {facts['steps']} steps, {first.num_seeds} seeds, {first.num_problems} problems",
+        caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
+        f"{100 * config.level:.0f} % intervals over seeds and problems; losses in nats on common held-out rollouts",
+    )
+    for name in ("regime", "accuracy %", "change", "same seconds", "area", "loss rocks", "loss rest", "verdict"):
+        table.add_column(name, justify="left" if name in ("regime", "verdict") else "right")
+    for name, r in readings.items():
+        own = name == "uniform"
+        table.add_row(
+            name,
+            f"{100 * r.accuracy.value:.1f}",
+            "" if own else _signed(r.change),
+            "" if own else _signed(r.change_same_seconds),
+            "" if own else _signed(r.area_steps_change),
+            "" if r.loss_rocks is None else f"{r.loss_rocks.value:.3f}",
+            "" if r.loss_rest is None else f"{r.loss_rest.value:.3f}",
+            "" if own else r.verdict,
+        )
+    return table
+
+
+def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table:
+    clock = "wall-clock" if config.clock == "wall" else "processor"
+    table = Table(
+        title="What it took, and when it came to uniform's final accuracy",
+        caption=f"{clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
+        f"uniform's final accuracy less {points(config.margin, signed=False)} points",
+    )
+    names = ("regime", "seconds", "time ×", "FLOPs ×", "kept", "sampled ×", "ceiling", "reached: steps", "seconds")
+    for name in (*names, "FLOPs"):
+        table.add_column(name, justify="left" if name == "regime" else "right")
+    for name, r in readings.items():
+        ratio = r.seconds_ratio
+        bounds = "" if np.isnan(ratio.low) or name == "uniform" else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+        table.add_row(
+            name,
+            f"{r.seconds.value:.0f}",
+            f"{ratio.value:.2f}{bounds}",
+            f"{r.flops_ratio:.2f}",
+            percent(r.kept_share),
+            f"{r.tokens_ratio:.2f}",
+            f"{r.ceiling:.2f}",
+            _reach(r.reach["steps"]),
+            _reach(r.reach["seconds"]),
+            _reach(r.reach["flops"], ".2g"),
+        )
+    return table
+
+
+def _stage_table(readings: Mapping[str, Reading]) -> Table:
+    stages = (*TRAINING_STAGES, "other")
+    table = Table(title="Where the time went", caption="wall-clock seconds by stage, mean over seeds")
+    for name in ("regime", *stages):
+        table.add_column(name, justify="left" if name == "regime" else "right")
+    for name, r in readings.items():
+        total = max(sum(r.stages.values()), 1e-9)
+        shares = ((r.stages.get(stage, 0.0), r.stages.get(stage, 0.0) / total) for stage in stages)
+        table.add_row(name, *(f"{seconds:.1f} ({100 * share:.0f} %)" for seconds, share in shares))
+    return table
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{points(estimate.value)} [{points(estimate.low)}, {points(estimate.high)}]"
+
+
+def _reach(reach: Reach, form: str = ".0f") -> str:
+    low, value, high = ("never" if np.isinf(x) else f"{x:{form}}" for x in (reach.low, reach.value, reach.high))
+    return f"{value} [{low}, {high}]"
+
+
+# ---------------------------------------------------------------- for the record
+
+
+def save_results(run: Run, path: Path) -> None:
+    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date."""
+    import psutil
+
+    facts = run.facts("compare")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    environment = {
+        "command": shlex.join(["rocktokens", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip() or None,
+        "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "python": platform.python_version(),
+        "versions": run.manifest["versions"],
+    }
+    sections = ("prompts", "distill", "detect", "compare")
+    settings = {name: run.manifest["config"][name] for name in sections if name in run.manifest["config"]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment, "settings": settings, "results": facts}, indent=2) + "\n")

@@ -1,0 +1,164 @@
+"""The stage `knockout`: ban every candidate in turn; writes baseline.parquet, knockouts.parquet and census.parquet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocktokens.config import BaselineConfig, KnockoutConfig
+from rocktokens.config.base import to_mapping
+from rocktokens.errors import ConfigError
+from rocktokens.progress import console
+from rocktokens.runs.schema import ROLLOUTS
+from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.causal_setup import CausalSetup, Parts, bar, is_done
+
+log = logging.getLogger(__name__)
+
+
+SCORES = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
+
+
+def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
+    """Ban every candidate in turn; writes the census and prints it."""
+    run = open_run(path)
+    wanted = {"knockout": to_mapping(config), "baseline": to_mapping(baseline)}
+    if is_done(run, "knockout", wanted, again):
+        return run
+    from rocktokens.core.census.census import Census
+    from rocktokens.core.census.census_report import census_facts, census_table, render
+    from rocktokens.core.census.correlates import PREDICTORS, correlate
+    from rocktokens.lm.causal.knockout import check_sets, knockout_census
+
+    parts = Parts(run, "knockouts", wanted)
+    run.reopen("knockout")
+    if again:
+        parts.clear()
+    stand = CausalSetup.of(run, baseline)
+    sets = _sets(run, config, stand)
+    check_sets(sets, stand.pair.eos_ids, stand.pair.vocabulary)
+    found = knockout_census(
+        stand.engine,
+        stand.problems,
+        sets,
+        decode=stand.decode,
+        checker=stand.checker,
+        eos_ids=stand.pair.eos_ids,
+        vocabulary=stand.pair.vocabulary,
+        config=config,
+        baseline=stand.baseline,
+        keep=parts.keep,
+        bar=bar,
+    )
+    census: Census = found.census
+    for note in census.notes:
+        log.warning("%s", note)
+    predictors = _predictors(run)
+    missing = [name for name in PREDICTORS if name not in predictors]
+    if missing:
+        log.info("predictors that the run does not have, left out: %s", ", ".join(missing))
+    correlations = correlate(census, predictors)
+    run.write("baseline", found.baseline.cast(ROLLOUTS))
+    run.write("knockouts", found.knockouts)
+    run.write("census", census_table(census, predictors))
+    run.manifest["config"].update(wanted)
+    run.finish("knockout", {**census_facts(census, correlations, missing), "mark_detect": run.mark("detect")})
+    parts.clear()
+    console().print(render(census, correlations))
+    return run
+
+
+def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
+    """What is banned: candidates named or from types.parquet, with windows, families, controls."""
+    from rocktokens.lm.causal.banned_sets import make_sets, named_tokens, texts_of
+
+    texts = texts_of(stand.pair.tokenizer)
+    types = run.types().to_pylist() if run.has("types") else []
+    if config.candidates:
+        candidates = named_tokens(config.candidates, texts, stand.pair.tokenizer)
+    else:
+        if not types:
+            raise ConfigError(
+                "the run has no types.parquet to take candidates from; run `rocktokens detect` first, or name them "
+                "with --candidates"
+            )
+        candidates = _top(types, config, run)
+        ends = [token for token in candidates if token in stand.pair.eos_ids]
+        if ends:
+            log.info("the end token is among the top %d and is not banned: no response could end", config.top)
+        candidates = [token for token in candidates if token not in ends]
+    detected = run.facts("detect") if run.done("detect") else {}
+    thresholds = detected.get("thresholds", {})
+    return make_sets(
+        candidates,
+        config,
+        texts,
+        eos_ids=stand.pair.eos_ids,
+        rocks=detected.get("rocks", []),
+        count={row["token_id"]: row.get("count_all", row["count"]) for row in types},
+        occurrences=_occurrences(run) if "window" in config.kinds and run.steps() else None,
+        tau=thresholds.get("tau_post"),
+        width=thresholds.get("window", 4),
+    )
+
+
+def _top(types: Sequence[dict[str, Any]], config: KnockoutConfig, run: Run) -> list[int]:
+    """The top token types by a definition: its rocks first, then by its score, then by burden."""
+    definition = config.definition or (run.facts("detect")["definition"] if run.done("detect") else "context")
+    score = SCORES[definition]
+
+    def order(row: dict[str, Any]) -> tuple[float, float, float, int]:
+        rank = row.get(f"rank_{definition}")
+        own = row.get(score)
+        return (
+            float("inf") if rank is None else rank,
+            float("inf") if own is None or not np.isfinite(own) else -own,
+            -(row.get("r") or 0.0),
+            row["token_id"],
+        )
+
+    return [row["token_id"] for row in sorted(types, key=order)[: config.top]]
+
+
+def _occurrences(run: Run) -> dict[str, np.ndarray]:
+    """Token, loss and rollout of every position at the last scored checkpoint, in order."""
+    step = run.steps()[-1]
+    table = run.query(
+        f"select dense_rank() over (order by rollout_id) as rollout, token_id as token, kl as loss from occurrences "
+        f"where step = {step} order by rollout_id, position"
+    )
+    return {name: table[name].to_numpy() for name in ("rollout", "token", "loss")}
+
+
+def _predictors(run: Run) -> dict[str, dict[int, float]]:
+    """The predictors that the run has, each as token id to number."""
+    if not run.has("types"):
+        return {}
+    types = run.types().to_pylist()
+    found: dict[str, dict[int, float]] = {}
+    columns = {"frequency": "count", "rock_count": "rock_count", "rock_rate": "ccr"}
+    columns |= {"loss_pre": "loss_pre", "loss_post": "loss_post"}
+    for name, column in columns.items():
+        known = {row["token_id"]: float(row[column]) for row in types if row.get(column) is not None}
+        if known:
+            found[name] = known
+    if "loss_pre" in found and "loss_post" in found:
+        both = found["loss_pre"].keys() & found["loss_post"].keys()
+        found["improvement"] = {token: found["loss_pre"][token] - found["loss_post"][token] for token in sorted(both)}
+    if run.steps():
+        first, last = run.steps()[0], run.steps()[-1]
+        table = run.query(
+            "select token_id, step, avg(teacher_entropy) as teacher, avg(student_entropy) as student from occurrences "
+            f"where step in ({first}, {last}) and not isnan(kl) group by all order by all"
+        )
+        for row in table.to_pylist():
+            if row["step"] == last:
+                found.setdefault("teacher_entropy", {})[row["token_id"]] = row["teacher"]
+                found.setdefault("student_entropy_post", {})[row["token_id"]] = row["student"]
+            if row["step"] == first and first != last:
+                found.setdefault("student_entropy_pre", {})[row["token_id"]] = row["student"]
+    return found

@@ -1,0 +1,130 @@
+"""A tiny random pair, its prompts and a trainer on it, for the tests of distillation; also run by torchrun."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rocktokens.lm.pair import Pair
+from rocktokens.lm.tasks import Prompt
+
+VOCABULARY = 64
+EOS, PAD = 1, 0
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words w3 … w63, each one token."""
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<unk>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def model(seed: int, width: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, **settings: Any) -> Any:
+    """A Llama with random weights large enough for its choices to matter."""
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "bos_token_id": None,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**shape, **settings})).eval()
+
+
+def student(**settings: Any) -> Any:
+    """The student, always the same."""
+    return model(0, **settings)
+
+
+def teacher(**settings: Any) -> Any:
+    """A teacher of another width and depth."""
+    return model(1, 48, 3, **settings)
+
+
+def prompts(count: int = 64) -> list[Prompt]:
+    """Prompts of 2 to 6 tokens, with an answer that is one of the words."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(low: int, high: int, size: int) -> list[int]:
+        return torch.randint(low, high, (size,), generator=generator).tolist()
+
+    found = []
+    for number in range(count):
+        ids = tuple(draw(3, VOCABULARY, draw(2, 7, 1)[0]))
+        text = " ".join(f"w{i}" for i in ids)
+        found.append(Prompt(f"p{number}", ids, text, f"w{draw(3, VOCABULARY, 1)[0]}"))
+    return found
+
+
+def dataset(count: int = 64) -> Dataset:
+    """The same prompts as a stock TRL script would hold them: text."""
+    return Dataset.from_list([{"prompt": prompt.text} for prompt in prompts(count)])
+
+
+def pair(the_student: Any = None, the_teacher: Any = None) -> Pair:
+    """Both models and their tokenizer."""
+    the_student, the_teacher = the_student or student(), the_teacher or teacher()
+    return Pair(the_student, the_teacher, tokenizer(), VOCABULARY, (EOS,), PAD)
+
+
+def arguments(path: Path | str, **settings: Any) -> Any:
+    """TRL's configuration for a few quick steps."""
+    from rocktokens.lm.training.trainer import device_arguments
+
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 3,
+        "learning_rate": 1e-3,
+        "max_completion_length": 12,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 7,
+    }
+    return device_arguments(str(path), **{**defaults, **settings})
+
+
+def trained(kind: Any, path: Path | str, *, data: Any = None, models: Any = None, args: Any = None, **settings: Any):
+    """A trainer of the given class after its steps."""
+    the_student, the_teacher = models or (student(), teacher())
+    trainer = kind(
+        the_student,
+        the_teacher,
+        args or arguments(path),
+        data if data is not None else dataset(),
+        processing_class=tokenizer(),
+        **settings,
+    )
+    trainer.train()
+    return trainer
+
+
+def parameters(trainer_or_model: Any) -> dict[str, torch.Tensor]:
+    """Parameters by name, as they are."""
+    found = getattr(trainer_or_model, "model", trainer_or_model)
+    found = trainer_or_model if isinstance(trainer_or_model, LlamaForCausalLM) else found
+    return {name: parameter.detach().clone() for name, parameter in found.named_parameters()}
+
+
+def furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """Largest difference of two sets of parameters."""
+    return max(float((first[name] - second[name]).abs().max()) for name in first)

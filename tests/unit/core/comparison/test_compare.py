@@ -1,0 +1,340 @@
+"""Readings of regimes: intervals, curves, targets, and the sentences that must follow from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as sps
+
+from rocktokens.config import CompareConfig, DistillConfig, SelectorConfig
+from rocktokens.core.comparison.compare import (
+    Arm,
+    Reading,
+    area_weights,
+    crossed_estimate,
+    first_reach,
+    frontier,
+    judge,
+    read_regime,
+    seed_estimate,
+    weights_at,
+)
+from rocktokens.core.comparison.regimes import NEED_ROCKS, check_arms, common_base, differences, regime_config
+from rocktokens.core.stats import Estimate
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.report.conclusions.compare import SUBJECTS, conclusion, savings_sentence, verdict_sentence
+
+PROBLEMS, STEPS = 400, np.array([0.0, 100.0, 200.0, 300.0])
+ROCKS = (5, 9)
+
+
+def arms(regime: str, curve: list[float], *, pace: float = 1.0, seeds: int = 3, noise: float = 0.005, **settings):
+    """A regime whose accuracy follows `curve`, on problems whose luck all regimes of a seed share."""
+    made = []
+    for seed in range(seeds):
+        luck_P = np.random.default_rng(seed).random(PROBLEMS)
+        own = np.random.default_rng([seed, *regime.encode()])
+        level_E = np.array(curve) + np.array([0.0, *own.normal(0, noise, len(curve) - 1)])
+        correct_EP = (luck_P < level_E[:, None]).astype(float)
+        step_E = STEPS[: len(curve)]
+        made.append(
+            Arm(regime, seed, step_E, pace * step_E / 3, 1e9 * pace * step_E, correct_EP, **{"tokens": 1e6} | settings)
+        )
+    return made
+
+
+UNIFORM = arms("uniform", [0.4, 0.55, 0.65, 0.70])
+
+
+def read(regime: list[Arm], **settings) -> Reading:
+    return read_regime(regime, UNIFORM, rng=np.random.default_rng(0), resamples=200, **settings)
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def test_one_seed_is_students_t_over_problems(rng):
+    value_P = rng.normal(size=50)
+    found = crossed_estimate(value_P)
+    low, high = sps.t.interval(0.95, 49, value_P.mean(), value_P.std(ddof=1) / np.sqrt(50))
+    assert found == pytest.approx((value_P.mean(), low, high, 50))
+
+
+def test_two_by_two_by_hand():
+    # Means by problem 1, 3; by seed 1, 3; nothing left over: variance 1 + 1, df = 4 / (1 + 1) = 2.
+    found = crossed_estimate([[0.0, 2.0], [2.0, 4.0]])
+    half = sps.t.ppf(0.975, 2) * math.sqrt(2)
+    assert found == pytest.approx((2.0, 2.0 - half, 2.0 + half, 2))
+
+
+@pytest.mark.parametrize("seed_spread", [0.0, 0.02])
+def test_crossed_intervals_cover_the_truth(seed_spread):
+    rng, hits, number = np.random.default_rng(1), 0, 400
+    for _ in range(number):
+        value_SP = seed_spread * rng.normal(size=(3, 1)) + 0.2 * rng.normal(size=100) + 0.4 * rng.normal(size=(3, 100))
+        found = crossed_estimate(value_SP)
+        hits += found.low <= 0 <= found.high
+    assert 0.92 <= hits / number <= 0.99
+
+
+def test_no_difference_at_all_is_no_certainty():
+    found = crossed_estimate(np.zeros((3, 100)))
+    assert found.value == 0
+    assert found.high == pytest.approx(0.0295, abs=1e-3)  # three in a hundred, about
+
+
+def test_unknown_outcomes_and_single_problems_are_refused():
+    with pytest.raises(DataError, match="known"):
+        crossed_estimate([[0.0, np.nan]])
+    with pytest.raises(DataError, match="at least 2"):
+        crossed_estimate([[1.0], [0.0]])
+    with pytest.raises(DataError, match="no seeds"):
+        seed_estimate([])
+
+
+def test_a_ratio_of_one_seed_has_no_interval():
+    assert seed_estimate([0.5], ratio=True).value == pytest.approx(0.5)
+    assert math.isnan(seed_estimate([0.5], ratio=True).low)
+    assert seed_estimate([0.5, 2.0], ratio=True).value == pytest.approx(1.0)  # a mean of ratios would say 1.25
+
+
+# ---------------------------------------------------------------- curves
+
+curves = st.lists(st.tuples(st.floats(0.1, 5), st.floats(0, 1)), min_size=2, max_size=8)
+
+
+@given(curves, st.floats(0, 1.3))
+def test_weights_are_linear_interpolation_held_at_the_end(points, share):
+    x_E = np.cumsum([0.0, *(width for width, _ in points[1:])])
+    y_E = np.array([y for _, y in points])
+    assert weights_at(x_E, share * x_E[-1]) @ y_E == pytest.approx(np.interp(share * x_E[-1], x_E, y_E))
+
+
+@given(curves, st.floats(0.05, 1.5))
+def test_area_is_the_mean_of_the_interpolated_curve(points, share):
+    x_E = np.cumsum([0.0, *(width for width, _ in points[1:])])
+    y_E = np.array([y for _, y in points])
+    fine = np.linspace(0, share * x_E[-1], 20_001)
+    expected = np.trapezoid(np.interp(fine, x_E, y_E), fine) / fine[-1]
+    assert area_weights(x_E, share * x_E[-1]) @ y_E == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_target_is_reached_between_two_readings():
+    assert first_reach(np.array([0.0, 0.5, 1.0]), 0.75) == pytest.approx(1.5)
+    assert first_reach(np.array([0.4, 0.5]), 0.4) == 0
+    assert first_reach(np.array([0.4, 0.5]), 0.6) is None
+
+
+def test_one_lucky_reading_is_no_arrival():
+    lucky = np.array([0.2, 0.62, 0.3, 0.4, 0.6])
+    place = first_reach(lucky, 0.6)
+    assert place is not None
+    assert place > 3
+
+
+# ---------------------------------------------------------------- readings and their words
+
+
+def test_uniform_against_itself_changes_nothing():
+    found = read(UNIFORM)
+    assert found.change.value == found.change_same_seconds.value == found.area_steps_change.value == 0
+    assert (found.seconds_ratio.value, found.flops_ratio, found.ceiling) == (pytest.approx(1.0), 1.0, 1.0)
+    assert found.reach["steps"].value < 300  # within a point of its own end before the end
+    assert found.reach["steps"].share_reached == 1
+
+
+def test_gain():
+    found = read(arms("freeze", [0.4, 0.65, 0.75, 0.80], pace=0.9, kept_share=0.76))
+    assert found.verdict == "gains"
+    assert found.change.low > 0.05
+    assert found.ceiling == pytest.approx(1 / 0.76)
+    assert found.reach["seconds"].value == pytest.approx(0.9 * found.reach["steps"].value / 3)
+    said = verdict_sentence(found, margin=0.01)
+    assert said.startswith("Freezing the rocks, 24 % of positions, raised accuracy: +")
+    assert "saved 10 % of the step" in said
+    assert "its ceiling is 1.32×" in said
+    assert "It reached uniform's final accuracy less 1.0 points after" in said
+    assert "stumbling blocks" in conclusion({"freeze": found}, margin=0.01)
+
+
+def test_loss_and_not_reached():
+    found = read(arms("freeze", [0.4, 0.45, 0.5, 0.55], kept_share=0.76))
+    assert found.verdict == "costs"
+    assert found.reach["steps"] == (math.inf, math.inf, math.inf, 0.0)
+    said = verdict_sentence(found, margin=0.01)
+    assert "cost accuracy: −1" in said
+    assert "It did not reach uniform's final accuracy less 1.0 points." in said
+    random = read(arms("random", [0.4, 0.54, 0.64, 0.69], kept_share=0.76))
+    matched = read(arms("random_loss", [0.4, 0.45, 0.5, 0.60], noise=0.0))
+    both = conclusion({"freeze": found, "random": random, "random_loss": matched}, margin=0.01)
+    assert f"as near to theirs as others come changed it by −{-100 * matched.change.value:.1f} points" in both
+    told = conclusion({"freeze": found, "random": random}, margin=0.01)
+    assert told.startswith("The rocks are cornerstones here")
+    assert "The control, as many other positions," in told
+
+
+def test_nothing_within_the_margin_and_nothing_measurable():
+    same = [replace(arm, regime="freeze", kept_share=0.76) for arm in UNIFORM]
+    found = read(same)
+    assert found.verdict == "unchanged"
+    assert "left accuracy where it was (within ±1.0 points): 0.0 points" in verdict_sentence(found, margin=0.01)
+    assert "can be skipped" in conclusion({"freeze": found}, margin=0.01)
+
+    noisy = read(arms("freeze", [0.4, 0.55, 0.65, 0.70], noise=0.02))
+    assert noisy.verdict == "undecided"
+    assert "nothing that could be measured" in verdict_sentence(noisy, margin=0.01)
+    assert "not decided" in conclusion({"freeze": noisy}, margin=0.01)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.005, 0.005, "unchanged"),
+        (-0.008, -0.001, "unchanged"),
+        (-0.03, -0.001, "costs"),
+        (0.001, 0.03, "gains"),
+        (-0.02, 0.02, "undecided"),
+    ],
+)
+def test_what_an_interval_says(low, high, verdict):
+    assert judge(Estimate((low + high) / 2, low, high, 10), 0.01) == verdict
+
+
+def test_a_slower_regime_is_cut_at_uniforms_seconds():
+    found = read(arms("entropy", [0.4, 0.55, 0.65, 0.70], pace=2.0, noise=0.0, kept_share=0.5))
+    assert abs(found.change.value) < 0.01
+    # Uniform's 100 s are its step 150, halfway between 0.55 and 0.65.
+    assert found.change_same_seconds.value == pytest.approx(-0.10, abs=0.03)
+    assert found.area_seconds_change.value < -0.05
+    assert "took 100 % more time a step [+100.0, +100.0]" in verdict_sentence(found, margin=0.01)
+
+
+def test_a_quicker_regime_keeps_its_final_student():
+    found = read(arms("prefix", [0.4, 0.55, 0.65, 0.70], pace=0.5, noise=0.0, samples_less=True, tokens=5e5))
+    assert found.change_same_seconds.value == pytest.approx(found.change.value)
+    assert found.ceiling == pytest.approx(2.0)  # half the positions were never sampled
+    assert found.kept_share == 1
+
+
+def test_a_regime_that_stops_early_is_read_to_its_end():
+    found = read(arms("saturated", [0.4, 0.55, 0.70], noise=0.0, samples_less=True, tokens=6.7e5))
+    assert abs(found.change.value) < 0.01
+    assert found.seconds_ratio.value == pytest.approx(2 / 3)
+    assert found.step_ratio.value == pytest.approx(1.0)
+    assert "33 % of the whole training" in verdict_sentence(found, margin=0.01)
+
+
+def test_frontier_and_goal():
+    quick = read(arms("merit", [0.4, 0.55, 0.65, 0.70], pace=0.6, noise=0.0))
+    slow = read(arms("divergence", [0.4, 0.5, 0.6, 0.65], pace=1.5))
+    uniform = read(UNIFORM)
+    assert frontier([uniform, slow, quick])[0] == "merit"
+    assert "divergence" not in frontier([uniform, slow, quick])
+    said = savings_sentence([uniform, slow, quick], margin=0.01)
+    assert "merit was quickest: 0.60× [0.60, 0.60] of uniform's seconds" in said
+    assert "the goal of 0.70× is met by the estimate, not proven" in said  # +0.2 points [−0.8, +1.1]
+    assert "None ended within 1.0 points" in savings_sentence([uniform, slow], margin=0.01)
+
+
+def test_the_goal_is_met_where_both_intervals_say_so():
+    """The quickest regime is not sure of its accuracy; a slower one is, and it is named too."""
+    uniform = read(UNIFORM)
+    quickest = read(arms("prefix", [0.4, 0.55, 0.65, 0.70], pace=0.4, noise=0.02), margin=0.02)
+    sure = read(arms("fewer", [0.4, 0.55, 0.65, 0.70], pace=0.5, noise=0.0), margin=0.02)
+    assert quickest.verdict == "undecided"
+    said = savings_sentence([uniform, quickest, sure], margin=0.02)
+    assert "prefix was quickest" in said
+    assert "met by the estimate, not proven" in said
+    assert "met, both intervals inside it, by fewer: 0.50× [0.50, 0.50]" in said
+    assert "both intervals" not in savings_sentence([uniform, quickest], margin=0.02)
+    assert "the goal of 0.70× is met." in savings_sentence([uniform, sure], margin=0.02)
+
+
+def test_a_reading_is_one_row_that_a_manifest_takes():
+    for found in (read(UNIFORM), read(arms("freeze", [0.4, 0.45, 0.5, 0.55], loss_rocks=0.8, loss_rest=0.1))):
+        row = found.row()
+        json.dumps(row, allow_nan=False)
+        assert row["delta_low"] <= row["delta"] <= row["delta_high"]
+    assert row["steps_to"] is None
+    assert row["loss_rocks"] == pytest.approx(0.8)
+
+
+def test_only_pairs_are_compared():
+    with pytest.raises(DataError, match="same seeds"):
+        read([replace(arm, seed=arm.seed + 10) for arm in UNIFORM])
+    with pytest.raises(DataError, match="other problems"):
+        read([replace(arm, correct_EP=arm.correct_EP[:, :10]) for arm in UNIFORM])
+    with pytest.raises(DataError, match="a curve needs"):
+        replace(UNIFORM[0], step_E=STEPS[:1])
+
+
+# ---------------------------------------------------------------- regimes as configurations
+
+
+def configs(seed: int = 0, **changes) -> dict[str, DistillConfig]:
+    settings = CompareConfig()
+    base = common_base(DistillConfig(learning_rate=3e-4, max_new_tokens=80, **changes), settings, steps=300)
+    names = ("uniform", *SUBJECTS)
+    return {name: regime_config(name, base, settings, seed=seed, rocks=ROCKS, cut=40) for name in names}
+
+
+def test_regimes_differ_in_nothing_but_selector_and_schedule():
+    made = configs()
+    check_arms(made)
+    selectors = {
+        "freeze",
+        "random",
+        "random_loss",
+        "soft",
+        "adaptive",
+        "entropy",
+        "divergence",
+        "prefix",
+        "cut",
+        "fewer",
+    }
+    for regime in selectors:
+        different = differences(made["uniform"], made[regime])
+        assert different, regime
+        assert all(name.startswith("selector.") for name in different), (regime, different)
+    assert differences(made["uniform"], made["saturated"]) == {"until", "saturation_on"}
+    assert differences(made["uniform"], made["shorter"]) == {"steps"}
+    assert made["shorter"].steps == 210
+    assert made["merit"].selector.keep == made["cut"].selector.keep == 0.5
+    assert made["random_loss"].selector.match_loss
+
+
+def test_another_learning_rate_is_not_another_regime():
+    made = configs()
+    made["freeze"] = replace(made["freeze"], learning_rate=1e-3)
+    with pytest.raises(ConfigError, match=r"freeze differs from uniform in learning_rate"):
+        check_arms(made)
+
+
+def test_all_share_one_schedule_whatever_the_run_had():
+    made = configs(until="saturated", normalise="all", selector=SelectorConfig(name="freeze", rocks=ROCKS), seed=4)
+    assert {config.schedule for config in made.values()} == {"constant"}
+    assert {config.normalise for config in made.values()} == {"all"}
+    assert made["uniform"].until == "steps"
+    assert made["uniform"].selector == SelectorConfig()
+    assert {config.seed for config in made.values()} == {4}
+    assert {config.seed for config in configs(seed=2).values()} == {2}
+
+
+@pytest.mark.parametrize("regime", NEED_ROCKS)
+def test_without_rocks_their_regimes_are_refused(regime):
+    base = common_base(DistillConfig(), CompareConfig(), steps=10)
+    with pytest.raises(ConfigError, match="needs rocks"):
+        regime_config(regime, base, CompareConfig(), seed=0)
+
+
+@pytest.mark.parametrize("bad", [{"seeds": 0}, {"lam": 0.0}, {"prefix": 1.5}, {"problems": 1}, {"regimes": ()}])
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(ConfigError):
+        CompareConfig(**bad)

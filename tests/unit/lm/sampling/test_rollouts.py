@@ -1,0 +1,99 @@
+"""From prompts to rows of rollouts: ids, seeds, truncation and answers as they were."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tiny import prompts, tiny_model, tiny_tokenizer
+
+from rocktokens.config import RolloutConfig
+from rocktokens.core.seeds import derive_seed
+from rocktokens.errors import DataError
+from rocktokens.lm.sampling.rollouts import check_lengths, requests_for, rollouts_of, sample_rollouts
+from rocktokens.lm.sampling.sampler import Sampler
+from rocktokens.lm.tasks import Prompt
+from rocktokens.runs.schema import ROLLOUTS
+
+CONFIG = RolloutConfig(num_rollouts=3, max_new_tokens=8, seed=5)
+
+
+def asked(count: int = 4, answer: str | None = "w7") -> list[Prompt]:
+    return [Prompt(f"p{number}", ids, "", answer) for number, ids in enumerate(prompts(count))]
+
+
+def engine(model=None) -> Sampler:
+    return Sampler(model or tiny_model(), eos_ids=(1,), pad_id=2)
+
+
+def sampled(questions, config=CONFIG, checker=None, model=None) -> list[dict]:
+    table = sample_rollouts(engine(model), questions, config, tiny_tokenizer(), checker)
+    return table.cast(ROLLOUTS).to_pylist()
+
+
+def test_rows_hold_what_was_drawn():
+    rows = sampled(asked())
+    assert [row["rollout_id"] for row in rows] == [f"p{prompt}#{number}" for prompt in range(4) for number in range(3)]
+    answers = engine().generate(requests_for(asked(), CONFIG))
+    for row, answer in zip(rows, answers):
+        assert tuple(row["token_ids"]) == answer.token_ids
+        assert row["truncated"] == answer.truncated
+        assert row["seed"] == derive_seed(5, row["prompt_id"], int(row["rollout_id"].split("#")[1]))
+        assert row["text"] == tiny_tokenizer().decode(answer.token_ids, skip_special_tokens=True)
+    assert len({row["seed"] for row in rows}) == 12
+
+
+def test_more_prompts_or_rollouts_change_none_of_those_there_were():
+    def drawn(count: int, config: RolloutConfig = CONFIG) -> set:
+        return {(row["rollout_id"], tuple(row["token_ids"])) for row in sampled(asked(4)[:count], config)}
+
+    more_rollouts = RolloutConfig(num_rollouts=5, max_new_tokens=8, seed=5)
+    assert drawn(4) > drawn(2) < drawn(2, more_rollouts)
+
+
+def test_another_seed_gives_other_rollouts():
+    other = RolloutConfig(num_rollouts=3, max_new_tokens=8, seed=6)
+    assert [row["token_ids"] for row in sampled(asked())] != [row["token_ids"] for row in sampled(asked(), other)]
+
+
+def test_answers_are_checked_on_the_text_and_null_where_nothing_can_be():
+    rows = sampled(asked(), checker=lambda text, answer: answer in text.split())
+    for row in rows:
+        assert row["correct"] == ("w7" in row["text"].split())
+    assert all(row["correct"] is None for row in sampled(asked()))
+    assert all(row["correct"] is None for row in sampled(asked(answer=None), checker=lambda text, answer: True))
+
+
+def test_a_broken_model_is_named_with_the_first_rollout():
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(math.nan)
+    with pytest.raises(DataError, match="NaN or infinite logits on every prompt, first on p0#0"):
+        sampled(asked(), model=model)
+
+
+def test_one_broken_rollout_is_kept_as_a_row_and_not_scored():
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[63] = math.nan
+    questions = [Prompt("good", (3, 4), "", None), Prompt("bad", (3, 63), "", None)]
+    table = sample_rollouts(engine(model), questions, CONFIG, tiny_tokenizer(), None)
+    assert len(table) == 6
+    assert [rollout.prompt_id for rollout in rollouts_of(table)] == ["good"] * 3
+
+
+def test_rollouts_come_back_from_the_table_as_they_were():
+    table = sample_rollouts(engine(), asked(), CONFIG, tiny_tokenizer(), None)
+    for rollout, row in zip(rollouts_of(table.cast(ROLLOUTS)), table.to_pylist()):
+        assert rollout.rollout_id == row["rollout_id"]
+        assert list(rollout.prompt_ids) == row["prompt_ids"]
+        assert list(rollout.token_ids) == row["token_ids"]
+
+
+def test_prompts_longer_than_the_context_are_named():
+    questions = [Prompt("short", (3,), "", None), Prompt("long", (3,) * 96, "", None)]
+    with pytest.raises(DataError, match=r"1 of 2 prompts do not fit .* 96 tokens; the first is long with 96"):
+        check_lengths(questions, 96)
+    check_lengths(questions[:1], 96)
+    check_lengths(questions, None)

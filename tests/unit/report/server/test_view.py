@@ -1,0 +1,197 @@
+"""`rocktokens view`: on this machine only, nothing but reports and figures, and two runs side by side."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from report_fixture import make_run
+
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.report.build import report
+from rocktokens.report.run_facts import Facts
+from rocktokens.report.server.pages import overlap, sampled_accuracy
+from rocktokens.report.server.view import Viewer, find_runs, view
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Two runs, a secret beside them and one outside, and links that lead out."""
+    base = tmp_path_factory.mktemp("view")
+    folder = base / "runs"
+    for name, seed in (("one", 0), ("two <b>", 1)):
+        make_run(folder / name, stages="detect", prompts=10, seed=seed)
+        report(folder / name, images=False)
+    (base / "secret.html").write_text("secret")
+    (folder / "secret.html").write_text("secret")
+    (folder / "one" / "secret.svg").write_text("secret")
+    (folder / "one" / "figures" / "out.svg").symlink_to(base / "secret.html")
+    (folder / "one" / "figures" / "deep").mkdir()
+    (folder / "one" / "figures" / "deep" / "x.svg").write_text("secret")
+    outside = base / "outside"
+    make_run(outside, stages="score", prompts=4)
+    (folder / "link").symlink_to(outside)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    viewer = Viewer(folder, port=0)
+    thread = threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield viewer
+    viewer.shutdown()
+    viewer.server_close()
+
+
+def ask(server: Viewer, path: str, *, method: str = "GET", host: str | None = None) -> http.client.HTTPResponse:
+    """A raw request: the path goes out as it is written here."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    if host != "":
+        connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+    connection.endheaders()
+    answer = connection.getresponse()
+    answer.body = answer.read()  # type: ignore[attr-defined]
+    connection.close()
+    return answer
+
+
+def test_it_listens_on_loopback_only(server):
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_the_folder_lists_its_runs_and_no_others(server, folder):
+    page = ask(server, "/").body.decode()
+    assert set(find_runs(folder)) == {"one", "two <b>"}
+    assert 'href="/run/one/report.html"' in page
+    assert "two &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "link" not in re.findall(r"/run/([^/]*)/", page)
+
+
+def test_reports_and_figures_are_served(server):
+    answer = ask(server, "/run/one/report.html")
+    assert answer.status == 200
+    assert b"The answer" in answer.body
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    rows = ask(server, "/run/one/figures/funnel.csv")
+    assert rows.headers["Content-Type"].startswith("text/csv")
+    assert rows.body.startswith(b"token_id,")
+    assert ask(server, "/run/two%20%3Cb%3E/report.html").status == 200
+    head = ask(server, "/run/one/report.html", method="HEAD")
+    assert head.status == 200
+    assert head.body == b""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/one/run.json",
+        "/run/one/types.parquet",
+        "/run/one/secret.svg",
+        "/secret.html",
+        "/run/../secret.html",
+        "/run/one/../../../secret.html",
+        "/run/one/figures/../report.html",
+        "/run/one/figures/../../../secret.html",
+        "/run/one/figures/..%2f..%2f..%2fsecret.html",
+        "/run/one/figures/%2e%2e/%2e%2e/secret.html",
+        "/run/one/figures/..%5c..%5csecret.html",
+        "/run/one/figures/%2fetc%2fpasswd",
+        "/run/one/figures//etc/passwd",
+        "/run/one/figures/out.svg",
+        "/run/one/figures/deep/x.svg",
+        "/run/one/figures/deep%2fx.svg",
+        "/run/one/figures/",
+        "/run/one/figures/funnel.csv%00.svg",
+        "/run/one/figures/.funnel.csv.tmp",
+        "/run/link/report.html",
+        "/run/../runs/one/report.html",
+        "/run/%2e%2e/outside/report.html",
+        "/run/one",
+        "/compare?a=one&b=../outside",
+        "/compare?a=one&b=link",
+        "/compare",
+    ],
+)
+def test_nothing_else_is_served(server, path):
+    answer = ask(server, path)
+    assert answer.status == 404, answer.body[:80]
+    assert b"secret" not in answer.body
+
+
+@pytest.mark.parametrize("host", ["", "evil.example", "evil.example:80", "127.0.0.1:1", "127.0.0.1.evil.example", "*"])
+def test_another_host_name_is_refused(server, host):
+    answer = ask(server, "/run/one/report.html", host=host or "")
+    assert answer.status == 403
+    assert b"The answer" not in answer.body
+
+
+def test_localhost_is_this_host(server):
+    assert ask(server, "/", host=f"localhost:{server.server_port}").status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_only_reading_is_possible(server, method):
+    assert ask(server, "/run/one/report.html", method=method).status == 501
+
+
+def test_two_runs_stand_side_by_side(server, folder):
+    answer = ask(server, "/compare?a=one&b=two+%3Cb%3E")
+    page = answer.body.decode()
+    assert answer.status == 200
+    found = overlap(Facts.of(folder / "one"), Facts.of(folder / "two <b>"))
+    assert f"Jaccard {found['jaccard']:.2f}" in page
+    assert "enrichment" in page
+    assert "Accuracy" in page
+    assert f"Rocks in both ({len(found['shared'])})" in page
+    assert "<script" not in page
+    assert "script-src" not in answer.headers["Content-Security-Policy"]
+
+
+def test_accuracy_is_the_mean_over_prompts_with_its_interval(folder):
+    facts = Facts.of(folder / "one")
+    found = sampled_accuracy(facts)
+    right = [row["correct"] for row in facts.rows("rollouts")]
+    assert found.value == pytest.approx(sum(right) / len(right))
+    assert found.low < found.value < found.high
+
+
+def test_overlap_is_by_text_and_exact(folder):
+    a, b = Facts.of(folder / "one"), Facts.of(folder / "two <b>")
+    a.__dict__["rocks"] = [{"token": token, "token_id": place} for place, token in enumerate("abc")]
+    b.__dict__["rocks"] = [{"token": token, "token_id": 9 - place} for place, token in enumerate("bcd")]
+    found = overlap(a, b)
+    assert (found["shared"], found["only_a"], found["only_b"]) == (["b", "c"], ["a"], ["d"])
+    assert found["jaccard"] == 0.5
+
+
+def test_a_single_run_is_shown_at_once_and_gets_a_report_first(tmp_path):
+    make_run(tmp_path / "run", stages="score", prompts=4)
+    seen = {}
+
+    def look(server: Viewer) -> None:
+        def visit() -> None:
+            seen["home"] = ask(server, "/").headers["Location"]
+            seen["report"] = ask(server, seen["home"]).status
+            server.shutdown()
+
+        threading.Thread(target=visit, daemon=True).start()
+
+    view(tmp_path / "run", port=0, ready=look)
+    assert seen == {"home": "/run/run/report.html", "report": 200}
+
+
+def test_what_cannot_be_shown_is_said(tmp_path, server):
+    with pytest.raises(RunError, match="holds no run"):
+        view(tmp_path)
+    with pytest.raises(RunError, match="no directory"):
+        view(tmp_path / "nowhere")
+    make_run(tmp_path / "run", stages="score", prompts=4)
+    report(tmp_path / "run", images=False)
+    with pytest.raises(ConfigError, match="another --port"):
+        view(tmp_path / "run", port=server.server_port)
