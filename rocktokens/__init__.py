@@ -16,6 +16,7 @@ _HOMES = {
     "Selector": "rocktokens.core.selection.selectors",
     "SelectorBatch": "rocktokens.core.selection.selectors",
     "make_selector": "rocktokens.core.selection.selectors",
+    "detect_rocks": "rocktokens.core.detection.detect",
     "knockout_census": "rocktokens.lm.causal.knockout",
     "graft": "rocktokens.lm.causal.graft",
     "Run": "rocktokens.runs.store",
