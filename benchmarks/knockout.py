@@ -29,8 +29,9 @@ from rocktokens.config import BaselineConfig, KnockoutConfig, PromptsConfig
 from rocktokens.core.census.census import BannedSet
 from rocktokens.core.seeds import derive_seed
 from rocktokens.lm.causal.knockout import knockout_census
+from rocktokens.lm.checkers import MathChecker
 from rocktokens.lm.sampling.requests import Continuation, Request
-from rocktokens.lm.tasks import MathChecker, Prompt, load_prompts
+from rocktokens.lm.tasks import Prompt, load_prompts
 
 EOS = 0
 

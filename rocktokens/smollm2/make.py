@@ -167,8 +167,9 @@ class _Making:
 
     def student(self) -> dict[str, Any]:
         """The off-policy stage, with this directory as its run; its student becomes ours."""
+        from rocktokens.lm.checkers import MathChecker
         from rocktokens.lm.pair import load_pair
-        from rocktokens.lm.tasks import MathChecker, load_prompts
+        from rocktokens.lm.tasks import load_prompts
         from rocktokens.lm.training.distill import off_policy
 
         config, out = self.config, self._cleared("student")
@@ -220,11 +221,11 @@ class _Making:
 
     def _accuracy_and_counts(self, model: Any, tokenizer: Any, prompts: Sequence[Any]) -> tuple[Any, dict[str, int]]:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
+        from rocktokens.lm.checkers import MathChecker
         from rocktokens.lm.pair import end_tokens
         from rocktokens.lm.sampling.accuracy import Evaluator
         from rocktokens.lm.sampling.requests import Request
         from rocktokens.lm.sampling.sampler import Sampler
-        from rocktokens.lm.tasks import MathChecker
 
         checker = MathChecker()
         sampler = Sampler(model, eos_ids=end_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, batch_size=256)

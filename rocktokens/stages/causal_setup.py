@@ -73,9 +73,9 @@ class CausalSetup:
     @classmethod
     def of(cls, run: Run, baseline: BaselineConfig) -> CausalSetup:
         from rocktokens.lm.causal.baseline import answerable
+        from rocktokens.lm.checkers import make_checker
         from rocktokens.lm.pair import load_pair
         from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler
-        from rocktokens.lm.tasks import make_checker
 
         known = run.manifest["config"]
         if "pair" not in known or "prompts" not in known:

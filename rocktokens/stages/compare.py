@@ -170,8 +170,9 @@ def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: Com
 
 def _train_and_read(plan: Plan) -> bool:
     """Bring every arm to its end; False where there are no answers to check."""
+    from rocktokens.lm.checkers import make_checker
     from rocktokens.lm.pair import load_pair
-    from rocktokens.lm.tasks import load_prompts, make_checker
+    from rocktokens.lm.tasks import load_prompts
 
     checker = make_checker(plan.prompts)
     models = load_pair(plan.pair)

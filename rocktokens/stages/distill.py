@@ -34,8 +34,9 @@ def distill(
         run = Run.create(path, _sections(pair, prompts, config))
         log.info("%s: the student is distilled; nothing to do", path)
         return run
+    from rocktokens.lm.checkers import make_checker
     from rocktokens.lm.pair import load_pair
-    from rocktokens.lm.tasks import load_prompts, make_checker
+    from rocktokens.lm.tasks import load_prompts
     from rocktokens.lm.training.distill import distill as train
     from rocktokens.lm.training.trainer import processes
 

@@ -36,9 +36,10 @@ def sample(
     if run.done("sample") and not again:
         log.info("%s: rollouts are there; nothing to do", path)
         return run
+    from rocktokens.lm.checkers import how_checked, make_checker
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler, sample_rollouts
-    from rocktokens.lm.tasks import Part, how_checked, load_prompts, make_checker
+    from rocktokens.lm.tasks import Part, load_prompts
 
     run.reopen("sample")
     if again:

@@ -16,8 +16,9 @@ import pyarrow as pa
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Floats
 from rocktokens.errors import DataError
+from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
-from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.tasks import Prompt
 
 Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
 """keep(name, make): the table of that name, made now if it was not kept before."""

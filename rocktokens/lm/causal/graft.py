@@ -38,8 +38,9 @@ from rocktokens.lm.causal.baseline import (
     sample_baseline,
 )
 from rocktokens.lm.causal.knockout import CHUNK, shuffled
+from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, GraftRequest
-from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.tasks import Prompt
 
 # Shapes: V vocabulary, T positions of a rollout, P problems.
 GRAFTS = pa.schema(

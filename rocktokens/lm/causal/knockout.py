@@ -39,8 +39,9 @@ from rocktokens.lm.causal.baseline import (
     no_bar,
     sample_baseline,
 )
+from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
-from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.tasks import Prompt
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ import torch
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate, wilson_interval
 from rocktokens.errors import DataError
-from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.checkers import Checker
+from rocktokens.lm.tasks import Prompt
 
 # sample(prompt_ids, seeds, length limit) -> responses as token ids
 Sample = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[list[int]]]

@@ -14,11 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from rocktokens.config import RolloutConfig
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import DataError
+from rocktokens.lm.checkers import Checker
 from rocktokens.lm.pair import Pair
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
 from rocktokens.lm.sampling.sampler import Sampler
 from rocktokens.lm.scoring import Rollout
-from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.tasks import Prompt
 
 
 def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Sampler:

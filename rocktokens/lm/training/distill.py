@@ -27,10 +27,11 @@ from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.selection.selectors import Selector, selector_of
 from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.lm.checkers import Checker
 from rocktokens.lm.pair import TINY_PARAMETERS, Pair, no_bars
 from rocktokens.lm.sampling.accuracy import Evaluator
 from rocktokens.lm.sampling.rollouts import make_sampler, sample_rollouts
-from rocktokens.lm.tasks import Checker, Prompt
+from rocktokens.lm.tasks import Prompt
 from rocktokens.lm.training.checkpoints import last_complete_checkpoint
 from rocktokens.lm.training.off_policy import OffPolicyTrainer, answer_rows, load_weights
 from rocktokens.lm.training.step_display import StepProgress

@@ -9,7 +9,8 @@ import pytest
 
 from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.lm.tasks import PART_TENTHS, MathChecker, Prompt, load_prompts, make_checker
+from rocktokens.lm.checkers import MathChecker, make_checker
+from rocktokens.lm.tasks import PART_TENTHS, Prompt, load_prompts
 from rocktokens.world import get_world
 from rocktokens.world.tokenizer import make_tokenizer
 
@@ -205,7 +206,7 @@ def test_math_checker_counts_how_each_comparison_was_decided():
 
 
 def test_math_checker_falls_back_to_the_last_number(monkeypatch):
-    monkeypatch.setattr("rocktokens.lm.tasks._read_formulas", lambda text: [])
+    monkeypatch.setattr("rocktokens.lm.checkers._read_formulas", lambda text: [])
     check = MathChecker()
     assert check("first 3, then 1,014", "it is 1014")
     assert not check("first 1014, then 3", "1014")

@@ -20,7 +20,8 @@ from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig, Promp
 from rocktokens.config.study import STAGES
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import ConfigError
-from rocktokens.lm.tasks import MathChecker, load_prompts
+from rocktokens.lm.checkers import MathChecker
+from rocktokens.lm.tasks import load_prompts
 from rocktokens.lm.training.off_policy import OffPolicyTrainer
 from rocktokens.recipes import recipes
 from rocktokens.runs.store import open_run

@@ -1,0 +1,145 @@
+"""How a rollout's text is compared with the reference answer: math, exact, a regular expression, or a user's function.
+
+check = make_checker(PromptsConfig(source="mine.jsonl"))     # check(rollout_text, answer) -> bool
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from rocktokens.config import PromptsConfig
+from rocktokens.errors import ConfigError
+from rocktokens.world import get_world, world_names
+
+Checker = Callable[[str, str], bool]
+
+NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
+WORD = re.compile(r"[A-Za-z]{3,}")
+TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
+
+
+def make_checker(config: PromptsConfig) -> Checker | None:
+    """The function that compares a response with an answer; None: accuracy is not measured."""
+    if config.checker == "none":
+        return None
+    if config.checker == "auto" and config.source in world_names():
+        return get_world(config.source).check
+    if config.checker in ("auto", "math"):
+        return MathChecker()
+    if config.checker == "exact":
+        return lambda text, answer: " ".join(text.split()) == " ".join(answer.split())
+    if config.checker == "regex":
+        return _regex_checker(config.pattern or "")
+    return _function_by_path(config.checker)
+
+
+class MathChecker:
+    """math-verify where it can read both sides, the last number of each where it cannot.
+
+    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong).
+    """
+
+    def __init__(self) -> None:
+        # Without a signal-based timeout (outside the main thread) math-verify warns at every call.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        self.counts: Counter[str] = Counter(math_verify=0, last_number=0, unreadable=0)
+        self._answers: dict[str, list[Any]] = {}
+
+    def __call__(self, text: str, answer: str) -> bool:
+        from math_verify import verify
+
+        expected, found = self._read_answer(answer), _read_formulas(text)
+        if expected and found:
+            self.counts["math_verify"] += 1
+            return bool(verify(expected, found, timeout_seconds=_timeout()))
+        expected_number, found_number = _last_number(answer), _last_number(text)
+        if expected_number is None or found_number is None:
+            self.counts["unreadable"] += 1
+            return False
+        self.counts["last_number"] += 1
+        return expected_number == found_number
+
+    def readable(self, answer: str) -> bool:
+        """Whether an answer can be compared at all."""
+        return bool(self._read_answer(answer)) or _last_number(answer) is not None
+
+    def _read_answer(self, answer: str) -> list[Any]:
+        if answer not in self._answers:
+            # Reference answers are mostly bare LaTeX, which math-verify reads only between delimiters; a plain word
+            # between them it would take for a product of letters.
+            stated = answer.rpartition("####")[2].strip()
+            bare = "$" not in stated and not WORD.search(COMMAND.sub(" ", stated))
+            self._answers[answer] = _read_formulas(f"${stated}$" if bare else stated)
+        return self._answers[answer]
+
+
+def how_checked(checker: Checker | None, texts: list[str], answers: list[str | None]) -> dict[str, dict[str, int]]:
+    """How many answers math-verify decided, how many the last number, how many nobody could read; else nothing."""
+    if not isinstance(checker, MathChecker):
+        return {}
+    counting = MathChecker()  # a resumed stage has checked only the rest: all of them are counted here
+    for text, answer in zip(texts, answers):
+        if answer is not None:
+            counting(text, answer)
+    return {"checked_by": dict(counting.counts)}
+
+
+def _read_formulas(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return [found for found in parse(text, parsing_timeout=_timeout()) if not isinstance(found, str)]
+
+
+def _timeout() -> int | None:
+    return TIMEOUT_SECONDS if threading.current_thread() is threading.main_thread() else None
+
+
+def _last_number(text: str) -> float | None:
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _regex_checker(pattern: str) -> Checker:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}.") from None
+    if compiled.groups < 1:
+        raise ConfigError(f"pattern {pattern!r} needs a group in parentheses round the answer.")
+
+    def check(text: str, answer: str) -> bool:
+        matches = list(compiled.finditer(text))
+        return bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip()
+
+    return check
+
+
+def _function_by_path(path: str) -> Checker:
+    module_name, _, name = path.partition(":")
+    if not name:
+        near = difflib.get_close_matches(path, NAMED_CHECKERS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"no checker is called {path!r}.{hint} There are: {', '.join(NAMED_CHECKERS)}, or package.module:function."
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a user's own file beside the command
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"checker {path}: cannot import {module_name} ({error}).") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"checker {path}: {module_name} has no function {name!r}.")
+    return cast(Checker, function)
