@@ -236,7 +236,7 @@ def test_everything_hoverable_is_reached_by_keyboard(page):
 def test_arrow_keys_read_a_charts_points(page, name):
     chart = page.find_element(By.CSS_SELECTOR, f'.chart[data-figure="{name}"]')
     page.execute_script("arguments[0].focus()", chart)
-    figure = page.execute_script("return rocktokens.report.figures.figure.find((f) => f.name === arguments[0])", name)
+    figure = page.execute_script("return rocktokens.report.figures.find((f) => f.name === arguments[0])", name)
     texts = [trace["text"] for trace in figure["data"] if "text" in trace]
     read = []
     for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN):

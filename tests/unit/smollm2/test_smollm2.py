@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from gguf_files import GGUF_WORDS, write_gguf
 from smollm2_pair import QUICK, chat_tokenizer, save_base, tiny_llama
-from test_pair import GGUF_WORDS, write_gguf
 from tiny import VOCABULARY, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
