@@ -114,6 +114,8 @@ class ScoreCommand:
     """Rows of logits that exist at once; unset: chosen for the vocabulary."""
     gradients: bool = True
     """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
+    top: int = ScoreConfig.top
+    """Most probable tokens of both models to keep at every position of the rollouts that the report shows; 0: none."""
     again: bool = False
     """Run the stage again although it is complete."""
 
@@ -121,7 +123,11 @@ class ScoreCommand:
         from rocktokens.stages.score import score
 
         config = ScoreConfig(
-            checkpoints=self.checkpoints, token_budget=self.token_budget, chunk=self.chunk, gradients=self.gradients
+            checkpoints=self.checkpoints,
+            token_budget=self.token_budget,
+            chunk=self.chunk,
+            gradients=self.gradients,
+            top=self.top,
         )
         run = score(self.path, config, again=self.again)
         _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))

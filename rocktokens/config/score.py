@@ -19,6 +19,9 @@ class ScoreConfig:
     """Rows of logits that exist at once; unset: chosen for the vocabulary."""
     gradients: bool = True
     """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
+    top: int = 5
+    """Most probable tokens of both models to keep at every position of the rollouts that the report shows; 0: none."""
 
     def __post_init__(self) -> None:
         require(self.token_budget >= 1, f"token_budget must be at least 1, got {self.token_budget}")
+        require(self.top >= 0, f"top must be 0 or more, got {self.top}")

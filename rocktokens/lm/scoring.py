@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from rocktokens.core.divergence import Divergence, fused_divergence
 from rocktokens.errors import DataError
 from rocktokens.lm.pair import head_of, hidden_states
+from rocktokens.lm.top_tokens import TopTokenRecorder
 
 Observer = Callable[[Tensor, Tensor], None]
 # A micro-batch is closed before more than this share of it is padding.
@@ -82,11 +83,13 @@ def score(
     token_budget: int = 8192,
     chunk: int | None = None,
     observers: Mapping[int, Observer] | None = None,
+    top: TopTokenRecorder | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, ScoreFacts]:
     """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
 
-    `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk.
+    `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk. `top` keeps the most
+    probable tokens of both models for some of the rollouts.
     """
     named = {"teacher": teacher, **{f"student of step {step}": student for step, student in students.items()}}
     contexts = {name: getattr(m.config.get_text_config(), "max_position_embeddings", None) for name, m in named.items()}
@@ -103,6 +106,8 @@ def score(
                 measured = _measure(states_NH, teacher_NG, student, teacher, layout, vocabulary, chunk, observe)
                 table = _table(layout, measured, eos_ids)
                 write(step, table)
+                if top is not None:
+                    top.see(step, batch, states_NH, student, teacher_NG, teacher)
                 facts[step].occurrences += len(table)
                 facts[step].real_tokens += layout.real_tokens
                 facts[step].padded_tokens += layout.input_BT.numel() - layout.real_tokens

@@ -40,3 +40,15 @@ OCCURRENCES = pa.schema(
         ("is_eos", pa.bool_()),
     ]
 )
+
+TOP_TOKENS = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("position", pa.int32()),
+        ("student_top_ids", pa.list_(pa.int32())),
+        ("student_top_logprobs", pa.list_(pa.float32())),
+        ("teacher_top_ids", pa.list_(pa.int32())),
+        ("teacher_top_logprobs", pa.list_(pa.float32())),
+    ]
+)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RunError
-from rocktokens.runs.schema import OCCURRENCES, SCHEMA_VERSION
+from rocktokens.runs.schema import OCCURRENCES, SCHEMA_VERSION, TOP_TOKENS
 
 MANIFEST = "run.json"
 DRAFT = f"{MANIFEST}.tmp"
@@ -172,9 +172,14 @@ class Run:
         yield writer
         writer.flush()
 
+    def top_token_writer(self, step: int, *, part: str = "") -> PartWriter:
+        """Writes the most probable tokens at the positions of the shown rollouts, in parts; flush it at the end."""
+        return PartWriter(self.path / "top_tokens" / f"step={step}", TOP_TOKENS, prefix=part)
+
     def clear_occurrences(self, step: int) -> None:
-        """Remove a checkpoint's occurrences (those of a stage that did not complete)."""
-        shutil.rmtree(self.path / "occurrences" / f"step={step}", ignore_errors=True)
+        """Remove a checkpoint's occurrences and top tokens (those of a stage that did not complete)."""
+        for folder in ("occurrences", "top_tokens"):
+            shutil.rmtree(self.path / folder / f"step={step}", ignore_errors=True)
 
     def occurrences(self, sql: str | None = None) -> pa.Table:
         """All occurrences, with their checkpoint as `step`; or the answer to a query over the view `occurrences`."""
@@ -189,7 +194,7 @@ class Run:
                 for path in sorted(self.path.glob("*.parquet")):
                     if path.stem in sql.lower():  # a damaged table must not hide the others
                         connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
-                for folder in ("occurrences", "telemetry"):
+                for folder in ("occurrences", "telemetry", "top_tokens"):
                     if folder in sql.lower() and any(self.path.glob(f"{folder}/step=*/*.parquet")):
                         parts = _quote(self.path, f"/{folder}/step=*/*.parquet")
                         connection.execute(

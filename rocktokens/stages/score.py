@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: 
     writers = {step: run.part_writer(step) for step in students}
     last = max([0, *run.checkpoints()])
     gradients = GradientGeometry(models.vocabulary) if config.gradients and last in students else None
+    tops = {step: run.top_token_writer(step) for step in students}
     names = ", ".join(map(str, students))
     with progress(f"scoring checkpoint {names}", len(rollouts), "rollouts") as advance:
         facts = score_rollouts(
@@ -78,12 +79,14 @@ def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: 
             token_budget=config.token_budget,
             chunk=config.chunk,
             observers={last: gradients.update} if gradients is not None else None,
+            top=_top_tokens(run, config, models, lambda step, table: tops[step].write(table)),
             progress=advance,
         )
     if gradients is not None:
         run.write_tensors("gradients", gradients.state())
     for step, writer in writers.items():
         writer.flush()
+        tops[step].flush()
         done = facts[step]
         if done.invalid:
             first, count = next(iter(done.invalid.items()))
@@ -105,6 +108,20 @@ def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: 
                 "padding_share": round(done.padding_share, 4),
             },
         )
+
+
+def _top_tokens(run: Run, config: ScoreConfig, models: Any, write: Callable[[int, Any], None]) -> Any:
+    """Keeps both models' most probable tokens for the rollouts that the report shows."""
+    from rocktokens.core.shown import shown_rollouts
+    from rocktokens.lm.top_tokens import TopTokenRecorder
+
+    if not config.top:
+        return None
+    table = run.read("rollouts", ["rollout_id", "correct", "token_ids"])
+    ids = table["rollout_id"].to_pylist()
+    lengths = [len(tokens) for tokens in table["token_ids"]]
+    shown = shown_rollouts(table["correct"].to_pylist(), lengths)
+    return TopTokenRecorder([ids[place] for place in shown], config.top, models.vocabulary, write)
 
 
 def _groups(steps: list[int], model: Any) -> Iterable[list[int]]:

@@ -7,18 +7,15 @@ run, right and wrong answers in turn, so that the choice shows what the run hold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
+from rocktokens.core.shown import MAX_LENGTH, shown_rollouts
 from rocktokens.report.figures.causal import verdicts_by_token
 from rocktokens.report.formats import interval, points, visible
 from rocktokens.report.run_facts import Facts, estimate
 
-MAX_ROLLOUTS = 120
-MAX_TOKENS = 24_000
-MAX_LENGTH = 2_000
 COLUMNS = ("kl", "log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy", "grad_norm")
 TITLES = {
     "kl": "KL after OPD",
@@ -64,18 +61,9 @@ def payload(facts: Facts, decode: Decode | None = None) -> dict[str, Any] | None
 
 
 def choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Evenly over the run, right and wrong in turn, within the limits; deterministic."""
-    groups = [[row for row in rows if row.get("correct") is value] for value in (True, False, None)]
-    spread = [[group[int(i)] for i in _evenly(len(group), MAX_ROLLOUTS)] for group in groups]
-    picked: list[dict[str, Any]] = []
-    tokens = 0
-    for row in (row for turn in zip_longest(*spread) for row in turn if row is not None):
-        size = min(row.get("length") or 0, MAX_LENGTH)
-        if len(picked) == MAX_ROLLOUTS or (picked and tokens + size > MAX_TOKENS):
-            break
-        picked.append(row)
-        tokens += size
-    return picked
+    """The rollouts that are shown; scoring kept both models' most probable tokens for the same ones."""
+    places = shown_rollouts([row.get("correct") for row in rows], [row.get("length") or 0 for row in rows])
+    return [rows[place] for place in places]
 
 
 def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,15 +76,6 @@ def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
-
-
-def _evenly(length: int, count: int) -> np.ndarray:
-    """Indices spread over a list so that any first few of them are spread too."""
-    if length == 0:
-        return np.zeros(0, int)
-    # Golden-ratio steps: every prefix is nearly even, and no two places repeat before all were visited.
-    order = np.argsort((np.arange(length) * 0.6180339887498949) % 1.0, kind="stable")
-    return np.argsort(order, kind="stable")[: min(length, count)] if length > 1 else np.zeros(1, int)
 
 
 def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:

@@ -19,6 +19,7 @@ import pytest
 from report_fixture import HOSTILE, ROCKS, make_run
 
 from rocktokens import cli, open_run
+from rocktokens.core.shown import MAX_ROLLOUTS
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import RunError
 from rocktokens.report.build import FIGURES, REPORT, report
@@ -29,7 +30,7 @@ from rocktokens.report.figures.images import export
 from rocktokens.report.formats import interval, label, number, percent, points, significant, to_csv, visible
 from rocktokens.report.html.method import commands, method
 from rocktokens.report.html.page import page
-from rocktokens.report.html.viewer import MAX_ROLLOUTS, choose, payload
+from rocktokens.report.html.viewer import choose, payload
 from rocktokens.report.run_facts import Facts
 
 ORDER = (
