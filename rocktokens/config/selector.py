@@ -18,6 +18,15 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "prefix": ("keep",),
     "fewer": ("rocks", "least", "full"),
     "merit": ("rocks", "least", "full", "keep"),
+    "tip": ("keep", "corner"),
+    "teachable": ("keep", "top"),
+    "iw": ("gamma",),
+    "fire": ("drop",),
+    "selectkd": ("top", "low"),
+    "esr": ("tokens",),
+    "scheduled_prefix": ("start", "keep"),
+    "position": (),
+    "adakd": ("keep",),
 }
 
 
@@ -26,14 +35,29 @@ class SelectorConfig:
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"
-    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; or your own, as
-    package.module:Class."""
+    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; the published ones tip,
+    teachable, iw, fire, selectkd, esr, scheduled_prefix, position, adakd; or your own, as package.module:Class."""
     rocks: tuple[int, ...] = ()
     """Token ids for freeze, soft, random, fewer and merit; empty: those that `detect` found in the run."""
     lam: float | None = None
     """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
-    keep: float = 0.5
-    """Share kept by entropy and divergence; for prefix and merit: share of max_new_tokens where sampling stops."""
+    keep: float | None = None
+    """Share kept by entropy, divergence, tip, teachable (0.05 if unset) and adakd; for prefix, scheduled_prefix and
+    merit: share of max_new_tokens where sampling stops."""
+    corner: str | None = None
+    """For tip: confident keeps where the student is certain and far from the teacher; unset: certain or far."""
+    top: int | None = None
+    """For teachable (16 if unset) and selectkd (5 if unset): most probable tokens that are looked at."""
+    gamma: float | None = None
+    """For iw: how much more the first position weighs than the last (0.5 if unset)."""
+    drop: float | None = None
+    """For fire: share of the rollouts that carry no loss (0.2 if unset)."""
+    low: float | None = None
+    """For selectkd: weight where the student's first choice is not among the teacher's (0.01 if unset)."""
+    tokens: int | None = None
+    """For esr: tokens after which sampling stops (100 if unset)."""
+    start: float | None = None
+    """For scheduled_prefix: share of max_new_tokens at the first step (0.1 if unset)."""
     window: int = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: float | None = None

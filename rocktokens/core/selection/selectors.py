@@ -49,6 +49,22 @@ class SelectorBatch:
     """Loss of each occurrence in nats; only for a selector that asks for it with `needs_losses`."""
     student_entropy_N: Tensor | None = None
     """Entropy of the student's distribution; likewise."""
+    teacher_entropy_N: Tensor | None = None
+    """Entropy of the teacher's distribution; likewise."""
+    student_logprob_N: Tensor | None = None
+    """The student's log-probability of the token; likewise."""
+    teacher_logprob_N: Tensor | None = None
+    """The teacher's log-probability of the token; likewise."""
+    student_top_id_Nk: Tensor | None = None
+    """The student's most probable tokens, best first; only for a selector that asks for k of them with `needs_top`."""
+    student_top_Nk: Tensor | None = None
+    """The student's log-probabilities of these; likewise."""
+    teacher_at_student_top_Nk: Tensor | None = None
+    """The teacher's log-probabilities of the same tokens; likewise."""
+    teacher_top_id_Nk: Tensor | None = None
+    """The teacher's most probable tokens, best first; likewise."""
+    progress: float = 1.0
+    """Share of the training's steps that are done, in [0, 1]."""
 
     def __len__(self) -> int:
         return len(self.token_N)
@@ -59,15 +75,23 @@ class Selector:
 
     name: ClassVar[str] = "custom"
     needs_losses: bool = False
-    """Ask for `value_N` and `student_entropy_N`: costs a pass without gradient before each step, on the meter."""
+    """Ask for losses, entropies and log-probabilities: costs a pass without gradient before each step, on the meter."""
+    needs_top: int = 0
+    """Ask for both models' k most probable tokens, from the same pass; goes with `needs_losses`."""
+    bound: float = 1.0
+    """Largest weight this selector may give; above 1 only where its source asks for it."""
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        """A weight in [0, 1] for every occurrence; a weight of 0 never reaches an output head."""
+        """A weight in [0, bound] for every occurrence; a weight of 0 never reaches an output head."""
         raise NotImplementedError
 
     def length(self, limit: int) -> int:
-        """Where sampling stops; a selector that never uses later positions says so here."""
+        """Where sampling stops at the latest; a selector that never uses later positions says so here."""
         return limit
+
+    def length_at(self, limit: int, progress: float) -> int:
+        """Where sampling stops after this share of the training; for selectors whose length changes on the way."""
+        return self.length(limit)
 
     def rollouts(self, prompts: Sequence[str], step: int) -> Sequence[int] | None:
         """Which of a step's rollouts are sampled at all, by their place in it; None is all. `prompts` names each one's
@@ -133,7 +157,8 @@ def _class_by_path(path: str) -> type[Selector]:
     return kind
 
 
-def _share(name: str, value: float) -> float:
+def share(name: str, value: float) -> float:
+    """The value, refused unless it is a share in (0, 1]."""
     if not 0 < value <= 1:
         raise ConfigError(f"{name} must lie in (0, 1], got {value}")
     return float(value)
@@ -230,16 +255,17 @@ class Random(Soft):
         return torch.where(torch.from_numpy(chosen_N), self.lam, 1.0)
 
 
-class _TopShare(Selector):
+class TopShare(Selector):
     """Keeps the occurrences with the largest scores, over the whole optimiser step."""
 
     needs_losses = True
 
     def __init__(self, *, keep: float = 0.5) -> None:
         """`keep`: share of the step's occurrences that keep their loss."""
-        self.keep = _share("keep", keep)
+        self.keep = share("keep", keep)
 
     def score(self, batch: SelectorBatch) -> Tensor | None:
+        """What occurrences are ranked by, one number each."""
         raise NotImplementedError
 
     def weights(self, batch: SelectorBatch) -> Tensor:
@@ -251,7 +277,7 @@ class _TopShare(Selector):
         return weight_N
 
 
-class Entropy(_TopShare):
+class Entropy(TopShare):
     """Keeps the share of occurrences at which the student is least certain."""
 
     name = "entropy"
@@ -260,7 +286,7 @@ class Entropy(_TopShare):
         return batch.student_entropy_N
 
 
-class HighDivergence(_TopShare):
+class HighDivergence(TopShare):
     """Keeps the share of occurrences with the largest loss."""
 
     name = "divergence"
@@ -275,7 +301,7 @@ class Prefix(Selector):
     name = "prefix"
 
     def __init__(self, *, keep: float = 0.5) -> None:
-        self.keep = _share("keep", keep)
+        self.keep = share("keep", keep)
 
     def length(self, limit: int) -> int:
         return max(1, math.ceil(self.keep * limit))
@@ -334,8 +360,11 @@ def overlap(first_N: Tensor, second_N: Tensor) -> float:
 
 def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
-    from rocktokens.core.selection.adaptive import Adaptive  # they derive from Selector, so they are imported late
+    from rocktokens.core.selection import field  # they derive from Selector, so they are imported late
+    from rocktokens.core.selection.adaptive import Adaptive
     from rocktokens.core.selection.sample_less import Fewer, Merit
 
-    kinds = (Uniform, Freeze, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix, Fewer, Merit)
+    ours: tuple[type[Selector], ...]
+    ours = (Uniform, Freeze, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix, Fewer, Merit)
+    kinds: list[type[Selector]] = [*ours, *field.PUBLISHED]
     return {kind.name: kind for kind in kinds}

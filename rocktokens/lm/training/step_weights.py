@@ -19,6 +19,9 @@ from torch import Tensor
 from rocktokens.core.selection.selectors import Selector, SelectorBatch, overlap
 from rocktokens.errors import ConfigError
 
+# What a selector that needs losses is shown of every occurrence.
+MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
+
 
 class Rows(NamedTuple):
     """Measured occurrences, on the CPU."""
@@ -83,19 +86,17 @@ def everywhere(accelerator: Any, grid_BC: Tensor, fill: float = 0) -> Tensor:
 
 
 def with_losses(accelerator: Any, grid: Grid, rows: Rows) -> SelectorBatch | None:
-    """The batch with losses and entropies of measured rows; None unless every occurrence was measured."""
-    value_BC = torch.full(grid.shape, torch.nan)
-    entropy_BC = torch.full(grid.shape, torch.nan)
+    """The batch with what was measured of its rows; None unless every occurrence was measured."""
     local_K = rows.rollout_K - grid.first_row
-    # An invalid loss is known too: 0 keeps it apart from "not measured".
-    value_BC[local_K, rows.position_K] = torch.nan_to_num(rows.value_K)
-    entropy_BC[local_K, rows.position_K] = torch.nan_to_num(rows.student_entropy_K)
-    device = accelerator.device
-    value_N = everywhere(accelerator, value_BC.to(device), torch.nan)[grid.mask_RC]
-    if bool(value_N.isnan().any()):
-        return None
-    entropy_N = everywhere(accelerator, entropy_BC.to(device), torch.nan)[grid.mask_RC]
-    return replace(grid.batch, value_N=value_N, student_entropy_N=entropy_N)
+    columns: dict[str, Any] = {}
+    for name in MEASURED:
+        column_BC = torch.full(grid.shape, torch.nan)
+        # An invalid number is known too: 0 keeps it apart from "not measured".
+        column_BC[local_K, rows.position_K] = torch.nan_to_num(getattr(rows, f"{name}_K"))
+        columns[f"{name}_N"] = everywhere(accelerator, column_BC.to(accelerator.device), torch.nan)[grid.mask_RC]
+        if bool(columns[f"{name}_N"].isnan().any()):
+            return None
+    return replace(grid.batch, **columns)
 
 
 def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch) -> Tensor:
@@ -109,8 +110,8 @@ def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch) -
     if weight_N.shape != (len(batch),):
         raise ConfigError(f"selector {name} gave weights of shape {tuple(weight_N.shape)} for {len(batch)} occurrences")
     weight_N = weight_N.float()
-    if not bool(((weight_N >= 0) & (weight_N <= 1)).all()):
-        raise ConfigError(f"selector {name} gave weights outside [0, 1] (or NaN) at step {batch.step}")
+    if not bool(((weight_N >= 0) & (weight_N <= selector.bound * (1 + 1e-6))).all()):
+        raise ConfigError(f"selector {name} gave weights outside [0, {selector.bound:g}] (or NaN) at step {batch.step}")
     if not bool(weight_N.any()):
         raise ConfigError(
             f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}: there is nothing to train "
