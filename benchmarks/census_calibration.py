@@ -92,7 +92,7 @@ def simulate(name, *, problems, rollouts, used, effect, until, times, resamples,
             strong += r.verdict.startswith("Strong")
             wrong_sign += r.verdict.startswith("Strong") and r.delta * effect <= 0
             neutral += r.verdict == "Proven Neutral"
-            covered += r.low <= effect <= r.high
+            covered += r.outer_low <= effect <= r.outer_high
         naive += int(percentile_rejects(difference.mean(1), rng).sum())
     total = times * NUM_SETS
     row = {

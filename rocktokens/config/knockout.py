@@ -60,11 +60,11 @@ class KnockoutConfig:
     """Which token types are banned, how often, and what counts as an effect."""
 
     candidates: tuple[str, ...] = ()
-    """Token types to test, as text, or as ids like #17; unset: the top of types.parquet."""
+    """Token types to test, as text, or as ids like #17; unset: the top by burden, and every declared rock."""
     top: int = 200
-    """How many token types, by the definition's score, where none are named."""
+    """How many token types, by burden, where none are named. Declared rocks are tested beside them."""
     definition: Definition | None = None
-    """The score that orders them; unset: the one `detect` chose."""
+    """Whose rocks are tested beside them; unset: the definition that `detect` chose."""
     kinds: tuple[SetKind, ...] = ("token",)
     """What is banned together: token (the type alone), window (with the candidates in its high-divergence windows),
     family (with its other surface forms: leading space, case)."""

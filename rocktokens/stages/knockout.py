@@ -20,9 +20,6 @@ from rocktokens.stages.causal_setup import CausalSetup, Parts, bar, is_done
 log = logging.getLogger(__name__)
 
 
-SCORES = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
-
-
 def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Ban every candidate in turn; writes the census and prints it."""
     run = open_run(path)
@@ -86,10 +83,10 @@ def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
                 "the run has no types.parquet to take candidates from; run `rocktokens detect` first, or name them "
                 "with --candidates"
             )
-        candidates = _top(types, config, run)
+        candidates = candidate_types(types, _declared(run, config), config.top)
         ends = [token for token in candidates if token in stand.pair.eos_ids]
         if ends:
-            log.info("the end token is among the top %d and is not banned: no response could end", config.top)
+            log.info("the end token is among the candidates and is not banned: no rollout could end")
         candidates = [token for token in candidates if token not in ends]
     detected = run.facts("detect") if run.done("detect") else {}
     thresholds = detected.get("thresholds", {})
@@ -106,22 +103,20 @@ def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
     )
 
 
-def _top(types: Sequence[dict[str, Any]], config: KnockoutConfig, run: Run) -> list[int]:
-    """The top token types by a definition: its rocks first, then by its score, then by burden."""
-    definition = config.definition or (run.facts("detect")["definition"] if run.done("detect") else "context")
-    score = SCORES[definition]
+def candidate_types(types: Sequence[dict[str, Any]], declared: Sequence[int], top: int) -> list[int]:
+    """The top token types by burden, and every declared rock: what is tested does not depend on what was declared."""
+    by_burden = sorted(types, key=lambda row: (-(row.get("r") or 0.0), row["token_id"]))
+    chosen = [int(row["token_id"]) for row in by_burden[:top]]
+    return chosen + [token for token in dict.fromkeys(declared) if token not in set(chosen)]
 
-    def order(row: dict[str, Any]) -> tuple[float, float, float, int]:
-        rank = row.get(f"rank_{definition}")
-        own = row.get(score)
-        return (
-            float("inf") if rank is None else rank,
-            float("inf") if own is None or not np.isfinite(own) else -own,
-            -(row.get("r") or 0.0),
-            row["token_id"],
-        )
 
-    return [row["token_id"] for row in sorted(types, key=order)[: config.top]]
+def _declared(run: Run, config: KnockoutConfig) -> list[int]:
+    """Rocks of the definition asked for, else of the one that `detect` chose."""
+    if not run.done("detect"):
+        return []
+    if config.definition is None:
+        return [int(token) for token in run.facts("detect")["rocks"]]
+    return [int(token) for token in run.rocks(config.definition)["token_id"].to_pylist()]
 
 
 def _occurrences(run: Run) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from scipy import stats as sps
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
 from rocktokens.core.census.inference import (
+    NEUTRAL,
     NEVER_USED,
     UNDECIDED,
     Findings,
@@ -135,10 +136,15 @@ class SetResult(NamedTuple):
     delta: float
     low: float
     high: float
-    """1 − α interval, α shared among the looks."""
+    """The interval that the verdict inverts: the inner one for Proven Neutral, else the outer one."""
+    outer_low: float
+    outer_high: float
+    """1 − α interval, α shared among the looks: a Strong verdict needs it to leave out 0."""
     inner_low: float
     inner_high: float
-    """1 − 2α interval, of the equivalence test."""
+    """1 − 2α interval of the equivalence test: Proven Neutral needs it to lie inside ±ε."""
+    accuracy_with: float
+    """Accuracy of the baseline on the same prompts as Δ."""
     p: float
     p_neutral: float
     p_sign: float
@@ -211,7 +217,7 @@ def run_looks(effects: Effects, schedule: Schedule, measure: Measure, config: Kn
             rng=rng,
         )
         last = look == len(schedule) - 1
-        named = verdicts(found, epsilon=config.epsilon, alpha=alpha)
+        named = verdicts(found, epsilon=config.epsilon)
         for position, column in enumerate(active):
             fresh = _result(effects, column, found, position, named[position], end, share, look, config)
             before = results.get(column)
@@ -241,6 +247,8 @@ def _result(
     used, tested = int(effects.used_V[column]), int(effects.tested_V[column])
     verdict = NEVER_USED if used == 0 else verdict
     alpha = config.alpha * share
+    outer = float(found.low_V[position]), float(found.high_V[position])
+    inner = float(found.inner_low_V[position]), float(found.inner_high_V[position])
     placebo_P = effects.placebo_PV[: min(effects.placebo_problems, num_problems), column]
     error = placebo_P.std(ddof=1) / np.sqrt(num_problems) if len(placebo_P) > 1 else float("nan")
     needed = num_problems
@@ -254,10 +262,13 @@ def _result(
         num_problems=num_problems,
         num_changed=int((effects.difference_PV[:num_problems, column] != 0).sum()),
         delta=value,
-        low=float(found.low_V[position]),
-        high=float(found.high_V[position]),
-        inner_low=float(found.inner_low_V[position]),
-        inner_high=float(found.inner_high_V[position]),
+        low=inner[0] if verdict == NEUTRAL else outer[0],
+        high=inner[1] if verdict == NEUTRAL else outer[1],
+        outer_low=outer[0],
+        outer_high=outer[1],
+        inner_low=inner[0],
+        inner_high=inner[1],
+        accuracy_with=float(effects.accuracy_P[:num_problems].mean()),
         p=min(1.0, float(found.p_V[position]) / share),
         p_neutral=min(1.0, float(found.p_neutral_V[position]) / share),
         p_sign=min(1.0, float(found.p_sign_V[position]) / share),
@@ -342,7 +353,7 @@ def _placebo_strong(effects: Effects, config: KnockoutConfig, rng: np.random.Gen
         resamples=min(config.resamples, 2000),
         rng=rng,
     )
-    named = verdicts(found, epsilon=config.epsilon, alpha=config.alpha)
+    named = verdicts(found, epsilon=config.epsilon)
     return sum(verdict.startswith("Strong") for verdict in named), len(used)
 
 

@@ -15,7 +15,8 @@ from rocktokens.core.census.inference import NEVER_USED, UNDECIDED, VERDICTS
 
 LEVELS = (0.05, 0.10, 0.20)
 NUMBERS = (
-    *("num_used", "used_share", "num_problems", "num_changed", "delta", "low", "high", "inner_low", "inner_high"),
+    *("num_used", "used_share", "num_problems", "num_changed", "delta", "low", "high"),
+    *("outer_low", "outer_high", "inner_low", "inner_high", "accuracy_with"),
     *("p", "p_bonferroni", "p_bh", "p_max_t", "p_sign", "p_neutral", "sd", "detectable"),
     *("placebo_delta", "placebo_floor", "round", "alpha_share", "more_problems", "num_resumed", "num_tokens"),
 )
@@ -37,7 +38,7 @@ def census_table(census: Census, predictors: Mapping[str, Mapping[int, float]] |
     for name in NUMBERS:
         label = {"low": "delta_low", "high": "delta_high"}.get(name, name)
         columns[label] = _numbers([getattr(r, name) for r in results])
-    columns["accuracy_without"] = _numbers([census.accuracy.value + r.delta for r in results])
+    columns["accuracy_without"] = _numbers([min(max(r.accuracy_with + r.delta, 0.0), 1.0) for r in results])
     for level in LEVELS:
         columns[f"bh_{round(100 * level):02d}"] = pa.array([bool(r.p_bh <= level) for r in results])
     for name, known in (predictors or {}).items():
@@ -95,7 +96,7 @@ def render(census: Census, correlations: Sequence[Correlation] = (), limit: int 
     table = Table(
         title=title, caption="\n".join(map(escape, lines)), caption_justify="left", box=None, padding=(0, 1, 0, 0)
     )
-    for name in ("token", "used", "n", "Δ points [95 %]", "p (BH)", "verdict"):
+    for name in ("token", "used", "n", "Δ points [interval]", "p (BH)", "verdict"):
         table.add_column(escape(name), justify="left" if name in ("token", "verdict") else "right", no_wrap=True)
     for r in rows[:limit]:
         table.add_row(*map(escape, _cells(r)))

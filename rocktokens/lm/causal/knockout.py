@@ -88,14 +88,16 @@ def plan(
 def request_for(
     job: Job, rollout: BaseRollout, members: tuple[int, ...], set_id: str, *, limit: int, seed: int, exact_resume: bool
 ) -> Request | None:
-    """What to ask the engine for; None where the length limit leaves nothing to generate."""
+    """What to ask the engine for; None where the rollout was cut right after the first use and nothing can follow."""
     own = derive_seed(seed, "resume", set_id, rollout.rollout_id, job.repeat)
     prefix = rollout.prompt.prompt_ids
     if not exact_resume:
         stream = rollout.seed if job.repeat == 0 else own
         return Request(prefix, limit, stream, members if job.arm == "knockout" else ())
     if job.arm == "placebo":
-        if job.at + 1 >= limit:
+        # No set holds an end token, so a rollout whose last token is the first use was cut there, by the length limit
+        # or by the model's context: nothing could follow it.
+        if job.at + 1 >= min(limit, len(rollout.token_ids)):
             return None
         return Request((*prefix, *rollout.token_ids[: job.at + 1]), limit - job.at - 1, own, skip=1)
     prefix = (*prefix, *rollout.token_ids[: job.at])

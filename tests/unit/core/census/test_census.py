@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats as sps
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
@@ -19,7 +21,7 @@ EPSILON, ALPHA = 0.01, 0.05
 
 def judge(difference_PV, seed=0, resamples=1000, alpha=ALPHA):
     found = find(difference_PV, epsilon=EPSILON, alpha=alpha, resamples=resamples, rng=np.random.default_rng(seed))
-    return found, verdicts(found, epsilon=EPSILON, alpha=alpha)
+    return found, verdicts(found, epsilon=EPSILON)
 
 
 def drawn(rng, problems, sets, used, effect, changed=0.3, rollouts=2):
@@ -72,8 +74,40 @@ def test_five_changed_problems_all_one_way_are_not_significant():
     assert named == ["Undecided"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    num_prompts=st.integers(4, 300),
+    used=st.floats(0.01, 1.0),
+    effect=st.floats(-0.5, 0.5),
+    alpha=st.sampled_from([0.05, 0.05 / 15, 0.2]),
+    seed=st.integers(0, 2**20),
+)
+def test_interval_p_value_and_verdict_are_one_inversion(num_prompts, used, effect, alpha, seed):
+    rng = np.random.default_rng(seed)
+    difference = drawn(rng, num_prompts, 8, used, effect * used)
+    found, named = judge(difference, seed, resamples=300, alpha=alpha)
+    for v, verdict in enumerate(named):
+        outside = found.low_V[v] > 0 or found.high_V[v] < 0
+        inside = found.inner_low_V[v] > -EPSILON and found.inner_high_V[v] < EPSILON
+        assert outside == (found.p_V[v] <= alpha)
+        assert inside == (found.p_neutral_V[v] <= alpha)
+        assert verdict.startswith("Strong") == (outside and abs(found.value_V[v]) >= EPSILON)
+        assert (verdict == "Proven Neutral") == (inside and not verdict.startswith("Strong"))
+        assert -1 <= found.low_V[v] <= found.inner_low_V[v] <= found.inner_high_V[v] <= found.high_V[v] <= 1
+
+
+def test_intervals_are_those_of_an_oracle_where_the_normal_law_holds(rng):
+    """Many small differences: bootstrap-t, Student and an independent t interval agree."""
+    difference = rng.normal(0.02, 0.1, (2000, 5)).clip(-1, 1)
+    found, _ = judge(difference, resamples=4000)
+    for v in range(5):
+        oracle = sps.ttest_1samp(difference[:, v], 0.0).confidence_interval(0.95)
+        assert found.low_V[v] == pytest.approx(oracle.low, abs=6e-4)
+        assert found.high_V[v] == pytest.approx(oracle.high, abs=6e-4)
+
+
 def test_too_few_problems_are_refused():
-    with pytest.raises(DataError, match="at least 2 problems"):
+    with pytest.raises(DataError, match="at least 2 prompts"):
         judge(np.zeros((1, 1)))
 
 
@@ -226,6 +260,32 @@ def test_the_table_holds_every_column_and_survives_parquet(tmp_path, rng):
     facts = census_facts(census, correlate(census, known), ["rock_rate"])
     assert facts["verdicts"]["Strong Pillar"] == 1
     assert facts["missing_predictors"] == ["rock_rate"]
+
+
+def test_proven_neutral_stands_beside_the_interval_that_proves_it(rng):
+    difference = drawn(rng, 700, 40, 0.5, 0.0, changed=0.02)
+    census, _ = census_of(difference, KnockoutConfig(until="budget", resamples=500))
+    rows = census_table(census).to_pylist()
+    neutral = [row for row in rows if row["verdict"] == "Proven Neutral"]
+    assert any(row["outer_high"] >= EPSILON or row["outer_low"] <= -EPSILON for row in neutral)
+    for row in rows:
+        shown = "inner" if row["verdict"] == "Proven Neutral" else "outer"
+        assert (row["delta_low"], row["delta_high"]) == (row[f"{shown}_low"], row[f"{shown}_high"])
+    assert all(row["delta_low"] > -EPSILON and row["delta_high"] < EPSILON for row in neutral)
+
+
+def test_accuracy_without_is_measured_on_the_prompts_of_its_delta(rng):
+    """The first half is easy: a set that stops there must not be set against the accuracy of all prompts."""
+    correct = np.repeat([1.0, 0.0], 400)
+    difference = np.zeros((800, 2))
+    difference[:, 0] = -(rng.random(800) < 0.5).astype(float) * correct
+    difference[:, 1] = rng.choice([-1, 1], 800)
+    census, _ = census_of(difference, CONFIG, correct=correct)
+    early, late = census_table(census).to_pylist()
+    assert early["num_problems"] == 100
+    assert early["accuracy_with"] == 1
+    assert early["accuracy_without"] == pytest.approx((correct + difference[:, 0])[:100].mean())
+    assert late["accuracy_with"] == 0.5
 
 
 def test_correlations_are_pearsons_over_the_sets_that_are_used(rng):

@@ -181,6 +181,46 @@ def test_controls_are_an_arm_of_their_own():
     assert np.isnan(found.census.of("token:2").p_bh)
 
 
+def test_a_first_use_at_the_end_of_the_context_has_no_placebo_and_does_not_crash():
+    """A rollout that the context cut, and whose last token is the first use of a set: nothing can follow that use."""
+    from tiny import CONTEXT, tiny_model
+
+    from rocktokens.lm.sampling.sampler import Sampler
+
+    engine = Sampler(tiny_model("llama"), eos_ids=(1,), pad_id=2)
+    problems = [Prompt(f"p{i}", tuple(3 + (i + j) % 50 for j in range(CONTEXT - 4)), "", "x") for i in range(12)]
+    sets = [banned(token) for token in range(3, 64)]
+    found = knockout_census(
+        engine,
+        problems,
+        sets,
+        decode=decode,
+        checker=right_if_odd,
+        eos_ids=(1,),
+        config=KnockoutConfig(until="budget", resamples=200, placebo_share=1.0),
+        baseline=BaselineConfig(problems=12, max_new_tokens=20),
+    )
+    rows = found.knockouts.to_pylist()
+    last = {row["rollout_id"] for row in rows if row["arm"] == "placebo" and row["num_tokens"] == 0}
+    assert last  # some set's first use was the last token that the context allowed
+    cut = {row["rollout_id"]: row for row in found.baseline.to_pylist()}
+    assert all(cut[name]["truncated"] and len(cut[name]["token_ids"]) == 4 for name in last)
+    effect = {row["rollout_id"]: row["correct"] for row in rows if row["arm"] == "baseline"}
+    assert all(
+        row["correct"] == effect[row["rollout_id"]]
+        for row in rows
+        if row["arm"] == "placebo" and row["num_tokens"] == 0
+    )
+
+
+def test_candidates_are_the_top_by_burden_and_every_declared_rock():
+    from rocktokens.stages.knockout import candidate_types
+
+    types = [{"token_id": token, "r": burden} for token, burden in enumerate([1.0, 9.0, None, 5.0, 0.5, 5.0])]
+    assert candidate_types(types, [], 3) == [1, 3, 5]
+    assert candidate_types(types, [4, 3, 4], 3) == [1, 3, 5, 4]
+
+
 def test_greedy_needs_no_placebo():
     base = BaselineConfig(problems=50, rollouts=1, greedy=True, max_new_tokens=LIMIT)
     found = census(markov.MarkovEngine(markov.chain(1), greedy=True), [banned(3), banned(1)], problems=50, base=base)
