@@ -17,6 +17,7 @@ from rocktokens.config.prompts import PromptsConfig
 from rocktokens.config.sample import RolloutConfig
 from rocktokens.config.score import ScoreConfig
 from rocktokens.config.selector import SELECTOR_OPTIONS, SelectorConfig
+from rocktokens.config.servers import ServersConfig, Wire
 
 __all__ = [
     "SELECTOR_OPTIONS",
@@ -37,7 +38,9 @@ __all__ = [
     "RolloutConfig",
     "ScoreConfig",
     "SelectorConfig",
+    "ServersConfig",
     "SetKind",
     "Signal",
+    "Wire",
     "require",
 ]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Request:
-    """Continue one prefix (prompt and, when resuming, the response so far)."""
+    """Continue one prefix (prompt and, when resuming, the rollout so far)."""
 
     prefix: tuple[int, ...]
     max_new_tokens: int
@@ -26,7 +26,9 @@ class Request:
     first_seed: int | None = None
     """Another stream for the first number alone: where a rollout is resumed, its own has chosen the banned token."""
 
-    # An engine without such streams may ignore the last two: they tighten pairs of rollouts and leave each one's law.
+    # An engine that cannot pass over numbers must not draw with `seed` alone where `skip` or `first_seed` is given: it
+    # would meet again the numbers that wrote the prefix, and the law would be wrong. It takes a fresh seed derived from
+    # all three; pairs of rollouts are then less alike, and each one's law is exact.
 
 
 @dataclass(frozen=True)

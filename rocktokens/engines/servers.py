@@ -1,0 +1,357 @@
+"""A pool of base URLs that serve one model: who is asked next, how much is in flight, what happens when one fails.
+
+Connections are kept alive, one a thread and server. A request that meets a 5xx status or a lost connection is sent
+again unchanged, its seed included, to another server where there is one: the seed and not the server decides the draw.
+A 4xx status is the request's own fault and is raised with the server's text. This room knows HTTP and JSON; what is
+asked, and what an answer means, is vllm.py's and states.py's business.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from rocktokens.config import ServersConfig
+from rocktokens.errors import ConfigError, RunError
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+# The environment variable whose value is sent as a bearer token, for servers started with --api-key.
+KEY_VARIABLE = "ROCKTOKENS_API_KEY"
+# Statuses that say "not now" rather than "not this".
+PASSING = (408, 425, 429)
+PROBE_SECONDS = 30.0
+LONGEST_PAUSE = 30.0
+# How far a prefix's own server may be busier than the idlest one before the request goes elsewhere.
+AFFINITY_SLACK = 0.25
+DEAD_ENGINE = (
+    "The engine behind it has died. On vLLM's CPU build a seeded request whose prompt is cut into chunks does that "
+    "('CPU Generator does not use offset'): start the server with --max-num-batched-tokens 16384 and keep "
+    "--servers.prompt-tokens at or below that number."
+)
+
+
+class Reply(NamedTuple):
+    """A whole answer of a server."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    url: str
+
+    def json(self) -> Any:
+        """The body as JSON; a body that is cut off or no JSON is refused, naming the server."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise RunError(f"{self.url} answered with {len(self.body)} bytes that are no JSON: {error}") from error
+
+    def text(self) -> str:
+        """What the server said, in one line: its error message where the body holds one."""
+        text = self.body.decode("utf-8", "replace")
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = None
+        if isinstance(said, dict):
+            inner = said.get("error", said)
+            text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+        return " ".join(text.split())[:500]
+
+
+class ServedModel(NamedTuple):
+    """What a server says of its model."""
+
+    name: str
+    root: str | None
+    """Where the server read it from, as the server names it."""
+    context: int | None
+
+
+@dataclass
+class _Server:
+    url: str
+    requests: int = 0
+    """In flight now."""
+    prompt_tokens: int = 0
+    failures: int = 0
+    """In a row."""
+    down_until: float = 0.0
+    answered: int = 0
+    model: ServedModel | None = None
+    links: dict[int, http.client.HTTPConnection] = field(default_factory=dict)
+    """By thread."""
+
+
+class ServerPool:
+    """Servers of one model. Use it as a block, or call `close`, so that its connections end."""
+
+    def __init__(self, urls: Sequence[str], config: ServersConfig | None = None, *, pause: float = 1.0) -> None:
+        if not urls:
+            raise ConfigError("a pool of servers needs at least one URL; see --servers.student and --servers.teacher")
+        self.config = config or ServersConfig()
+        self.pause = pause
+        """Seconds before the first repetition; doubled for each further one."""
+        self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
+        self._turn = threading.Condition()
+        self._stopped = threading.Event()
+
+    @property
+    def urls(self) -> list[str]:
+        """The base URLs, in the order given."""
+        return [server.url for server in self._servers]
+
+    def __enter__(self) -> ServerPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every connection; a later request would open a new one."""
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        with self._turn:
+            self._turn.notify_all()
+            links = [link for server in self._servers for link in server.links.values()]
+            for server in self._servers:
+                server.links.clear()
+        for link in links:
+            _hang_up(link)
+
+    # What is served
+
+    def models(self) -> list[ServedModel]:
+        """What each server serves, asked once; one that does not answer, or is not ready, is refused by its URL."""
+        for server in self._servers:
+            if server.model is None:
+                server.model = self._model_of(server)
+        return [server.model for server in self._servers if server.model is not None]
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that every server takes, prompt and rollout together; None where none of them says."""
+        known = [model.context for model in self.models() if model.context is not None]
+        return min(known) if known else None
+
+    def narrowest(self) -> str:
+        """URL of the server with the shortest context."""
+        found = zip(self._servers, self.models())
+        return min(found, key=lambda pair: pair[1].context or 1 << 62)[0].url
+
+    def healthy(self, url: str) -> str | None:
+        """None where GET /health is answered with 200; otherwise what is wrong, in a sentence."""
+        server = next(server for server in self._servers if server.url == url)
+        try:
+            reply = self._send(server, "GET", "/health", None, PROBE_SECONDS)
+        except OSError as error:
+            return f"nobody answers at {url} ({_reason(error)})"
+        if reply.status == 200:
+            return None
+        return f"{url} says {reply.status}: {reply.text() or 'not healthy'}. {DEAD_ENGINE}"
+
+    def _model_of(self, server: _Server) -> ServedModel:
+        try:
+            reply = self._send(server, "GET", "/v1/models", None, PROBE_SECONDS)
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(
+                f"nobody answers at {server.url} ({_reason(error)}); start the server, wait until it is ready, or "
+                "correct the URL"
+            ) from error
+        if reply.status != 200:
+            raise ConfigError(f"{server.url}/v1/models answers {reply.status}: {reply.text()}; is it a vLLM server?")
+        try:
+            entry = reply.json()["data"][0]
+            return ServedModel(str(entry["id"]), entry.get("root"), entry.get("max_model_len"))
+        except (KeyError, IndexError, TypeError, RunError) as error:
+            raise ConfigError(f"{server.url}/v1/models names no model; is it a vLLM server?") from error
+
+    # Asking
+
+    def map(
+        self, work: Callable[[J], R], jobs: Sequence[J], *, progress: Callable[[int], None] | None = None
+    ) -> list[R]:
+        """`work` for every job in threads, as many as the servers take; results in order, the first error raised."""
+        if not jobs:
+            return []
+        self.models()
+        found: list[R | None] = [None] * len(jobs)
+
+        def one(index: int) -> None:
+            found[index] = work(jobs[index])
+            if progress is not None:
+                with self._turn:
+                    progress(1)
+
+        threads = min(len(jobs), self.config.concurrency * len(self._servers))
+        try:
+            with ThreadPoolExecutor(threads) as executor:
+                futures = [executor.submit(one, index) for index in range(len(jobs))]
+                try:
+                    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
+                except BaseException:
+                    self._stopped.set()
+                    executor.shutdown(wait=False, cancel_futures=True)
+                    self._hang_up()  # what is in flight ends at once instead of being waited for
+                    raise
+        finally:
+            self._stopped.clear()
+        return found  # type: ignore[return-value]
+
+    def post(self, path: str, body: dict[str, Any], *, prefix: Sequence[int] = ()) -> Reply:
+        """The answer to one request, by whichever server has room; sent again after a 5xx or a lost connection.
+
+        Args:
+            path: Below the base URL, such as /v1/completions.
+            body: Sent as JSON; `model` is filled in with the name under which the server serves.
+            prefix: The prompt's ids: they count against the prompt tokens in flight, and requests that begin alike go
+                to one server while it is not much busier than the others, for its prefix cache.
+
+        Returns:
+            A reply with status 200.
+        """
+        self.models()
+        home = zlib.crc32(json.dumps(list(prefix[:256])).encode()) % len(self._servers)
+        last = ""
+        for attempt in range(self.config.retries + 1):
+            server = self._take(home, len(prefix))
+            try:
+                assert server.model is not None
+                reply = self._send(server, "POST", path, {"model": server.model.name, **body}, self.config.timeout)
+            except (OSError, http.client.HTTPException) as error:
+                last = f"{server.url} broke off ({_reason(error)})"
+                self._give_back(server, len(prefix), failed=True)
+            else:
+                passing = reply.status >= 500 or reply.status in PASSING
+                self._give_back(server, len(prefix), failed=passing)
+                if reply.status == 200:
+                    return reply
+                if not passing:
+                    raise ConfigError(f"{server.url}{path} refuses a request ({reply.status}): {reply.text()}")
+                last = f"{server.url} answers {reply.status}: {reply.text()}"
+            if self._stopped.is_set():
+                raise RunError("stopped, because another request failed")
+            home += attempt + 1  # elsewhere, where there is an elsewhere
+        raise RunError(
+            f"{last}; given up after {self.config.retries + 1} attempts. {self._diagnosis()} Finished parts stay: "
+            "repair the servers and repeat the command."
+        )
+
+    def _diagnosis(self) -> str:
+        """What else is known once a request has failed for good."""
+        for server in self._servers:
+            if server.failures and server.answered:
+                found = self.healthy(server.url)
+                if found is not None:
+                    return found if DEAD_ENGINE in found else f"{found}, though it answered before. {DEAD_ENGINE}"
+        return ""
+
+    def _take(self, home: int, tokens: int) -> _Server:
+        """Wait for a server with room; the prefix's own one unless it is down or clearly busier."""
+        with self._turn:
+            while not self._stopped.is_set():
+                now = time.monotonic()
+                up = [server for server in self._servers if server.down_until <= now]
+                free = [server for server in up if self._has_room(server, tokens)]
+                if free:
+                    own = self._servers[home % len(self._servers)]
+                    idle = min(free, key=lambda server: server.requests)
+                    slack = idle.requests + AFFINITY_SLACK * self.config.concurrency
+                    chosen = own if own in free and own.requests <= slack else idle
+                    chosen.requests += 1
+                    chosen.prompt_tokens += tokens
+                    return chosen
+                pause = None if up else min(server.down_until for server in self._servers) - now
+                self._turn.wait(pause)
+        raise RunError("stopped, because another request failed")
+
+    def _has_room(self, server: _Server, tokens: int) -> bool:
+        if server.requests == 0:
+            return True  # a prompt beyond the bound goes alone
+        bound = self.config.prompt_tokens
+        return server.requests < self.config.concurrency and server.prompt_tokens + tokens <= bound
+
+    def _give_back(self, server: _Server, tokens: int, *, failed: bool) -> None:
+        with self._turn:
+            server.requests -= 1
+            server.prompt_tokens -= tokens
+            if failed:
+                server.failures += 1
+                pause = min(self.pause * 2 ** (server.failures - 1), LONGEST_PAUSE)
+                server.down_until = time.monotonic() + pause
+            else:
+                server.failures, server.answered = 0, server.answered + 1
+            self._turn.notify_all()
+
+    def _send(self, server: _Server, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> Reply:
+        thread = threading.get_ident()
+        link = server.links.get(thread)
+        fresh = link is None
+        if link is None:
+            link = server.links[thread] = _connect(server.url, seconds)
+        payload = None if body is None else json.dumps(body).encode()
+        try:
+            return _exchange(link, method, server.url, path, payload, seconds)
+        except (OSError, http.client.HTTPException):
+            link.close()
+            server.links.pop(thread, None)
+            if fresh or self._stopped.is_set():
+                raise
+        # A kept connection that the server has closed meanwhile says nothing about the server: once more, anew.
+        link = server.links[thread] = _connect(server.url, seconds)
+        try:
+            return _exchange(link, method, server.url, path, payload, seconds)
+        except (OSError, http.client.HTTPException):
+            link.close()
+            server.links.pop(thread, None)
+            raise
+
+
+def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    assert parts.hostname is not None
+    return kind(parts.hostname, parts.port, timeout=seconds)
+
+
+def _hang_up(link: http.client.HTTPConnection) -> None:
+    """Close a connection that another thread may be waiting on; closing alone would not wake it."""
+    try:
+        if link.sock is not None:
+            link.sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other side was first
+    link.close()
+
+
+def _exchange(
+    link: http.client.HTTPConnection, method: str, url: str, path: str, payload: bytes | None, seconds: float
+) -> Reply:
+    headers = {"Content-Type": "application/json"} if payload is not None else {}
+    key = os.environ.get(KEY_VARIABLE)
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    link.timeout = seconds
+    if link.sock is not None:
+        link.sock.settimeout(seconds)
+    link.request(method, urlsplit(url).path.rstrip("/") + path, body=payload, headers=headers)
+    answer = link.getresponse()
+    return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read(), url)
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

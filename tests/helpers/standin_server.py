@@ -1,0 +1,211 @@
+"""A stand-in for a vLLM server, around any Hugging Face model: the standard library's HTTP server in a thread.
+
+It does what stock vLLM does where that matters to us: a request's noise restarts at its seed, `logit_bias` is clamped
+to [-100, 100], `max_tokens` is silently cut to the context, `stop_token_ids` end a rollout and stay in it, padding rows
+of the head can be drawn, and POST /pooling gives the states after the final norm. And it can be made to misbehave.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from rocktokens.lm.pair import hidden_states
+
+WIRES = {"float32": np.float32, "float16": np.float16}
+
+
+@dataclass
+class StandIn:
+    """A served model. `with StandIn(model) as server: server.url`."""
+
+    model: PreTrainedModel
+    name: str = "m"
+    root: str = "model"
+    context: int = 96
+    pooling: bool = False
+    """Serve states instead of generating, as `--runner pooling` does."""
+    fail_first: int = 0
+    """So many requests are answered with 503 first."""
+    refuse: str | None = None
+    """Every request is answered with 400 and this text."""
+    die_after: int | None = None
+    """After so many requests the connection is cut and the server is gone."""
+    weakest_bias: float = -100.0
+    """Biases are clamped to at least this: a ban that leaks."""
+    unit_norm: bool = False
+    nan_states: bool = False
+    short_states: bool = False
+    stop_early: bool = False
+    """End rollouts after one token without an end token, as an aborted request does."""
+    requests: list[dict] = field(default_factory=list)
+    """Bodies of the POST requests that were answered."""
+    connections: int = 0
+    in_flight: int = 0
+    most_in_flight: int = 0
+    most_prompt_tokens: int = 0
+    prompt_tokens: int = 0
+    dead: bool = False
+
+    def __enter__(self) -> StandIn:
+        self.lock = threading.Lock()
+        self.cache: dict[tuple[int, ...], np.ndarray] = {}
+        stand_in = self
+
+        class Handler(_Handler):
+            server_of = stand_in
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    @torch.inference_mode()
+    def logits(self, prefix: tuple[int, ...]) -> np.ndarray:
+        """Next-token logits, remembered: tests ask for the same short prefixes thousands of times."""
+        with self.lock:
+            if prefix not in self.cache:
+                found = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
+                self.cache[prefix] = found.float().numpy()
+            return self.cache[prefix]
+
+    def complete(self, body: dict) -> dict:
+        """One rollout as /v1/completions gives it."""
+        prefix, drawn = tuple(body["prompt"]), []
+        room = min(body["max_tokens"], self.context - len(prefix))
+        generator = torch.Generator().manual_seed(body["seed"]) if body.get("seed") is not None else None
+        stops, reason = set(body.get("stop_token_ids") or ()), "length"
+        for _ in range(room):
+            logits = self.logits((*prefix, *drawn)).astype(np.float64).copy()
+            for token, bias in (body.get("logit_bias") or {}).items():
+                logits[int(token)] += min(max(float(bias), self.weakest_bias, -100.0), 100.0)
+            if body["temperature"] == 0:
+                token = int(logits.argmax())
+            else:
+                p = np.exp((logits - logits.max()) / body["temperature"])
+                noise = torch.empty(len(p), dtype=torch.float64).exponential_(generator=generator).numpy()
+                token = int((p / noise).argmax())
+            drawn.append(token)
+            if token in stops:
+                reason = "stop"
+                break
+            if self.stop_early:
+                reason = "abort"
+                break
+        choice = {"index": 0, "text": "", "token_ids": drawn, "finish_reason": reason}
+        if body.get("prompt_logprobs") is not None:
+            choice["prompt_logprobs"] = self.prompt_logprobs(prefix)
+        return {"id": "x", "object": "text_completion", "model": self.name, "choices": [choice]}
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, prefix: tuple[int, ...]) -> list[dict | None]:
+        with self.lock:
+            logits = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0].float()
+        logprob = logits.log_softmax(-1)
+        return [None] + [{str(t): {"logprob": float(logprob[i, t])}} for i, t in enumerate(prefix[1:])]
+
+    @torch.inference_mode()
+    def states(self, body: dict) -> bytes:
+        """One sequence's states as /pooling gives them with encoding_format bytes_only: numbers and nothing else."""
+        with self.lock:
+            states = hidden_states(self.model, torch.tensor([body["input"]]))[0].float()
+        if self.unit_norm:
+            states = torch.nn.functional.normalize(states, dim=-1)
+        if self.nan_states:
+            states[-1, 0] = torch.nan
+        if self.short_states:
+            states = states[:-1]
+        if body["embed_dtype"] == "bfloat16":
+            return states.bfloat16().view(torch.int16).numpy().tobytes()
+        return states.numpy().astype(WIRES[body["embed_dtype"]]).tobytes()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # head and body in one packet
+    server_of: StandIn
+
+    def setup(self) -> None:
+        super().setup()
+        self.server_of.connections += 1
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def do_GET(self) -> None:
+        it = self.server_of
+        if it.dead:
+            self.cut()
+        elif self.path == "/health":
+            self.answer(200, {})
+        elif self.path == "/v1/models":
+            entry = {"id": it.name, "object": "model", "root": it.root, "max_model_len": it.context}
+            self.answer(200, {"object": "list", "data": [entry]})
+        else:
+            self.answer(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        it = self.server_of
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        size = len(body.get("prompt", body.get("input", ())))
+        with it.lock:
+            if it.die_after is not None and len(it.requests) >= it.die_after:
+                it.dead = True
+            failing, it.fail_first = it.fail_first > 0, max(it.fail_first - 1, 0)
+            if not (it.dead or failing):
+                it.requests.append(body)
+            it.in_flight += 1
+            it.prompt_tokens += size
+            it.most_in_flight = max(it.most_in_flight, it.in_flight)
+            it.most_prompt_tokens = max(it.most_prompt_tokens, it.prompt_tokens)
+        try:
+            if it.dead:
+                self.cut()
+            elif failing:
+                self.answer(503, {"error": {"message": "warming up"}})
+            else:
+                self.respond(it, body)
+        finally:
+            with it.lock:
+                it.in_flight -= 1
+                it.prompt_tokens -= size
+
+    def respond(self, it: StandIn, body: dict) -> None:
+        if it.refuse is not None:
+            self.answer(400, {"error": {"message": it.refuse, "code": 400}})
+        elif body.get("model") != it.name:
+            self.answer(404, {"error": {"message": f"The model `{body.get('model')}` does not exist."}})
+        elif self.path == "/v1/completions" and not it.pooling:
+            if len(body["prompt"]) >= it.context:
+                self.answer(400, {"error": {"message": f"maximum context length is {it.context} tokens"}})
+            else:
+                self.answer(200, it.complete(body))
+        elif self.path == "/pooling" and it.pooling:
+            self.answer(200, it.states(body))
+        else:
+            self.answer(404, {"detail": "Not Found"})
+
+    def answer(self, status: int, body: dict | bytes) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    def cut(self) -> None:
+        self.close_connection = True
+        self.connection.close()

@@ -1,0 +1,137 @@
+"""The pool of servers: sharing out, bounds, repetition elsewhere, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import tiny
+from standin_server import StandIn
+
+from rocktokens.config import ServersConfig
+from rocktokens.engines.servers import ServerPool
+from rocktokens.engines.vllm import VllmEngine
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.lm.sampling.requests import Request
+
+MODEL = tiny.tiny_model(seed=3)
+
+
+def pool_of(*servers: StandIn, **settings) -> ServerPool:
+    return ServerPool([server.url for server in servers], ServersConfig(**settings), pause=0.01)
+
+
+def engine_of(pool: ServerPool) -> VllmEngine:
+    return VllmEngine(pool, eos_ids=(1,), vocabulary=tiny.VOCABULARY)
+
+
+def requests(count: int, length: int = 6) -> list[Request]:
+    return [Request(prompt, length, seed) for seed, prompt in enumerate(tiny.prompts(count, seed=5))]
+
+
+def test_two_servers_share_the_work_and_give_what_one_gives():
+    with StandIn(MODEL) as one, StandIn(MODEL) as two:
+        with pool_of(one) as pool:
+            alone = engine_of(pool).generate(requests(40))
+        one.requests.clear()
+        with pool_of(one, two, concurrency=4) as pool:
+            told = []
+            both = engine_of(pool).generate(requests(40), progress=told.append)
+        assert both == alone
+        assert sum(told) == 40
+        assert len(one.requests) + len(two.requests) == 40
+        assert one.requests
+        assert two.requests
+
+
+def test_requests_and_prompt_tokens_in_flight_are_bounded_and_connections_kept():
+    with StandIn(MODEL) as server, pool_of(server, concurrency=3, prompt_tokens=20) as pool:
+        engine_of(pool).generate([Request(tuple([5] * 9), 4, seed) for seed in range(30)])
+        assert 1 <= server.most_in_flight <= 2  # three would hold 27 prompt tokens
+        assert server.most_prompt_tokens <= 20
+        assert server.connections <= 1 + 3  # the thread that asks for the model, and three workers
+
+
+def test_a_prompt_longer_than_the_bound_goes_alone():
+    with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=4) as pool:
+        found = engine_of(pool).generate([Request(tuple([5] * 9), 2, seed) for seed in range(5)])
+        assert len(found) == 5
+        assert server.most_in_flight == 1
+
+
+def test_a_503_is_repeated_and_the_draw_is_the_same():
+    with StandIn(MODEL) as calm, pool_of(calm) as pool:
+        wanted = engine_of(pool).generate(requests(10))
+    with StandIn(MODEL, fail_first=6) as shaky, pool_of(shaky, concurrency=2) as pool:
+        assert engine_of(pool).generate(requests(10)) == wanted
+
+
+def test_a_server_that_dies_in_the_middle_is_replaced_by_the_other():
+    with StandIn(MODEL) as calm, pool_of(calm) as pool:
+        wanted = engine_of(pool).generate(requests(30))
+    with StandIn(MODEL, die_after=5) as dying, StandIn(MODEL) as other:
+        with pool_of(dying, other, concurrency=2) as pool:
+            assert engine_of(pool).generate(requests(30)) == wanted
+        assert dying.dead
+        assert len(dying.requests) == 5
+
+
+def test_when_all_are_gone_the_error_names_the_url_and_says_what_stays():
+    with StandIn(MODEL, die_after=5) as dying, pool_of(dying, concurrency=2, retries=2) as pool:
+        with pytest.raises(RunError, match="Finished parts stay") as error:
+            engine_of(pool).generate(requests(30))
+        assert dying.url in str(error.value)
+        assert "--max-num-batched-tokens" in str(error.value)  # it answered before: the known way to die
+    assert threading.active_count() < 20
+
+
+def test_an_endless_503_is_given_up():
+    given_up = pytest.raises(RunError, match=r"503: warming up; given up after 4 attempts")
+    with StandIn(MODEL, fail_first=10_000) as shaky, pool_of(shaky, retries=3) as pool, given_up:
+        engine_of(pool).generate(requests(1))
+
+
+def test_a_400_is_raised_at_once_with_the_servers_words():
+    with StandIn(MODEL, refuse="logit_bias must be nice") as server, pool_of(server) as pool:
+        with pytest.raises(ConfigError, match="logit_bias must be nice"):
+            engine_of(pool).generate(requests(1))
+        assert len(server.requests) == 1
+
+
+def test_nobody_answers(unused_port):
+    url = f"http://127.0.0.1:{unused_port}"
+    with ServerPool([url]) as pool, pytest.raises(ConfigError, match=f"nobody answers at {url}"):
+        pool.models()
+    assert "nobody answers" in (ServerPool([url]).healthy(url) or "")
+
+
+def test_health_and_model():
+    with StandIn(MODEL, root="/models/x", context=77) as server, pool_of(server) as pool:
+        assert pool.healthy(server.url) is None
+        assert pool.models() == [("m", "/models/x", 77)]
+        assert pool.context == 77
+        assert pool.narrowest() == server.url
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://"])
+def test_urls_are_checked(url):
+    with pytest.raises(ConfigError, match="base URLs"):
+        ServersConfig(student=(url,))
+
+
+def test_a_url_with_v1_is_understood():
+    with StandIn(MODEL) as server, ServerPool([f"{server.url}/v1/"]) as pool:
+        assert pool.models()[0].name == "m"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"concurrency": 0}, {"prompt_tokens": 0}, {"retries": -1}, {"timeout": 0.0}], ids=str
+)
+def test_settings_are_checked(settings):
+    with pytest.raises(ConfigError, match=r"servers\."):
+        ServersConfig(**settings)
+
+
+def test_a_pool_needs_a_url():
+    with pytest.raises(ConfigError, match="at least one URL"):
+        ServerPool([])
