@@ -163,7 +163,7 @@ def run_geometry_error(rows: int) -> dict[str, float]:
     import torch
 
     from rocktokens.config import GeometryConfig
-    from rocktokens.core.geometry import GradientGeometry
+    from rocktokens.core.geometry import GradientGeometry, logit_gradient
 
     rng = np.random.default_rng(1)
     exact = GradientGeometry(VOCAB, GeometryConfig(exact_vocab=VOCAB))
@@ -176,8 +176,8 @@ def run_geometry_error(rows: int) -> dict[str, float]:
         student_NV = torch.from_numpy(logits_NV)
         teacher_NV = student_NV + 0.5 * torch.from_numpy(rng.standard_normal((25, VOCAB), dtype=np.float32) + base_V)
         for geometry in (exact, *sketched):
-            geometry.update_from_logprobs(
-                torch.from_numpy(token_N), student_NV.log_softmax(-1), teacher_NV.log_softmax(-1)
+            geometry.update(
+                torch.from_numpy(token_N), logit_gradient(student_NV.log_softmax(-1), teacher_NV.log_softmax(-1))
             )
     truth = exact.result()
     names = ("cos_balanced_T", "cos_global_T", "cos_others_T")

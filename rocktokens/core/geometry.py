@@ -8,7 +8,7 @@ default width. Also the optimiser hypothesis: does Adam shrink the rocks' step? 
 A pipeline stage feeds it the same rows it scores:
 
     geometry = GradientGeometry(vocab_size, config, types=report.groups' token ids)
-    for batch: geometry.update_from_logprobs(token_N, student_logprob_NV, teacher_logprob_NV)
+    for batch: geometry.update(token_N, logit_gradient(student_logprob_NV, teacher_logprob_NV))
     result = geometry.result()
     run.write("geometry", result.table(report.groups)); compare_groups(result, report.groups)
 """
@@ -119,10 +119,6 @@ class GradientGeometry:
         self._norm_V = torch.zeros(vocab_size, dtype=torch.float64)
         self._total_D = torch.zeros(self.width, dtype=torch.float64)
         self._register(torch.as_tensor(np.asarray(types, np.int64)))
-
-    def update_from_logprobs(self, token_N: Tensor, student_logprob_NV: Tensor, teacher_logprob_NV: Tensor) -> None:
-        """Add rows given both models' log-probabilities."""
-        self.update(token_N, logit_gradient(student_logprob_NV, teacher_logprob_NV))
 
     @torch.no_grad()
     def update(self, token_N: Tensor, grad_NV: Tensor) -> None:

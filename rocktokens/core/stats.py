@@ -1,4 +1,4 @@
-"""Numbers with their errors: bootstrap over prompts, paired effects, multiple testing, equivalence, power.
+"""Numbers with their errors: bootstrap over prompts, multiple testing, rank tests, power.
 
 Tokens of one prompt are not independent, so prompts are what is resampled, everywhere. This room knows arrays of
 per-prompt sums and outcomes; it does not know what a token, a rock or a model is. Every generator is an argument.
@@ -36,14 +36,6 @@ class Intervals(NamedTuple):
     value_V: Floats
     low_V: Floats
     high_V: Floats
-
-
-class EquivalenceTest(NamedTuple):
-    """Whether an effect is proven to lie inside ±margin, and the larger of the two one-sided p values."""
-
-    equivalent: bool
-    p_value: float
-    estimate: Estimate
 
 
 def resample_counts(num_prompts: int, resamples: int, rng: np.random.Generator) -> Floats:
@@ -164,16 +156,6 @@ def mean_estimate(
     )
 
 
-def paired_effect(
-    with_P: ArrayLike, without_P: ArrayLike, *, rng: np.random.Generator, resamples: int = 10_000, level: float = 0.95
-) -> Estimate:
-    """Mean change in outcome, with − without, with a bootstrap interval that resamples prompts."""
-    difference_P = _paired_difference(with_P, without_P)
-    if np.ptp(difference_P) == 0:
-        return Estimate(float(difference_P[0]), float(difference_P[0]), float(difference_P[0]), len(difference_P))
-    return mean_estimate(difference_P, rng=rng, resamples=resamples, level=level)
-
-
 def _paired_difference(with_P: ArrayLike, without_P: ArrayLike) -> Floats:
     with_values, without_values = np.asarray(with_P, float), np.asarray(without_P, float)
     if len(with_values) == 0 or len(with_values) != len(without_values):
@@ -181,56 +163,8 @@ def _paired_difference(with_P: ArrayLike, without_P: ArrayLike) -> Floats:
     return with_values - without_values
 
 
-def paired_p_value(
-    with_P: ArrayLike, without_P: ArrayLike, *, rng: np.random.Generator, resamples: int = 10_000
-) -> float:
-    """Two-sided p of "no mean change", by flipping the sign of whole prompts."""
-    difference_P = _paired_difference(with_P, without_P)
-    seen = abs(difference_P.sum()) * (1 - 1e-12)
-    block = max(1, 4_000_000 // len(difference_P))
-    beaten = 0
-    for start in range(0, resamples, block):
-        flips_BP = _flips(min(block, resamples - start), len(difference_P), rng)
-        beaten += int((np.abs(flips_BP @ difference_P) >= seen).sum())
-    return (1 + beaten) / (1 + resamples)
-
-
 def _flips(resamples: int, num_prompts: int, rng: np.random.Generator) -> Floats:
     return rng.integers(0, 2, size=(resamples, num_prompts)) * 2.0 - 1.0
-
-
-def equivalence_test(
-    with_P: ArrayLike,
-    without_P: ArrayLike,
-    margin: float,
-    *,
-    rng: np.random.Generator,
-    resamples: int = 10_000,
-    alpha: float = 0.05,
-) -> EquivalenceTest:
-    """Two one-sided tests: is the mean change proven to lie inside ±margin?
-
-    Equivalent if the 1 − 2·alpha bootstrap interval lies inside the margin; the p value is the t approximation's.
-    An effect of exactly 0 at every prompt is equivalent whatever the margin.
-    """
-    if margin <= 0:
-        raise DataError(f"an equivalence margin must be > 0, got {margin}")
-    difference_P = _paired_difference(with_P, without_P)
-    estimate = paired_effect(with_P, without_P, rng=rng, resamples=resamples, level=1 - 2 * alpha)
-    error = difference_P.std(ddof=1) / np.sqrt(len(difference_P)) if len(difference_P) > 1 else np.inf
-    if error == 0:
-        return EquivalenceTest(abs(estimate.value) < margin, 0.0 if abs(estimate.value) < margin else 1.0, estimate)
-    t_value = (margin - abs(estimate.value)) / error
-    p_value = float(sps.t.sf(t_value, max(len(difference_P) - 1, 1)))
-    inside = bool(-margin < estimate.low and estimate.high < margin)
-    return EquivalenceTest(inside, p_value, estimate)
-
-
-def sign_test(with_P: ArrayLike, without_P: ArrayLike) -> float:
-    """Exact two-sided sign test; ties say nothing and are left out. All ties: p = 1."""
-    difference_P = _paired_difference(with_P, without_P)
-    ups, downs = int((difference_P > 0).sum()), int((difference_P < 0).sum())
-    return 1.0 if ups + downs == 0 else float(sps.binomtest(ups, ups + downs).pvalue)
 
 
 def bonferroni(p_V: ArrayLike) -> Floats:
@@ -286,14 +220,6 @@ def smallest_detectable_effect(
     if num_prompts < 2 or difference_sd < 0:
         raise DataError(f"power needs at least 2 prompts and a spread >= 0, got {num_prompts} and {difference_sd}")
     return float((sps.norm.isf(alpha / 2) + sps.norm.ppf(power)) * difference_sd / np.sqrt(num_prompts))
-
-
-def prompts_needed(difference_sd: float, effect: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
-    """How many prompts would show a mean paired change of this size with the given power."""
-    if effect == 0:
-        raise DataError("no number of prompts shows an effect of 0")
-    quantile = sps.norm.isf(alpha / 2) + sps.norm.ppf(power)
-    return max(2, int(np.ceil((quantile * difference_sd / effect) ** 2)))
 
 
 def mann_whitney(first: ArrayLike, second: ArrayLike) -> tuple[float, float]:

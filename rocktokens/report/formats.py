@@ -55,12 +55,12 @@ def percent(value: float | None, digits: int = 1) -> str:
     return NONE if value is None or not math.isfinite(value) else f"{number(100 * value, digits)}{NBSP}%"
 
 
-def points(value: float | None, digits: int = 1) -> str:
-    """A signed change of a share, in points."""
+def points(value: float | None, digits: int = 1, *, signed: bool = True) -> str:
+    """A change of a share in percentage points, by default with its sign."""
     if value is None or not math.isfinite(value):
         return NONE
     text = number(100 * value, digits)
-    return f"+{text}" if float(f"{100 * value:.{digits}f}") > 0 else text
+    return f"+{text}" if signed and float(f"{100 * value:.{digits}f}") > 0 else text
 
 
 def p_value(value: float | None) -> str:

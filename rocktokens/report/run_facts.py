@@ -7,7 +7,7 @@ reads; it computes nothing that detection or the census should have computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,11 @@ class Facts:
 
     # Tables
 
-    def table(self, *names: str) -> pa.Table | None:
-        """The first of these tables that is there and not empty; a damaged one is named and left out."""
-        for name in names:
-            if name not in self._tables:
-                self._tables[name] = self._load(name)
-            if self._tables[name] is not None:
-                return self._tables[name]
-        return None
+    def table(self, name: str) -> pa.Table | None:
+        """A table that is there and not empty; a damaged one is named and left out."""
+        if name not in self._tables:
+            self._tables[name] = self._load(name)
+        return self._tables[name]
 
     def _load(self, name: str) -> pa.Table | None:
         if not self.run.has(name):
@@ -83,9 +80,9 @@ class Facts:
             self.notes.append(f"{name}.parquet was left out: {str(error).splitlines()[0]}")
             return []
 
-    def rows(self, *names: str) -> list[dict[str, Any]]:
-        """The rows of the first of these tables that is there; none where there is none."""
-        table = self.table(*names)
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table; none where there is none."""
+        table = self.table(name)
         return [] if table is None else table.to_pylist()
 
     def lacks(self, table: pa.Table, figure: str, *columns: str) -> bool:
@@ -204,27 +201,13 @@ class Facts:
         return _short(pair.get("student", "")), _short(pair.get("teacher", ""))
 
 
-def estimate(row: dict[str, Any], *names: str) -> Estimate | None:
-    """The first of these columns as a value with its interval (NAME_low, NAME_high); None where empty."""
-    for name in names:
-        value = row.get(name)
-        if value is not None and math.isfinite(value):
-            low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-            if low is None and high is None and name in ("delta", "gain", "effect", "change"):
-                low, high = row.get("low"), row.get("high")
-            nan = float("nan")
-            return Estimate(float(value), nan if low is None else low, nan if high is None else high, 0)
-    return None
-
-
-def first(row: dict[str, Any], names: Sequence[str], default: Any = None) -> Any:
-    """The first of these keys that holds something."""
-    return next((row[name] for name in names if row.get(name) is not None), default)
-
-
-def column_of(table: pa.Table, *names: str) -> str | None:
-    """The first of these columns that a table has."""
-    return next((name for name in names if name in table.column_names), None)
+def estimate(row: dict[str, Any], name: str) -> Estimate | None:
+    """A column as a value with its interval (NAME_low, NAME_high); None where empty."""
+    value = row.get(name)
+    if value is None or not math.isfinite(value):
+        return None
+    low, high = (math.nan if row.get(end) is None else row[end] for end in (f"{name}_low", f"{name}_high"))
+    return Estimate(float(value), low, high, 0)
 
 
 def _short(name: str) -> str:

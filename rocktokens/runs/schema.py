@@ -16,6 +16,9 @@ METRICS = {
     "grad_norm": "Euclidean norm of the gradient of kl in the student's logits",
 }
 
+# Definition of a rock → the column of `types` that ranks by it.
+RANKED_BY = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
+
 ROLLOUTS = pa.schema(
     [
         ("prompt_id", pa.string()),

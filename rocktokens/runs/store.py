@@ -13,8 +13,6 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RunError
-from rocktokens.runs.schema import OCCURRENCES, SCHEMA_VERSION, TOP_TOKENS
+from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS
 
 MANIFEST = "run.json"
 DRAFT = f"{MANIFEST}.tmp"
@@ -155,22 +153,15 @@ class Run:
         return sorted(int(path.name.removeprefix("step=")) for path in (self.path / "occurrences").glob("step=*"))
 
     def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> PartWriter:
-        """Writes occurrences of one checkpoint in parts; flush it at the end. `part` tells apart ranks side by side."""
+        """Writes occurrences of one checkpoint in parts; `part` tells apart ranks side by side.
+
+        Use it as a `with` block, or flush it at the end.
+        """
         return PartWriter(self.path / "occurrences" / f"step={step}", OCCURRENCES, prefix=part, part_rows=part_rows)
 
-    @contextmanager
-    def occurrence_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> Iterator[PartWriter]:
-        """The same as a block that flushes itself."""
-        writer = self.part_writer(step, part=part, part_rows=part_rows)
-        yield writer
-        writer.flush()
-
-    @contextmanager
-    def telemetry_writer(self, step: int, *, part: str = "") -> Iterator[PartWriter]:
-        """Write occurrences of one training step's own rollouts: other texts at every step, unlike `occurrences`."""
-        writer = PartWriter(self.path / "telemetry" / f"step={step}", OCCURRENCES, prefix=part)
-        yield writer
-        writer.flush()
+    def telemetry_writer(self, step: int, *, part: str = "") -> PartWriter:
+        """The same for one training step's own rollouts: other texts at every step, unlike `occurrences`."""
+        return PartWriter(self.path / "telemetry" / f"step={step}", OCCURRENCES, prefix=part)
 
     def top_token_writer(self, step: int, *, part: str = "") -> PartWriter:
         """Writes the most probable tokens at the positions of the shown rollouts, in parts; flush it at the end."""
@@ -216,10 +207,9 @@ class Run:
     def rocks(self, definition: str | None = None) -> pa.Table:
         """The rock token types by a definition (default: the one `detect` chose), largest first."""
         chosen = definition or self.facts("detect")["definition"]
-        order = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
-        if chosen not in order:
-            raise RunError(f"definition must be one of {', '.join(order)}, got {chosen!r}")
-        return self.query(f"select * from types where in_{chosen} order by {order[chosen]} desc, token_id")
+        if chosen not in RANKED_BY:
+            raise RunError(f"definition must be one of {', '.join(RANKED_BY)}, got {chosen!r}")
+        return self.query(f"select * from types where in_{chosen} order by {RANKED_BY[chosen]} desc, token_id")
 
     def checkpoint(self, step: int) -> Path:
         """Directory of a kept checkpoint."""
@@ -240,6 +230,13 @@ class PartWriter:
         self._tables: list[pa.Table] = []
         self._buffered = 0
         self._parts = 0
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self.flush()
 
     def write(self, table: pa.Table) -> None:
         """Add rows; a part is written when enough have gathered."""

@@ -88,7 +88,8 @@ class CausalSetup:
         answerable([], checker) if checker is None else None
         source = student_source(run, pair_config, baseline.checkpoint)
         pair = load_pair(dataclasses.replace(pair_config, student=source))
-        limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens", 512)
+        limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens")
+        limit = limit or RolloutConfig.max_new_tokens
         baseline = dataclasses.replace(baseline, max_new_tokens=limit)
         rollouts = RolloutConfig(
             max_new_tokens=limit,

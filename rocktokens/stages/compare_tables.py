@@ -27,14 +27,15 @@ from rocktokens.core.comparison.regimes import SAMPLE_LESS
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.errors import DataError
+from rocktokens.lm.training.step_record import FLOP_STAGES
 from rocktokens.progress import console
-from rocktokens.report.conclusions.compare import conclusion, percent, points, savings_sentence, verdict_sentence
+from rocktokens.report.conclusions.compare import conclusion, savings_sentence, verdict_sentence
+from rocktokens.report.formats import percent, points
 from rocktokens.runs.store import Run
 
 # Stages of a step that are training; what records, evaluates or saves is not.
 TRAINING_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser")
 NOT_TRAINING = ("telemetry", "evaluate", "checkpoint")
-FLOP_STAGES = ("rollout", "select", "teacher", "student", "head")
 WIDTH = 150  # of the tables where there is no terminal
 COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import multiprocessing
 import platform
 import queue
@@ -119,6 +118,8 @@ def measure(world: World, pair_dir: Path, *, num_problems: int) -> dict[str, dic
     """Accuracy of both models, and of the teacher without the stumbling block, with 95 % intervals."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from rocktokens.core.stats import wilson_interval
+
     held_out = world.problems("causal", num_problems, seed=0)
     block = list(world.truth().stumbling_blocks.ids)
     arms: dict[str, tuple[str, list[int]]] = {
@@ -131,8 +132,8 @@ def measure(world: World, pair_dir: Path, *, num_problems: int) -> dict[str, dic
         tokenizer = AutoTokenizer.from_pretrained(pair_dir / who)
         model = AutoModelForCausalLM.from_pretrained(pair_dir / who).eval()
         right = count_right(world, model, tokenizer, held_out, banned=banned)
-        low, high = wilson_interval(right, len(held_out))
-        found[label] = {"value": right / len(held_out), "low": low, "high": high, "num_problems": len(held_out)}
+        share = wilson_interval(right, len(held_out))
+        found[label] = {"value": share.value, "low": share.low, "high": share.high, "num_problems": share.num_prompts}
     return found
 
 
@@ -158,14 +159,6 @@ def count_right(
             texts = tokenizer.batch_decode(ids_BT[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             right += sum(world.check(text, p.answer) for text, p in zip(texts, batch, strict=True))
     return right
-
-
-def wilson_interval(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share, Wilson's."""
-    p, spread = right / n, z * z / n
-    centre = (p + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(p * (1 - p) / n + spread / (4 * n))
-    return centre - half, centre + half
 
 
 def _train(world: World, who: Any, out_dir: Path, report: Callable[[Progress], None]) -> None:

@@ -78,7 +78,7 @@ def make_run(path: Path, *, stages: str = "all", hostile: bool = False, prompts:
     run.finish("sample", {"rollouts": len(rollouts), "accuracy": float(np.mean(rollouts["correct"].to_pylist()))})
     tables = _occurrences(rng, rollouts)
     for step, table in tables.items():
-        with run.occurrence_writer(step) as writer:
+        with run.part_writer(step) as writer:
             writer.write(table)
     run.finish("score", {"steps": list(STEPS)})
     if stages == "score":
@@ -255,7 +255,7 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
             outcomes.append((f"c{prompt}", f"c{prompt}#0", "placebo", f"token:{candidate}", 3, flipped))
     names = ("prompt_id", "rollout_id", "arm", "set_id", "resumed_at", "correct")
     run.write("knockouts", pa.Table.from_pylist([dict(zip(names, row)) for row in outcomes]))
-    run.finish("knockout", {"epsilon": 0.01, "smallest_detectable_effect": 0.018, "baseline_accuracy": 0.6})
+    run.finish("knockout", {"epsilon": 0.01, "smallest_detectable_effect": 0.018, "noise_floor": 0.012})
 
 
 def _grafts(run: Run) -> None:
@@ -289,7 +289,8 @@ def _compare(run: Run, rng: np.random.Generator) -> None:
                         "regime": regime,
                         "seed": seed,
                         "step": step,
-                        "seconds": 1.3 * step * pace,
+                        "seconds": 1.3 * pace,
+                        "seconds_total": 1.3 * step * pace,
                         "accuracy": float(accuracy),
                         "kept_share": 0.78 if regime in ("freeze", "random") else 1.0,
                         "seconds_rollout": 14.0 * pace,

@@ -77,8 +77,6 @@ class Contexts:
     def encode(self, chosen: Array | slice) -> Floats:
         """Unit encodings of some of the persistent occurrences."""
         index = self.index_Q[chosen]
-        if self.occurrences.encoding_NH is not None:
-            return unit(self.occurrences.encoding_NH[index].astype(np.float32))
         return encode_windows(self.occurrences, self.occurrences.row_N[index], self.vector_VH, self.window)
 
     def similarity_thresholds(self, shares: list[float], rng: np.random.Generator) -> list[float]:

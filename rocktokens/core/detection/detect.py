@@ -95,7 +95,6 @@ def _report(
         density=density(measurement, np.isin(measurement.type_N, rocks)),
         clusters=_clusters(kinds, rocks, measured),
         controls=controls,
-        control_rows={name: halves.measured_rows[control.chosen_N] for name, control in controls.items()},
         overlaps=overlaps(halves.selection, config, vector_VH, choice),
         groups={name: ids_V[types] for name, types in groups.items()},
         persistence=rows,

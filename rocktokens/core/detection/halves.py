@@ -27,7 +27,6 @@ class Halves:
     everything: Occurrences
     selection: Occurrences
     measurement: Occurrences
-    measured_rows: Array
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,8 @@ def split_halves(occurrences: Occurrences, config: DetectConfig) -> Halves:
     chosen = np.zeros(int(prompts.max()) + 1, bool)
     chosen[rng_for(config.seed, "halves").permutation(prompts)[: len(prompts) // 2]] = True
     selected_N = chosen[occurrences.prompt_N]
-    measured_rows = np.flatnonzero(~selected_N)
     return Halves(
-        occurrences, occurrences.take(np.flatnonzero(selected_N)), occurrences.take(measured_rows), measured_rows
+        occurrences, occurrences.take(np.flatnonzero(selected_N)), occurrences.take(np.flatnonzero(~selected_N))
     )
 
 

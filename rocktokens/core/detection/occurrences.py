@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rocktokens.errors import DataError
 
-# Shapes: M recorded rows, N measured rows (their losses are finite), V token types, H encoding width.
+# Shapes: M recorded rows, N measured rows (their losses are finite), V token types.
 Array = NDArray[Any]
 SIGNALS = ("kl", "log_ratio")
 KEYS = ("rollout_id", "position", "token_id")
@@ -44,8 +44,6 @@ class Occurrences:
     other_post_N: Array | None = None
     """The signal that is not ranked (log_ratio beside kl), for the overlap of the two rock sets."""
     other_pre_N: Array | None = None
-    encoding_NH: Array | None = None
-    """An encoding of the context for every occurrence, such as the last hidden state; else windows are encoded."""
     entropies: dict[str, Array] = field(default_factory=dict)
     loss_by_step: dict[int, Array] = field(default_factory=dict)
     """Loss of the same occurrences at every checkpoint, where there are several."""
@@ -74,7 +72,7 @@ class Occurrences:
         changed: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name.endswith(("_N", "_NH")) and value is not None:
+            if item.name.endswith("_N") and value is not None:
                 changed[item.name] = value[chosen_N]
             elif isinstance(value, dict):
                 changed[item.name] = {key: column[chosen_N] for key, column in value.items()}
@@ -94,9 +92,7 @@ class Occurrences:
         )
 
     @classmethod
-    def from_table(
-        cls, table: pa.Table | Mapping[str, Any], *, signal: str = "kl", encoding: Array | None = None
-    ) -> Occurrences:
+    def from_table(cls, table: pa.Table | Mapping[str, Any], *, signal: str = "kl") -> Occurrences:
         """From one table of anybody's: rollout_id, position, token_id and loss (or loss_post, or a signal's name).
 
         Where there are: loss_pre, prompt_id, grad_norm, teacher_entropy, student_entropy, student_entropy_pre.
@@ -112,12 +108,10 @@ class Occurrences:
         other = next(name for name in SIGNALS if name != signal)
         losses |= {"other_post": columns[other]} if loss == signal and other in columns else {}
         extras = {name: columns[name] for name in ("grad_norm", *ENTROPIES) if name in columns}
-        return _assemble(columns, losses, extras, {}, encoding)
+        return _assemble(columns, losses, extras, {})
 
     @classmethod
-    def from_checkpoints(
-        cls, by_step: Mapping[int, pa.Table], *, signal: str = "kl", encoding: Array | None = None
-    ) -> Occurrences:
+    def from_checkpoints(cls, by_step: Mapping[int, pa.Table], *, signal: str = "kl") -> Occurrences:
         """From the tables of a run, one per checkpoint: the first step is pre, the last is post.
 
         All must hold the same occurrences; they are joined on prompt, rollout and position, in whatever order.
@@ -144,7 +138,7 @@ class Occurrences:
                 extras |= {"student_entropy_pre": found["student_entropy"]} if "student_entropy" in found else {}
         if loss_by_step:
             loss_by_step[steps[-1]] = losses["loss_post"]
-        return _assemble(post, losses, extras, loss_by_step, encoding)
+        return _assemble(post, losses, extras, loss_by_step)
 
 
 def _columns(table: pa.Table | Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +229,6 @@ def _assemble(
     losses: Mapping[str, Any],
     extras: Mapping[str, Any],
     loss_by_step: Mapping[int, Any],
-    encoding: Array | None,
 ) -> Occurrences:
     """Canonical order, types, and the rows that can be measured."""
     rollout_M, prompt_M, rollout_ids, prompt_ids = _rollout_codes(columns)
@@ -270,7 +263,6 @@ def _assemble(
         **{f"{name}_N": column[keep] for name, column in measured.items()},
         grad_norm_N=_extra(extras, "grad_norm", order, keep),
         entropies={name: column for name in ENTROPIES if (column := _extra(extras, name, order, keep)) is not None},
-        encoding_NH=None if encoding is None else np.asarray(encoding)[order][keep],
         loss_by_step={step: column[keep] for step, column in by_step.items()},
         prompt_ids=prompt_ids,
         rollout_ids=rollout_ids,

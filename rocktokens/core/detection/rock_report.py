@@ -54,8 +54,6 @@ class RockReport:
     density: Density
     clusters: list[ClusterRow]
     controls: dict[str, Control]
-    control_rows: dict[str, Array]
-    """Measured occurrences of each control as indices into the canonical order of the occurrences given."""
     overlaps: list[Overlap]
     groups: dict[str, Array]
     """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""

@@ -66,7 +66,7 @@ def sensitivity(
             tau_post=None if config.tau_post is None else config.tau_post * (1 + step * TAU_STEP),
         )
         variants["tau", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
-        if selection.encoding_NH is None and config.window + step >= 1:
+        if config.window + step >= 1:
             moved = replace(config, window=config.window + step)
             variants["window", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
     rows = []

@@ -18,6 +18,7 @@ from rocktokens.core.stats import Floats
 from rocktokens.errors import DataError
 from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
+from rocktokens.lm.sampling.rollouts import rollout_row
 from rocktokens.lm.tasks import Prompt
 
 Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
@@ -160,17 +161,8 @@ def sample_baseline(
 
 
 def _row(prompt: Prompt, number: int, seed: int, answer: Continuation, judge: Judge) -> dict:
-    return {
-        "prompt_id": prompt.prompt_id,
-        "rollout_id": f"{prompt.prompt_id}#{number}",
-        "prompt_ids": list(prompt.prompt_ids),
-        "token_ids": list(answer.token_ids),
-        "text": judge.text(answer.token_ids),
-        "answer": prompt.answer,
-        "correct": judge(prompt, answer.token_ids),
-        "truncated": answer.truncated,
-        "seed": seed,
-    }
+    text, correct = judge.text(answer.token_ids), judge(prompt, answer.token_ids)
+    return rollout_row(prompt, number, seed, answer, text=text, correct=correct)
 
 
 def _rollout(prompt: Prompt, problem: int, row: dict) -> BaseRollout:

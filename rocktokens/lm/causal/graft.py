@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.config import BaselineConfig, GraftConfig
+from rocktokens.config import BaselineConfig, GraftConfig, RolloutConfig
 from rocktokens.core.census.graft_report import GraftRow
 from rocktokens.core.census.inference import change
 from rocktokens.core.seeds import derive_seed, uniforms
@@ -150,7 +150,7 @@ def graft(
     config, base = config or GraftConfig(), baseline or BaselineConfig()
     problems = shuffled(answerable(prompts, checker), base.seed)[: min(config.problems, base.problems)]
     assert checker is not None
-    judge, limit = Judge(decode, checker), base.max_new_tokens or 512
+    judge, limit = Judge(decode, checker), base.max_new_tokens or RolloutConfig.max_new_tokens
     start, rows = sample_baseline(
         engine,
         problems,

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.config import BaselineConfig, KnockoutConfig
+from rocktokens.config import BaselineConfig, KnockoutConfig, RolloutConfig
 from rocktokens.core.census.census import BannedSet, Census, Effects, Outcomes, power_lines, run_looks
 from rocktokens.core.census.looks import make_schedule
 from rocktokens.core.seeds import derive_seed
@@ -279,7 +279,7 @@ class _Work:
     ) -> None:
         self.engine, self.problems, self.sets, self.judge = engine, problems, sets, judge
         self.config, self.base, self.keep, self.bar = config, base, keep, bar
-        self.limit = base.max_new_tokens or 512
+        self.limit = base.max_new_tokens or RolloutConfig.max_new_tokens
         self.placebo_problems = int(np.ceil(config.placebo_share * len(problems)))
         self.arms = Arms(engine, sets, judge, limit=self.limit, seed=base.seed, keep=keep, bar=bar)
         self.baselines: list[pa.Table] = []

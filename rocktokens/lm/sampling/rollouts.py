@@ -7,6 +7,7 @@ those there were. Rollouts travel as rows of `runs/schema.ROLLOUTS`; their text 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
@@ -58,12 +59,15 @@ def sample_rollouts(
     """Sample, decode and check; `correct` is null where nothing can be checked."""
     requests = requests_for(prompts, config)
     answers = engine.generate(requests, progress=progress)
-    rows = [
-        _row(prompt, number, request, answer, tokenizer, checker)
-        for (prompt, number), request, answer in zip(
-            ((prompt, number) for prompt in prompts for number in range(config.num_rollouts)), requests, answers
-        )
-    ]
+    jobs = [(prompt, number) for prompt in prompts for number in range(config.num_rollouts)]
+
+    def check(prompt: Prompt, text: str) -> bool | None:
+        return None if checker is None or prompt.answer is None else checker(text, prompt.answer)
+
+    rows = []
+    for (prompt, number), request, answer in zip(jobs, requests, answers):
+        text = str(tokenizer.decode(list(answer.token_ids), skip_special_tokens=True))
+        rows.append(rollout_row(prompt, number, request.seed, answer, text=text, correct=check(prompt, text)))
     invalid = [row["rollout_id"] for row, answer in zip(rows, answers) if answer.invalid]
     if invalid and not any(answer.token_ids for answer in answers):
         raise DataError(
@@ -72,16 +76,10 @@ def sample_rollouts(
     return pa.Table.from_pylist(rows)
 
 
-def _row(
-    prompt: Prompt,
-    number: int,
-    request: Request,
-    answer: Continuation,
-    tokenizer: PreTrainedTokenizerBase,
-    checker: Checker | None,
-) -> dict:
-    text = tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)
-    checkable = checker is not None and prompt.answer is not None
+def rollout_row(
+    prompt: Prompt, number: int, seed: int, answer: Continuation, *, text: str, correct: bool | None
+) -> dict[str, Any]:
+    """One rollout as a row of the rollouts table; `correct` is None where nothing can be checked."""
     return {
         "prompt_id": prompt.prompt_id,
         "rollout_id": f"{prompt.prompt_id}#{number}",
@@ -89,9 +87,9 @@ def _row(
         "token_ids": list(answer.token_ids),
         "text": text,
         "answer": prompt.answer,
-        "correct": checker(text, prompt.answer) if checkable else None,  # type: ignore[misc, arg-type]
+        "correct": correct,
         "truncated": answer.truncated,
-        "seed": request.seed,
+        "seed": seed,
     }
 
 

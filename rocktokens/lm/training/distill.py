@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from transformers.trainer_callback import PrinterCallback
 
 from rocktokens.config import DistillConfig, RolloutConfig, SelectorConfig
-from rocktokens.core.detection.clusters import token_texts
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.selection.selectors import Selector, selector_of
@@ -87,19 +86,6 @@ def distill(
     if trainer.args.should_save:
         run.write("monitor", monitor.table())
     return Distilled(trainer.model, trainer.record, trainer.saturation, _facts(config, trainer, monitor))
-
-
-def rocks_of(run: Any, tokenizer: Any, definition: str | None = None) -> tuple[int, ...]:
-    """The rocks that `detect` found in a run; refused where the run's tokens are not this tokenizer's."""
-    found = run.rocks(definition)
-    ids, names = found["token_id"].to_pylist(), found["token"].to_pylist()
-    for token_id, name, text in zip(ids, names, token_texts(np.asarray(ids), tokenizer)):
-        if name != text:
-            raise ConfigError(
-                f"{run.path} was made with another tokenizer: token {token_id} is {name!r} there and {text!r} here; "
-                "its rocks cannot be used for this model"
-            )
-    return tuple(ids)
 
 
 def _on_policy_trainer(

@@ -19,6 +19,7 @@ from accelerate import PartialState
 from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 
+from rocktokens.config import RolloutConfig
 from rocktokens.core.divergence import CHUNK_ELEMENTS, Divergence, Head, Kind, fused_divergence
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
@@ -99,7 +100,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             args = device_arguments(str(run.path / "checkpoints" / ".resume") if run is not None else "distillation")
         self.selector = selector or Uniform()
         self.shadows = _named(shadows)
-        self.length_limit = args.max_completion_length or 512
+        self.length_limit = args.max_completion_length or RolloutConfig.max_new_tokens
         args = copy.copy(args)
         args.max_completion_length = self.selector.length(self.length_limit)
         held_back = teacher_model if _differs_in_padding(model, teacher_model) else None

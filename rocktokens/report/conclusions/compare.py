@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rocktokens.core.comparison.compare import Reach, Reading, frontier
 from rocktokens.core.stats import Estimate
+from rocktokens.report.formats import percent, points
 
 # Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.
 SUBJECTS = {
@@ -27,17 +28,6 @@ SUBJECTS = {
     "merit": "cutting, sampling fewer and stopping at saturation together, {} fewer positions,",
     "shorter": "training uniformly for fewer steps, {} fewer positions,",
 }
-
-
-def points(value: float, *, signed: bool = True) -> str:
-    """A share as percentage points, with a true minus sign."""
-    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
-
-
-def percent(value: float) -> str:
-    """A share in per cent; one place where it is small."""
-    return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
 
 
 def _interval(estimate: Estimate) -> str:

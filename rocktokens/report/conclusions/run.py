@@ -128,9 +128,7 @@ def _matter(facts: Facts) -> str:
     base = f", baseline accuracy {interval(accuracy, percent)}" if accuracy else ""
     if accuracy is not None and accuracy.value in (0.0, 1.0):
         base += ", which leaves no room for an effect"
-    gain = next(
-        (item for row in graft_rows(facts) if row["arm"] == "rocks" and (item := estimate(row, "gain", "delta"))), None
-    )
+    gain = next((item for row in graft_rows(facts) if row["arm"] == "rocks" and (item := estimate(row, "gain"))), None)
     graft = f"; drawn by the teacher instead, they gain {interval(gain, points)} points" if gain else ""
     return (
         f"Banned at inference, {plural(len(own), 'rock')} tested gave {said} "
@@ -145,7 +143,7 @@ def _without(facts: Facts) -> str:
         return _ask(facts, "compare", "What training without them costs or saves")
     if base is None or freeze is None:
         return f"What freezing costs is not known: the comparison holds {listed(list(found))}, not uniform and freeze."
-    change = estimate(freeze, "delta", "accuracy_change")
+    change = estimate(freeze, "delta")
     ratio = estimate(freeze, "seconds_ratio")
     seconds = percent(freeze["seconds"] / base["seconds"], 0) if base["seconds"] else "an unknown share"
     seconds = interval(ratio, percent, digits=0) if ratio else seconds

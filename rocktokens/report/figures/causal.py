@@ -9,13 +9,11 @@ import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
+from rocktokens.config import KnockoutConfig
 from rocktokens.core.stats import Estimate
 from rocktokens.report.figures.figure import MUTED, REST, ROCK, THIRD, Figure, band, errors, layout, names_axis, rule
 from rocktokens.report.formats import interval, label, listed, number, p_value, percent, plural, points
-from rocktokens.report.run_facts import Facts, estimate, first
+from rocktokens.report.run_facts import Facts, estimate
 
 VERDICTS = {
     "Strong Pillar": (REST, "square", "pillar"),
@@ -25,16 +23,6 @@ VERDICTS = {
     "Never Used": (MUTED, "x", "never used"),
 }
 MAX_BARS = 40
-DELTA = ("delta", "effect", "change")
-
-
-def verdict_of(row: dict[str, Any]) -> str:
-    """The verdict under one of its known names, however it is written."""
-    text = str(row.get("verdict") or "Undecided").replace("_", " ").strip().lower()
-    for name in VERDICTS:
-        if text in (name.lower(), name.lower().removeprefix("strong ").removeprefix("proven ")):
-            return name
-    return text.title()
 
 
 def census_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -43,83 +31,42 @@ def census_rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _census_rows(facts: Facts) -> list[dict[str, Any]]:
-    """Census rows that hold a candidate and an effect, with `name`, `verdict` and `token_ids` settled."""
     table = facts.table("census")
-    if table is None:
+    columns = ("role", "kind", "token_id", "token", "verdict", "delta")
+    if table is None or facts.lacks(table, "the knock-outs", *columns):
         return []
-    if not any(name in table.column_names for name in DELTA):
-        facts.notes.append("the knock-outs were left out: census.parquet has no column delta")
-        return []
-    rows = []
-    for row in table.to_pylist():
-        name = first(row, ("token", "name", "set_id", "token_id"), "")
-        ids = first(row, ("token_ids", "members", "token_id"), ())
-        ids = list(ids) if isinstance(ids, list | tuple) else [ids]
-        name = facts.token(name) if isinstance(name, int) else str(name)
-        if row.get("role") == "control":
-            continue
-        kind = first(row, ("kind", "level"), "token")
-        rows.append({**row, "name": name, "token_ids": ids, "kind": kind, "verdict": verdict_of(row)})
-    return rows
+    return [row for row in table.to_pylist() if row["role"] == "candidate"]
 
 
 def verdicts_by_token(facts: Facts) -> dict[int, dict[str, Any]]:
     """Token id to its own census row; single-token knock-outs only."""
     found: dict[int, dict[str, Any]] = {}
     for row in census_rows(facts):
-        if row["kind"] in ("token", "knockout", "single") and len(row["token_ids"]) == 1:
-            token_id = row["token_ids"][0]
-            if isinstance(token_id, int):
-                found.setdefault(token_id, row)
+        if row["kind"] == "token":
+            found.setdefault(row["token_id"], row)
     return found
 
 
 def epsilon(facts: Facts) -> float:
     """The smallest effect that counts."""
-    for section in (facts.stage("knockout"), facts.config.get("knockout", {}), facts.config.get("census", {})):
-        if section.get("epsilon") is not None:
-            return float(section["epsilon"])
-    return 0.01
+    return float(facts.stage("knockout").get("epsilon", KnockoutConfig.epsilon))
 
 
 def noise_floor(facts: Facts) -> float | None:
-    """The placebo arm's spread, found once."""
-    return facts.memo("noise_floor", lambda: _noise_floor(facts))
-
-
-def _noise_floor(facts: Facts) -> float | None:
-    """What 95 % of the placebo arm's effects stay within, of the noisiest candidate; recorded, or from the rows."""
-    stage = facts.stage("knockout")
-    recorded = first(stage, ("noise_floor", "placebo_spread"))
-    if recorded is not None:
-        return float(recorded)
-    floors = [row["placebo_floor"] for row in facts.rows("census") if row.get("placebo_floor") is not None]
-    floors = [floor for floor in floors if math.isfinite(floor)]
-    if floors:
-        return max(floors)
-    table = facts.table("knockouts")
-    if table is None or facts.lacks(table, "the noise floor", "arm", "set_id", "prompt_id", "correct"):
-        return None
-    found = facts.query(
-        "with outcome as (select arm, set_id, prompt_id, avg(correct::int) as share from knockouts group by all), "
-        "baseline as (select prompt_id, avg(correct::int) as share from knockouts where arm = 'baseline' group by all) "
-        "select outcome.set_id, sum(outcome.share - baseline.share) / (select count(*) from baseline) as delta "
-        "from outcome join baseline using (prompt_id) where arm = 'placebo' group by all order by all"
-    )
-    if found is None or not len(found):
-        return None
-    return float(np.quantile(np.abs(np.array(found["delta"])), 0.95))
+    """What 95 % of the placebo arm's effects stay within, of the noisiest candidate."""
+    recorded = facts.stage("knockout").get("noise_floor")
+    return None if recorded is None else float(recorded)
 
 
 def knockouts(facts: Facts) -> Figure | None:
     """Effect of every knock-out, largest first, with the band that counts as nothing and the noise floor."""
     rows = census_rows(facts)
-    found = [(row, estimate(row, *DELTA)) for row in rows]
+    found = [(row, estimate(row, "delta")) for row in rows]
     known = [(row, item) for row, item in found if item is not None]
     if not known:
         return None
-    known.sort(key=lambda pair: (-abs(pair[1].value), pair[0]["name"]))
-    shown = sorted(known[:MAX_BARS], key=lambda pair: (-pair[1].value, pair[0]["name"]))
+    known.sort(key=lambda pair: (-abs(pair[1].value), pair[0]["token"]))
+    shown = sorted(known[:MAX_BARS], key=lambda pair: (-pair[1].value, pair[0]["token"]))
     margin, floor = epsilon(facts), noise_floor(facts)
     data = []
     for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
@@ -127,7 +74,7 @@ def knockouts(facts: Facts) -> Figure | None:
         if own:
             data.append(_effects(verdict, own))
     shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
-    shape["yaxis"] = names_axis([label(row["name"]) + _kind(row) for row, _ in shown])
+    shape["yaxis"] = names_axis([label(row["token"]) + _kind(row) for row, _ in shown])
     shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
     floors = [100 * row["placebo_floor"] if row.get("placebo_floor") is not None else 0.0 for row, _ in shown]
     if any(floors):
@@ -169,7 +116,7 @@ def _floors(floors: list[float]) -> dict[str, Any]:
 
 
 def _kind(row: dict[str, Any]) -> str:
-    return "" if row["kind"] in ("token", "knockout", "single") else f" ({row['kind']})"
+    return "" if row["kind"] == "token" else f" ({row['kind']})"
 
 
 def _effects(verdict: str, own: list[tuple[int, dict[str, Any], Estimate]]) -> dict[str, Any]:
@@ -194,16 +141,15 @@ def _finite(value: float) -> float | None:
 
 
 def _effect_hover(row: dict[str, Any], item: Estimate) -> str:
-    adjusted = first(row, ("p_bh", "p_adjusted", "p_benjamini_hochberg"))
+    adjusted, used = row.get("p_bh"), row.get("num_used")
     lines = [
-        f"<b>{label(row['name'], 40)}</b>{_kind(row)}: {row['verdict']}",
-        f"Δ {interval(item, points)} points, {p_value(first(row, ('p_value', 'p')))}",
+        f"<b>{label(row['token'], 40)}</b>{_kind(row)}: {row['verdict']}",
+        f"Δ {interval(item, points)} points, {p_value(row.get('p'))}",
     ]
     if adjusted is not None:
         lines.append(f"after Benjamini–Hochberg {p_value(adjusted)}")
-    affected = first(row, ("num_used", "num_affected", "num_resumed"))
-    if affected is not None:
-        lines.append(f"{number(affected, 0)} rollouts used it")
+    if used is not None:
+        lines.append(f"{number(used, 0)} rollouts used it")
     return "<br>".join(lines)
 
 
@@ -218,7 +164,7 @@ def knockout_sentence(facts: Facts) -> str:
     ]
     named = []
     for verdict, title in (("Strong Pillar", "pillars"), ("Strong Stumbling Block", "stumbling blocks")):
-        own = [f"“{row['name']}”" for row in rows if row["verdict"] == verdict]
+        own = [f"“{row['token']}”" for row in rows if row["verdict"] == verdict]
         if own:
             named.append(f"{title}: {listed(own, 6)}")
     tail = f" ({'; '.join(named)})" if named else ""
@@ -239,7 +185,7 @@ def counted(verdict: str, count: int) -> str:
 
 
 def _power(facts: Facts) -> tuple[str, ...]:
-    smallest = first(facts.stage("knockout"), ("smallest_detectable_effect", "smallest_effect", "power_effect"))
+    smallest = facts.stage("knockout").get("smallest_detectable_effect")
     if smallest is None:
         return ()
     return (f"Smallest effect that this census could see with 80 % power: {number(100 * float(smallest), 1)} points.",)
@@ -250,30 +196,15 @@ ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control
 
 def graft_rows(facts: Facts) -> list[dict[str, Any]]:
     """Grafts by the names that a reader knows."""
-    rows = _graft_rows(facts)
-    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in rows]
-
-
-def _graft_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row an arm with its accuracy and gain; rows of single rollouts are averaged first."""
     table = facts.table("grafts")
-    if table is None:
+    if table is None or facts.lacks(table, "the grafts", "arm", "gain"):
         return []
-    names = table.column_names
-    if any(name in names for name in ("gain", "delta", "effect")):
-        return [{**row, "arm": str(first(row, ("arm", "set_id", "name"), "?"))} for row in table.to_pylist()]
-    if facts.lacks(table, "the grafts", "arm", "correct"):
-        return []
-    found = facts.query("select arm, avg(correct::int) as accuracy from grafts group by arm order by arm")
-    rows = [] if found is None else found.to_pylist()
-    base = [row["accuracy"] for row in rows if row["arm"] in ("none", "baseline")]
-    return [{**row, "gain": row["accuracy"] - base[0]} for row in rows] if base else rows
+    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in table.to_pylist()]
 
 
 def grafts(facts: Facts) -> Figure | None:
     """Gain in accuracy when the teacher redraws the set's tokens."""
-    rows = [row for row in graft_rows(facts) if row["arm"] not in ("none", "baseline")]
-    known = [(row, item) for row in rows if (item := estimate(row, "gain", *DELTA)) is not None]
+    known = [(row, item) for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None]
     if not known:
         return None
     known.reverse()
@@ -298,13 +229,14 @@ def grafts(facts: Facts) -> Figure | None:
     shape["yaxis"] = names_axis([label(row["arm"], 26) for row, _ in known])
     shape["shapes"] = [rule(0, color="@ink", dash="solid")]
     table = facts.table("grafts")
+    assert table is not None
     return Figure(
         name="grafts",
         title="What would learning them gain?",
         sentence=graft_sentence(facts),
         estimator="The student samples; where the drawn token is in the set, the teacher draws again. Accuracy less "
         "that without grafts, paired by problem, 95 % bootstrap. It bounds the direct gain from learning the set.",
-        rows=table if table is not None and len(table) < 5000 else pa.Table.from_pylist([row for row, _ in known]),
+        rows=table,
         data=data,
         layout=shape,
     )
@@ -323,11 +255,11 @@ def _graft_hover(row: dict[str, Any], item: Estimate) -> str:
 def graft_sentence(facts: Facts) -> str:
     """Gains at the rocks, at the control and everywhere; and the kind of token that gains most."""
     main = ("rocks", *ARMS.values())
-    gains = {row["arm"]: item for row in graft_rows(facts) if (item := estimate(row, "gain", *DELTA)) is not None}
+    gains = {row["arm"]: item for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None}
     said = [f"{interval(gains[arm], points)} points at {arm}" for arm in main if arm in gains]
     if not said:
         return "No arm of the grafts was measured."
-    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo", "none", "baseline")}
+    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo")}
     best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
     most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""
     return f"Letting the teacher draw instead changes accuracy by {listed(said)}{most}."

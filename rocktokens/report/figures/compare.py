@@ -5,7 +5,6 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rocktokens.report.figures.figure import (
     names_axis,
 )
 from rocktokens.report.formats import interval, label, listed, number, percent, points
-from rocktokens.report.run_facts import Facts, column_of, estimate, first
+from rocktokens.report.run_facts import Facts, estimate
 
 STAGE_TITLES = {
     "rollout": "sampling rollouts",
@@ -38,45 +37,21 @@ STAGE_TITLES = {
     "checkpoint": "checkpoints",
     "other": "everything else",
 }
-# The comparison's tables, by the names they may have: readings along the training, and one row a regime.
-CURVES = ("compare", "compare_curves", "compare_points")
-READINGS = ("compare_readings", "compare_summary", "readings", "regimes", "compare")
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
 
 
-def curves(facts: Facts) -> dict[str, dict[Any, list[tuple[float, float]]]]:
-    """Regime → seed → (seconds, accuracy) at every evaluation; seconds accumulate where they are per step."""
-    table = curve_table(facts)
-    if table is None or facts.lacks(table, "accuracy against seconds", "regime", "accuracy"):
+def curves(facts: Facts) -> dict[str, dict[int, list[tuple[float, float]]]]:
+    """Regime → seed → (seconds of training so far, accuracy) at every evaluation."""
+    table = facts.table("compare")
+    columns = ("regime", "seed", "step", "accuracy", "seconds_total")
+    if table is None or facts.lacks(table, "accuracy against seconds", *columns):
         return {}
-    clock = column_of(table, "seconds_total", "elapsed_seconds", "elapsed", "seconds")
-    if clock is None:
-        facts.lacks(table, "accuracy against seconds", "seconds")
-        return {}
-    rows = sorted(table.to_pylist(), key=lambda row: (str(row.get("seed")), row.get("step") or 0))
-    found: dict[str, dict[Any, list[tuple[float, float]]]] = {}
-    spent: dict[tuple[str, Any], float] = {}
-    per_step = clock == "seconds" and "step" in table.column_names and not _growing(rows)
-    for row in rows:
-        key = (row["regime"], row.get("seed"))
-        spent[key] = spent.get(key, 0.0) + (row[clock] or 0.0) if per_step else (row[clock] or 0.0)
+    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for row in sorted(table.select(columns).to_pylist(), key=lambda row: (row["seed"], row["step"])):
         if row["accuracy"] is not None:
-            found.setdefault(key[0], {}).setdefault(key[1], []).append((spent[key], row["accuracy"]))
+            own = found.setdefault(row["regime"], {}).setdefault(row["seed"], [])
+            own.append((row["seconds_total"], row["accuracy"]))
     return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0] != "freeze", item[0])))
-
-
-def curve_table(facts: Facts) -> pa.Table | None:
-    """The table that follows regimes along their training; else whatever the comparison left."""
-    tables = [table for name in CURVES if (table := facts.table(name)) is not None]
-    return next((table for table in tables if "step" in table.column_names), tables[0] if tables else None)
-
-
-def _growing(rows: list[dict[str, Any]]) -> bool:
-    """Whether seconds run on from row to row instead of starting anew at each step."""
-    by_run: dict[Any, list[float]] = {}
-    for row in rows:
-        by_run.setdefault((row["regime"], row.get("seed")), []).append(row["seconds"] or 0.0)
-    return all(b >= a for own in by_run.values() for a, b in pairwise(own))
 
 
 def finals(facts: Facts) -> dict[str, dict[str, Any]]:
@@ -99,27 +74,14 @@ def finals(facts: Facts) -> dict[str, dict[str, Any]]:
 
 
 def _recorded(facts: Facts) -> dict[str, dict[str, Any]]:
-    """What the comparison itself recorded about each regime: its own intervals go before ours."""
-    rows = first(facts.stage("compare"), ("readings", "regimes", "summary"), [])
-    if isinstance(rows, dict):
-        rows = [{"regime": name, **row} for name, row in rows.items() if isinstance(row, dict)]
-    found = {str(row["regime"]): row for row in rows if isinstance(row, dict) and "regime" in row}
-    for name in READINGS:
-        table = facts.table(name)
-        if table is not None and {"regime", "delta"} <= set(table.column_names):
-            found |= {str(row["regime"]): row for row in table.to_pylist()}
-    return {name: {key: value for key, value in row.items() if value is not None} for name, row in found.items()}
+    """What the comparison recorded about each regime, with its intervals."""
+    rows = facts.rows("compare_summary")
+    return {row["regime"]: {key: value for key, value in row.items() if value is not None} for row in rows}
 
 
 def words(facts: Facts) -> tuple[str, ...]:
     """Sentences that the comparison itself wrote down."""
-    stage = facts.stage("compare")
-    said: list[str] = []
-    for key in ("conclusion", "savings", "sentences", "verdicts"):
-        value = stage.get(key)
-        values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        said += [text for text in values if isinstance(text, str) and " " in text]
-    return tuple(dict.fromkeys(said))
+    return tuple(facts.stage("compare").get("verdicts", ()))
 
 
 def accuracy_seconds(facts: Facts) -> Figure | None:
@@ -149,7 +111,7 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
-    table = curve_table(facts)
+    table = facts.table("compare")
     assert table is not None
     shape = layout("seconds of training", "accuracy on held-out problems, %", height=400)
     shape["xaxis"]["rangemode"] = "tozero"
@@ -188,7 +150,7 @@ def compare_sentence(facts: Facts) -> str:
     first_ones = ("freeze", "random", "merit", "prefix")
     for regime in sorted(found, key=lambda name: (name not in first_ones, list(found).index(name))):
         row = found[regime]
-        change = estimate(row, "delta", "accuracy_change")
+        change = estimate(row, "delta")
         if regime != "uniform" and change is not None:
             said.append(f"{regime} {interval(change, points)} points in {_share_of_time(row, base)}×")
     start = f"Uniform training ended at {percent(base['accuracy'])} in {number(base['seconds'], 0)} s"
@@ -258,18 +220,14 @@ def _training(name: str) -> str:
 
 
 def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
-    for name in (*CURVES, *READINGS, "training"):
-        table = facts.table(name)
-        if table is None:
-            continue
-        columns = [c for c in table.column_names if c.removeprefix("seconds_") in STAGE_TITLES and c != "seconds"]
-        if not columns:
-            continue
-        found: dict[str, dict[str, float]] = {}
-        rows = table.to_pylist()
+    """Regime → stage → seconds, mean over seeds; of the one training run where nothing was compared."""
+    for name in ("compare", "training"):
+        rows = facts.rows(name)
+        columns = [column for column in (rows[0] if rows else ()) if column.removeprefix("seconds_") in STAGE_TITLES]
         seeds = len({row.get("seed") for row in rows})
+        found: dict[str, dict[str, float]] = {}
         for row in rows:
-            own = found.setdefault(str(row.get("regime") or "training"), {})
+            own = found.setdefault(row.get("regime", "training"), {})
             for column in columns:
                 stage = column.removeprefix("seconds_")
                 own[stage] = own.get(stage, 0.0) + (row[column] or 0.0) / seeds
@@ -280,10 +238,7 @@ def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
 
 
 def _ceiling(facts: Facts) -> str:
-    recorded = _recorded(facts).get("freeze", {}).get("kept_share")
-    rows = [row for name in CURVES for row in facts.rows(name)]
-    kept = [row["kept_share"] for row in rows if row.get("regime") == "freeze" and row.get("kept_share")]
-    if recorded is None and not kept:
+    share = _recorded(facts).get("freeze", {}).get("kept_share")
+    if not share:
         return ""
-    share = float(np.mean(kept)) if recorded is None else recorded
     return f"; freezing kept {percent(share)} of the positions, which allows at most {number(1 / share)}×"

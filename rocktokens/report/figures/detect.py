@@ -49,7 +49,7 @@ MAX_POINTS = 3000
 def footprint_row(facts: Facts, name: str | None = None) -> dict[str, Any]:
     """The footprint of a set; without a table of footprints, its values from the types alone."""
     name = name or facts.definition
-    for row in facts.rows("footprints", "footprint"):
+    for row in facts.rows("footprints"):
         if row.get("name") == name:
             return row
     if f"in_{name}" not in (facts.types[0] if facts.types else {}):
@@ -77,7 +77,7 @@ def footprint(facts: Facts) -> Figure | None:
     row = footprint_row(facts)
     if not row:
         return None
-    data, table = [], facts.table("footprints", "footprint")
+    data, table = [], facts.table("footprints")
     sets = [(facts.definition, "rocks", ROCK, "circle"), ("control", NAMES["control"], MUTED, "diamond-open")]
     measures = [(key, title) for key, title in SHARES if row.get(key) is not None]
     for index, (name, title, color, symbol) in enumerate(sets):
@@ -126,7 +126,7 @@ def _footprint_sentence(facts: Facts, row: dict[str, Any]) -> str:
         if key not in ("share_types", "share_positions_median") and estimate(row, key) is not None
     ]
     enrichment = estimate(row, "enrichment")
-    control = estimate(footprint_row(facts, "control"), "enrichment") if facts.rows("footprints", "footprint") else None
+    control = estimate(footprint_row(facts, "control"), "enrichment") if facts.rows("footprints") else None
     beside = f"; the matched control's is {interval(control)}" if control else ""
     return (
         f"{plural(int(row.get('num_types') or 0), 'rock')}, {percent(row.get('share_types'))} of the token types, "

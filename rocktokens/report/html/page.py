@@ -173,7 +173,7 @@ def table_html(
 
 def _footprints(facts: Facts) -> str:
     """Footprints of every definition and control, side by side, and the overlaps of the sets."""
-    table = facts.rows("footprints", "footprint")
+    table = facts.rows("footprints")
     if not table:
         return ""
     keys = ("share_positions", "share_positions_median", "share_loss", "share_grad")

@@ -167,7 +167,7 @@ def _type(facts: Facts, token_id: int) -> dict[str, Any]:
     shown["cluster"] = row.get("cluster") or "unknown"
     shown["rock"] = token_id in facts.rock_ids
     if census is not None:
-        effect = estimate(census, "delta", "effect", "change")
+        effect = estimate(census, "delta")
         shown["verdict"] = census["verdict"] + (f", Δ {interval(effect, points)} points" if effect else "")
     return shown
 

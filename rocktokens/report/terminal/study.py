@@ -101,20 +101,20 @@ def _banned(facts: Facts) -> str:
     known = [(abs(item.value), row, item) for row in own if (item := estimate(row, "delta")) is not None]
     largest = ""
     if known:
-        _, row, item = max(known, key=lambda found: (found[0], found[1]["name"]))
-        largest = f"; most by “{visible(row['name'])}” {interval(item, points)} points"
+        _, row, item = max(known, key=lambda found: (found[0], found[1]["token"]))
+        largest = f"; most by “{visible(row['token'])}” {interval(item, points)} points"
     return f"{said} (ε = {points(epsilon(facts)).lstrip('+')} points){largest}"
 
 
 def _grafted(facts: Facts) -> str:
     found = next((row for row in graft_rows(facts) if row["arm"] == "rocks"), None)
-    gain = estimate(found, "gain", "delta") if found else None
+    gain = estimate(found, "gain") if found else None
     return f"drawn by the teacher, rocks gain {interval(gain, points)} points" if gain else _ask("graft")
 
 
 def _frozen(facts: Facts) -> str:
     row = finals(facts).get("freeze")
-    change = estimate(row, "delta", "accuracy_change") if row else None
+    change = estimate(row, "delta") if row else None
     if row is None or change is None:
         return _ask("compare")
     ratio = estimate(row, "seconds_ratio")

@@ -63,40 +63,6 @@ def test_no_variation_gives_no_width(rng):
     assert found == (0.25, 0.25, 0.25, 10)
 
 
-def test_paired_effect_has_its_sign(rng):
-    without = rng.integers(0, 2, 200)
-    worse = np.where(rng.random(200) < 0.3, 0, without)
-    effect = stats.paired_effect(worse, without, rng=rng, resamples=1000)
-    assert effect.high < 0
-    assert stats.paired_effect(without, worse, rng=rng, resamples=1000).low > 0
-    assert stats.paired_p_value(worse, without, rng=rng, resamples=1000) < 0.01
-    assert stats.paired_effect(without, without, rng=rng) == (0.0, 0.0, 0.0, 200)
-
-
-def test_paired_p_value_is_uniform_under_the_null():
-    rng = np.random.default_rng(5)
-    p_values = [
-        stats.paired_p_value(rng.integers(0, 2, 60), rng.integers(0, 2, 60), rng=rng, resamples=400) for _ in range(300)
-    ]
-    assert sps.binomtest(sum(p <= 0.1 for p in p_values), 300, 0.1).pvalue > 0.01
-
-
-def test_equivalence_is_proven_only_inside_the_margin(rng):
-    without = rng.normal(0, 1, 400)
-    assert stats.equivalence_test(without + rng.normal(0, 0.05, 400), without, 0.05, rng=rng, resamples=1000).equivalent
-    assert not stats.equivalence_test(without + 0.1, without, 0.05, rng=rng, resamples=1000).equivalent
-    wide = stats.equivalence_test(without + rng.normal(0, 3, 400), without, 0.05, rng=rng, resamples=1000)
-    assert not wide.equivalent
-    assert wide.p_value > 0.05
-    assert stats.equivalence_test(without, without, 0.01, rng=rng).equivalent
-
-
-def test_sign_test_is_exact():
-    assert stats.sign_test([1, 1, 1, 1, 1], [0, 0, 0, 0, 0]) == pytest.approx(2 / 32)
-    assert stats.sign_test([1, 0, 1], [0, 1, 1]) == 1.0
-    assert stats.sign_test([1, 1], [1, 1]) == 1.0
-
-
 def test_adjusted_p_values_by_hand():
     np.testing.assert_allclose(stats.bonferroni([0.01, 0.02, 0.5]), [0.03, 0.06, 1.0])
     np.testing.assert_allclose(stats.benjamini_hochberg([0.01, 0.02, 0.03, 0.5]), [0.04, 0.04, 0.04, 0.5])
@@ -133,7 +99,6 @@ def test_power_is_reached():
     effect = stats.smallest_detectable_effect(1.0, 100)
     found = np.mean([sps.ttest_1samp(rng.normal(effect, 1, 100), 0).pvalue < 0.05 for _ in range(600)])
     assert 0.74 < found < 0.86
-    assert stats.prompts_needed(1.0, effect) == 100
 
 
 def test_rank_tests():
@@ -143,6 +108,7 @@ def test_rank_tests():
     assert stats.wilcoxon([1, 2, 3], [1, 2, 3]) == 1.0
     assert stats.wilcoxon(np.arange(20.0), np.arange(20.0) + 1) < 1e-3
     assert stats.wilson_interval(5, 100).low == pytest.approx(0.0215, abs=1e-3)
+    assert stats.wilson_interval(50, 100)[1:3] == pytest.approx((0.4038, 0.5962), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +116,13 @@ def test_rank_tests():
     [
         lambda rng: stats.mean_estimate([], rng=rng),
         lambda rng: stats.mean_estimate([1.0], rng=rng),
-        lambda rng: stats.paired_effect([1, 2], [1], rng=rng),
-        lambda rng: stats.paired_effect([], [], rng=rng),
+        lambda rng: stats.wilcoxon([1, 2], [1]),
+        lambda rng: stats.wilcoxon([], []),
         lambda rng: stats.bonferroni([]),
         lambda rng: stats.benjamini_hochberg([1.2]),
         lambda rng: stats.max_t(np.zeros((0, 3)), rng=rng),
-        lambda rng: stats.equivalence_test([1], [1], 0.0, rng=rng),
         lambda rng: stats.mann_whitney([], [1]),
         lambda rng: stats.smallest_detectable_effect(1.0, 1),
-        lambda rng: stats.prompts_needed(1.0, 0.0),
         lambda rng: stats.wilson_interval(0, 0),
         lambda rng: stats.resample_counts(0, 10, rng),
     ],

@@ -39,7 +39,7 @@ def run(tmp_path) -> Run:
     """A run with two scored checkpoints of several parts each."""
     run = Run.create(tmp_path / "run", {"pair": {"student": "s", "teacher": "t"}, "seed": 3})
     for step in (0, 10):
-        with run.occurrence_writer(step, part_rows=4) as writer:
+        with run.part_writer(step, part_rows=4) as writer:
             for rollout in ("a#0", "a#1", "b#0"):
                 writer.write(occurrences(rollout, 3, kl=step + 1.0))
         run.finish(f"score/step={step}", {"occurrences": 9})
@@ -93,7 +93,7 @@ def test_other_tables_are_views_too(run):
 @pytest.mark.parametrize("name", ["it's a run", "run [1]", "run*", "läuft"])
 def test_a_directory_may_have_any_name(tmp_path, name):
     run = Run.create(tmp_path / name)
-    with run.occurrence_writer(0) as writer:
+    with run.part_writer(0) as writer:
         writer.write(occurrences("a#0", 3))
     run.write("types", pa.table({"token_id": [1]}))
     assert len(run.occurrences()) == 3
@@ -145,7 +145,7 @@ def test_a_wrong_query_says_what_is_wrong(run):
 def test_parts_are_written_as_it_goes(tmp_path):
     run = Run.create(tmp_path / "run")
     directory = run.path / "occurrences" / "step=0"
-    with run.occurrence_writer(0, part_rows=5) as writer:
+    with run.part_writer(0, part_rows=5) as writer:
         for number in range(4):
             writer.write(occurrences(f"a#{number}", 3))
             assert len(list(directory.glob("*.parquet"))) == (number + 1) // 2
@@ -157,7 +157,7 @@ def test_parts_are_written_as_it_goes(tmp_path):
 def test_ranks_write_side_by_side(tmp_path):
     run = Run.create(tmp_path / "run")
     for rank in range(2):
-        with run.occurrence_writer(0, part=f"rank{rank}") as writer:
+        with run.part_writer(0, part=f"rank{rank}") as writer:
             writer.write(occurrences(f"r#{rank}", 4))
     assert len(run.occurrences()) == 8
 
@@ -166,7 +166,7 @@ def test_a_stage_that_failed_leaves_only_whole_parts_and_is_not_listed(tmp_path)
     run = Run.create(tmp_path / "run")
 
     def failing_stage():
-        with run.occurrence_writer(0, part_rows=2) as writer:
+        with run.part_writer(0, part_rows=2) as writer:
             writer.write(occurrences("a#0", 3))
             writer.write(occurrences("a#1", 1))
             raise KeyboardInterrupt
@@ -176,7 +176,7 @@ def test_a_stage_that_failed_leaves_only_whole_parts_and_is_not_listed(tmp_path)
     assert not open_run(run.path).done("score/step=0")
     assert len(run.occurrences()) == 3
     run.clear_occurrences(0)
-    with run.occurrence_writer(0) as writer:
+    with run.part_writer(0) as writer:
         writer.write(occurrences("a#0", 3))
         writer.write(occurrences("a#1", 1))
     assert len(run.occurrences()) == 4
@@ -184,13 +184,13 @@ def test_a_stage_that_failed_leaves_only_whole_parts_and_is_not_listed(tmp_path)
 
 def test_a_table_with_a_missing_column_is_refused(tmp_path):
     run = Run.create(tmp_path / "run")
-    with pytest.raises((KeyError, DataError), match="kl"), run.occurrence_writer(0) as writer:
+    with pytest.raises((KeyError, DataError), match="kl"), run.part_writer(0) as writer:
         writer.write(occurrences("a#0", 3).drop_columns(["kl"]))
 
 
 def test_nan_rows_are_kept(tmp_path):
     run = Run.create(tmp_path / "run")
-    with run.occurrence_writer(0) as writer:
+    with run.part_writer(0) as writer:
         writer.write(occurrences("a#0", 2, kl=float("nan")))
     assert run.occurrences("select count(*) as n from occurrences where isnan(kl)")["n"].to_pylist() == [2]
 

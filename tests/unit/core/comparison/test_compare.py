@@ -156,8 +156,8 @@ def test_gain():
     assert found.ceiling == pytest.approx(1 / 0.76)
     assert found.reach["seconds"].value == pytest.approx(0.9 * found.reach["steps"].value / 3)
     said = verdict_sentence(found, margin=0.01)
-    assert said.startswith("Freezing the rocks, 24 % of positions, raised accuracy: +")
-    assert "saved 10 % of the step" in said
+    assert said.startswith("Freezing the rocks, 24.0\u00a0% of positions, raised accuracy: +")
+    assert "saved 10.0\u00a0% of the step" in said
     assert "its ceiling is 1.32×" in said
     assert "It reached uniform's final accuracy less 1.0 points after" in said
     assert "stumbling blocks" in conclusion({"freeze": found}, margin=0.01)
@@ -212,7 +212,7 @@ def test_a_slower_regime_is_cut_at_uniforms_seconds():
     # Uniform's 100 s are its step 150, halfway between 0.55 and 0.65.
     assert found.change_same_seconds.value == pytest.approx(-0.10, abs=0.03)
     assert found.area_seconds_change.value < -0.05
-    assert "took 100 % more time a step [+100.0, +100.0]" in verdict_sentence(found, margin=0.01)
+    assert "took 100.0\u00a0% more time a step [+100.0, +100.0]" in verdict_sentence(found, margin=0.01)
 
 
 def test_a_quicker_regime_keeps_its_final_student():
@@ -227,7 +227,7 @@ def test_a_regime_that_stops_early_is_read_to_its_end():
     assert abs(found.change.value) < 0.01
     assert found.seconds_ratio.value == pytest.approx(2 / 3)
     assert found.step_ratio.value == pytest.approx(1.0)
-    assert "33 % of the whole training" in verdict_sentence(found, margin=0.01)
+    assert "33.3\u00a0% of the whole training" in verdict_sentence(found, margin=0.01)
 
 
 def test_frontier_and_goal():

@@ -127,14 +127,6 @@ def test_large_types_are_encoded_in_parts_with_the_same_result(rng, monkeypatch)
     np.testing.assert_allclose(contexts.consistency([0.3, 0.6], 200, np.random.default_rng(1)), whole, atol=0.01)
 
 
-def test_given_encodings_replace_windows(rng):
-    columns = corpus(rng, rows=40)
-    encoding = np.tile(np.eye(2), (20, 1))
-    occurrences = Occurrences.from_table({**columns, "token_id": np.zeros(40, int)}, encoding=encoding)
-    contexts = Contexts(occurrences, np.ones(40, bool), np.ones((1, 4), np.float32), 4)
-    np.testing.assert_allclose(contexts.consistency([0.5], 2048, rng)[0], 19 / 39, rtol=1e-6)
-
-
 def test_vectors_depend_on_the_id_alone(rng):
     few = type_vectors(np.array([3, 9]), dims=8, rng=np.random.default_rng(1))
     many = type_vectors(np.array([1, 3, 5, 9, 400]), dims=8, rng=np.random.default_rng(1))

@@ -127,13 +127,6 @@ def test_footprint_adds_up(planted, report):
     assert sum(row.share_loss for row in report.clusters) == pytest.approx(found.share_loss.value)
 
 
-def test_control_rows_point_into_the_canonical_order(planted, report):
-    occurrences = Occurrences.from_table(planted[0])
-    types = occurrences.token_ids_V[occurrences.type_N[report.control_rows["control"]]]
-    assert not np.isin(types, report.rocks).any()
-    assert len(types) == report.controls["control"].num_placed
-
-
 def test_sensitivity_moves_every_threshold_one_step_either_way(report):
     rows = {(row.parameter, row.step, row.definition): row for row in report.sensitivity}
     for parameter in ("tau", "gamma", "eta", "window", "k"):
