@@ -12,7 +12,9 @@ class PromptsConfig:
     """Where prompts come from and how answers are checked."""
 
     source: str = "arithmetic"
-    """A built-in task, a .jsonl file, or a hub dataset name."""
+    """A built-in task, a .jsonl file, a hub dataset name, or reasoning-gym:TASK."""
+    options: tuple[str, ...] = ()
+    """Settings of a reasoning-gym task, each as KEY=VALUE."""
     split: str = "train"
     """Split of a hub dataset, or of a built-in task: train, detection, causal."""
     subset: str | None = None

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError
+from rocktokens.lm.gym_tasks import gym_checker, is_gym_source
 from rocktokens.world import get_world, world_names
 
 Checker = Callable[[str, str], bool]
@@ -35,6 +36,8 @@ def make_checker(config: PromptsConfig) -> Checker | None:
         return None
     if config.checker == "auto" and config.source in world_names():
         return get_world(config.source).check
+    if config.checker == "auto" and is_gym_source(config.source):
+        return gym_checker(config.source, config.options)
     if config.checker in ("auto", "math"):
         return MathChecker()
     if config.checker == "exact":

@@ -1,4 +1,6 @@
-"""Prompts: the built-in worlds, any JSONL file, any hub dataset. How answers are checked is checkers.py's.
+"""Prompts: the built-in worlds, any JSONL file, any hub dataset, any reasoning-gym task.
+
+How rollouts are checked against answers is checkers.py's business.
 
     prompts = load_prompts(PromptsConfig(source="mine.jsonl"), tokenizer)
 
@@ -20,6 +22,7 @@ from rocktokens.config import PromptsConfig
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.checkers import NAMED_CHECKERS, Checker, MathChecker, how_checked, make_checker
+from rocktokens.lm.gym_tasks import gym_rows, is_gym_source, too_few
 from rocktokens.world import get_world, world_names
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ def load_prompts(config: PromptsConfig, tokenizer: Any, *, part: Part | None = N
     """
     if config.source in world_names():
         prompts = list(_built_in_prompts(replace(config, split=part or config.split), tokenizer))
+    elif is_gym_source(config.source):
+        prompts = _gym_prompts(config, tokenizer, part)
     else:
         rows = _jsonl_rows(Path(config.source)) if config.source.endswith(".jsonl") else _hub_rows(config)
         made = (_row_to_prompt(name, row, config, tokenizer) for name, row in rows)
@@ -81,6 +86,24 @@ def _built_in_prompts(config: PromptsConfig, tokenizer: Any) -> Iterator[Prompt]
     split = cast("Split", config.split)
     for problem in get_world(config.source).problems(split, config.limit or BUILT_IN_PROBLEMS, config.seed):
         yield Prompt(problem.id, _encode(tokenizer, problem.prompt), problem.prompt, problem.answer)
+
+
+def _gym_prompts(config: PromptsConfig, tokenizer: Any, part: Part | None) -> list[Prompt]:
+    wanted = config.limit or BUILT_IN_PROBLEMS
+    found: list[Prompt] = []
+    for name, question, answer in gym_rows(config.source, config.options, config.seed):
+        row = {config.prompt_field: question, config.answer_field: answer}
+        prompt = replace(_row_to_prompt(name, row, config, tokenizer), answer=answer)
+        if part is None or part_of(prompt.text) == part:
+            found.append(prompt)
+        if len(found) == wanted:
+            return found
+    raise too_few(config.source, len(found), wanted)
+
+
+def is_endless(source: str) -> bool:
+    """Whether a source makes as many prompts as it is asked for, so that a limit must be given."""
+    return source in world_names() or is_gym_source(source)
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -123,7 +146,7 @@ def _unknown_source(source: str) -> str:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"no task is called {source!r}.{hint} Built in: {', '.join(world_names())}. "
-        "Or give a file that ends in .jsonl, a directory, or a hub dataset as owner/name."
+        "Or give a file that ends in .jsonl, a directory, a hub dataset as owner/name, or reasoning-gym:TASK."
     )
 
 
@@ -205,7 +228,8 @@ def _refuse_bad_answers(prompts: list[Prompt], config: PromptsConfig) -> None:
             f"checker={config.checker} needs answers, but no row of {config.source} has column "
             f"{config.answer_field!r}. Name the column with --prompts.answer-field, or set checker=none."
         )
-    if config.source in world_names() or config.checker not in ("auto", "math"):
+    own_checker = config.checker == "auto" and is_gym_source(config.source)
+    if config.source in world_names() or own_checker or config.checker not in ("auto", "math"):
         return
     checker = MathChecker()
     unreadable = [p for p in answered if not checker.readable(cast(str, p.answer))]

@@ -111,11 +111,10 @@ class CausalSetup:
 
 def _problems(run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: Any) -> list[Any]:
     """Problems that neither training nor detection saw, unless the user says otherwise."""
-    from rocktokens.lm.tasks import load_prompts
-    from rocktokens.world import world_names
+    from rocktokens.lm.tasks import is_endless, load_prompts
 
     source = baseline.source or prompts.source
-    built_in = source in world_names()
+    built_in = is_endless(source)
     asked = dataclasses.replace(
         prompts,
         source=source,
