@@ -1,10 +1,11 @@
 """What every token type has cost so far, kept while a model trains: O(V) memory, no scoring pass, any training loop.
 
-Every statistic is a sum, so that monitors of several ranks merge by addition. Three windows are kept for each type:
-`total` (everything), `early` (the first updates) and `recent` (exponentially forgotten). This room does not know where
-the losses come from, nor what is done with the answer.
+Every statistic is a sum, so that monitors of several ranks merge by addition. Four windows are kept for each type:
+`total` (everything), `early` (the first updates), `recent` (exponentially forgotten) and `late` (the same, without the
+rows of `early`: the two are independent, so a fall from one to the other is not blurred by rows that both hold). This
+room does not know where the losses come from, nor what is done with the answer.
 
-Shapes: N rows of one update, V vocabulary, W = 3 windows.
+Shapes: N rows of one update, V vocabulary, W = 4 windows.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from scipy import stats as sps
 from torch import Tensor
 
 from rocktokens.errors import ConfigError, DataError
 
-WINDOWS = ("total", "early", "recent")
+WINDOWS = ("total", "early", "recent", "late")
 # Sums kept for every type in every window. weight_sq gives the effective number of rows behind a decayed mean.
 SUMS = ("weight", "weight_sq", "value", "value_sq", "grad_norm")
-VERSION = 1
+VERSION = 2
 HALF_LIFE = 50.0  # updates
+LEAST_ROWS = 20  # effective rows below which a type's mean and variance say too little
 
 
 class TokenMonitor:
@@ -32,7 +35,7 @@ class TokenMonitor:
     >>> monitor = TokenMonitor(vocabulary=50_000)
     >>> monitor.update(token_N, loss_N)        # once an optimiser step, or once a micro-batch
     >>> monitor.table()                        # one row a token type seen
-    >>> monitor.rocks(k=20)                    # the online form of detection
+    >>> monitor.rocks()                        # the online form of detection; often none
     """
 
     def __init__(self, vocabulary: int, *, half_life: float = HALF_LIFE) -> None:
@@ -73,15 +76,16 @@ class TokenMonitor:
         sums_SU.index_add_(1, index_N, rows_SN)
         type_U, sums_SU = type_U.cpu(), sums_SU.cpu()
         in_early = self.num_updates <= self.half_life
-        for window, counts in enumerate((True, in_early, True)):
+        for window, counts in enumerate((True, in_early, True, not in_early)):
             if counts:
                 self._sums_WSV[window].index_add_(1, type_U, sums_SU)
 
     def _forget(self) -> None:
         decay = 0.5 ** (1 / self.half_life)
-        recent_SV = self._sums_WSV[WINDOWS.index("recent")]
-        recent_SV *= decay
-        recent_SV[SUMS.index("weight_sq")] *= decay
+        for window in ("recent", "late"):
+            sums_SV = self._sums_WSV[WINDOWS.index(window)]
+            sums_SV *= decay
+            sums_SV[SUMS.index("weight_sq")] *= decay
 
     def merge(self, other: TokenMonitor) -> TokenMonitor:
         """A monitor that has seen what both have; they must have run side by side (ranks of one training run)."""
@@ -157,26 +161,49 @@ class TokenMonitor:
         }
         return pa.table(columns)
 
-    def rocks(self, k: int | None = None, *, max_fall: float = 0.15) -> list[int]:
-        """Types that cost more than average of late and have not learned, by certain excess, largest first.
-
-        Excess is the recent loss above what as many average occurrences would cost; a type counts when the lower 95 %
-        bound of it is positive and its recent mean is not below (1 - max_fall) of its early mean by more than the
-        standard error of the difference. Needs no scoring pass; `detect` is the exact form.
-        """
-        weight_V, recent_V, early_V = self._sum("recent", "weight"), self.mean("recent"), self.mean("early")
-        if not weight_V.sum():
-            return []
-        average = self._sum("recent", "value").sum() / weight_V.sum()
+    def standard_error(self, window: str = "total") -> np.ndarray:
+        """Standard error of every type's mean in a window; NaN below two (effective) rows."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            recent_se_V = np.sqrt(self.variance("recent") / self.effective_rows("recent"))
-            early_se_V = np.sqrt(self.variance("early") / self.effective_rows("early"))
-            low_V = weight_V * (recent_V - average - 1.96 * recent_se_V)
-            slack_V = np.hypot(recent_se_V, (1 - max_fall) * early_se_V)
-            stayed_V = recent_V + slack_V >= (1 - max_fall) * early_V
-        ranked = np.argsort(-np.nan_to_num(low_V, nan=-np.inf), kind="stable")
-        chosen = [int(v) for v in ranked if low_V[v] > 0 and stayed_V[v]]
-        return chosen[:k]
+            return np.sqrt(self.variance(window) / self.effective_rows(window))
+
+    def fall(self) -> tuple[np.ndarray, np.ndarray]:
+        """Share by which every type's mean loss fell from the early to the late window, and its standard error.
+
+        NaN where a type was not seen in both, or cost nothing at first.
+        """
+        early_V, late_V = self.mean("early"), self.mean("late")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            kept_V = np.where(early_V > 0, late_V / early_V, np.nan)
+            error_V = np.hypot(self.standard_error("late"), kept_V * self.standard_error("early")) / early_V
+        return 1.0 - kept_V, error_V
+
+    def rocks(self, k: int | None = None, *, max_fall: float = 0.25, alpha: float = 0.05) -> list[int]:
+        """Types proven to cost more than average of late AND proven not to learn; largest certain excess first.
+
+        Args:
+            k: return at most so many.
+            max_fall: a rock's mean loss has fallen by less than this share from the early to the late window.
+            alpha: chance that any type is named wrongly, shared over all types tested (Bonferroni).
+
+        Returns:
+            Token ids; empty where nothing can be said, which includes the first two half-lives. A type is tested
+            where both windows have at least 20 effective rows. Needs no scoring pass; `detect` is the exact form.
+        """
+        weight_V = self._sum("late", "weight")
+        rows_V = np.minimum(self.effective_rows("early"), self.effective_rows("late"))
+        tested_T = np.flatnonzero(rows_V >= LEAST_ROWS)
+        if not len(tested_T) or self.num_updates < 2 * self.half_life:
+            return []
+        early_T, late_T = self.mean("early")[tested_T], self.mean("late")[tested_T]
+        early_se_T, late_se_T = self.standard_error("early")[tested_T], self.standard_error("late")[tested_T]
+        average = self._sum("late", "value").sum() / weight_V.sum()
+        quantile_T = sps.t.isf(alpha / len(tested_T), rows_V[tested_T] - 1)
+        kept = 1.0 - max_fall
+        excess_T = late_T - average - quantile_T * late_se_T
+        stayed_T = late_T - quantile_T * np.hypot(late_se_T, kept * early_se_T) > kept * early_T
+        low_T = weight_V[tested_T] * excess_T
+        ranked = np.argsort(-low_T, kind="stable")
+        return [int(tested_T[at]) for at in ranked if excess_T[at] > 0 and stayed_T[at]][:k]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on where this monitor stands."""

@@ -1,6 +1,6 @@
-"""Has training stopped paying? A slope test on the recent loss.
+"""Has training stopped paying? A slope test on the recent loss, carried over the steps that remain.
 
-This room knows one series of losses, one value an optimiser step; not where it comes from nor what is done about it.
+This room knows one series of losses, one value per optimiser step; not where it comes from nor what is done about it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MIN_STEPS = 2 * BLOCKS
 
 
 class Saturation(NamedTuple):
-    """How far the loss still falls over the window, as a share of its mean there."""
+    """How far the loss falls over the window, and what its slope would still bring, as shares of its mean there."""
 
     saturated: bool
-    """Even the upper bound of the fall is below the tolerance."""
+    """Even the upper bound of what the slope would still bring is below the tolerance."""
     fall: float
     """Fall over the window divided by the mean loss in it; negative where the loss rises."""
     low: float
@@ -32,32 +32,57 @@ class Saturation(NamedTuple):
     """One-sided p of "the loss does not fall"."""
     num_steps: int
     """Steps in the window."""
+    horizon: int
+    """Steps that the slope is carried over: those that remain, and no fewer than the window has."""
+    still: float
+    still_high: float
+    """What the slope would bring over the horizon, and the upper end of its 95 % interval."""
 
 
-def saturation(loss_S: ArrayLike, *, share: float = 1 / 3, tolerance: float = 0.10) -> Saturation | None:
-    """Slope test over the last `share` of a run; None where that is too short to tell.
+def saturation(
+    loss_S: ArrayLike, *, warmup: int = 0, remaining: int = 0, share: float = 1 / 3, tolerance: float = 0.10
+) -> Saturation | None:
+    """Slope test over the last `share` of a run after its warm-up; None where that is too short to tell.
 
-    Saturated means: with 95 % confidence the loss falls by less than `tolerance` of its level over the whole window.
-    A noisy loss is therefore not called saturated for its noise.
+    Saturated means: with 95 % confidence the slope would lower the loss by less than `tolerance` of its level over all
+    the steps that remain (and over as many as the window has). A noisy loss is therefore not called saturated for its
+    noise, and a slow fall not for its slowness while there is time left for it.
+
+    Args:
+        loss_S: the loss of every step so far.
+        warmup: steps at the start in which the learning rate still rises; they say nothing and are left out.
+        remaining: steps that may still be taken.
+        share: length of the window, as a share of the steps after the warm-up.
+        tolerance: fall that is not worth the remaining steps.
     """
     if not 0 < share <= 1 or not 0 < tolerance < 1:
         raise ConfigError(f"share must lie in (0, 1] and tolerance in (0, 1), got {share} and {tolerance}")
-    loss = np.asarray(loss_S, float)
+    if warmup < 0 or remaining < 0:
+        raise ConfigError(f"warmup and remaining are numbers of steps, got {warmup} and {remaining}")
+    loss = np.asarray(loss_S, float)[warmup:]
     loss = loss[np.isfinite(loss)]
     window = loss[len(loss) - round(share * len(loss)) :]
     if len(window) < MIN_STEPS:
         return None
+    horizon = max(int(remaining), len(window))
     level = float(window.mean())
-    blocks = np.array_split(window, BLOCKS)
     if level <= 0 or np.ptp(window) == 0:  # nothing left to fall, or nothing that moves
-        return Saturation(True, 0.0, 0.0, 0.0, 1.0, len(window))
+        return Saturation(True, 0.0, 0.0, 0.0, 1.0, len(window), horizon, 0.0, 0.0)
     middle = np.array([index.mean() for index in np.array_split(np.arange(len(window)), BLOCKS)])
-    fit = sps.linregress(middle, [block.mean() for block in blocks])
-    scale = -len(window) / level
-    reach = sps.t.ppf(0.975, BLOCKS - 2) * fit.stderr * abs(scale)
-    fall = fit.slope * scale
+    fit = sps.linregress(middle, [block.mean() for block in np.array_split(window, BLOCKS)])
+    fall, error = (-fit.slope * len(window) / level, fit.stderr * len(window) / level)
+    reach = float(sps.t.ppf(0.975, BLOCKS - 2)) * error
+    longer = horizon / len(window)
     statistic = fit.slope / fit.stderr if fit.stderr > 0 else np.sign(fit.slope) * np.inf
     p_value = float(sps.t.cdf(statistic, BLOCKS - 2)) if np.isfinite(statistic) else float(statistic > 0)
     return Saturation(
-        bool(fall + reach < tolerance), float(fall), float(fall - reach), float(fall + reach), p_value, len(window)
+        saturated=bool(longer * (fall + reach) < tolerance),
+        fall=float(fall),
+        low=float(fall - reach),
+        high=float(fall + reach),
+        p_value=p_value,
+        num_steps=len(window),
+        horizon=horizon,
+        still=float(longer * fall),
+        still_high=float(longer * (fall + reach)),
     )

@@ -1,21 +1,23 @@
 """The selector that finds rocks while the model trains, from losses that were computed anyway.
 
-It freezes a token type when the type's share of the loss is high, its loss no longer falls, and the run as a whole has
-slowed; it keeps a seeded share of the frozen positions in the loss, so that a type that moves again is seen and thawed.
-It knows a TokenMonitor and nothing else: no forward pass of its own, no list of rocks.
+It freezes a token type when the type's share of the loss is high and its loss does not fall while that of the others
+does: "does not learn" is relative to what learns. It keeps a seeded share of the frozen positions in the loss, so that
+a type that moves again is seen and thawed. It knows a TokenMonitor and, if given, the types it may freeze (a bypass
+list); it makes no forward pass of its own.
 
 Shapes: N occurrences of one optimiser step, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rocktokens.core.monitor import HALF_LIFE, TokenMonitor
+from rocktokens.core.monitor import HALF_LIFE, LEAST_ROWS, TokenMonitor
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.selection.selectors import Selector, SelectorBatch
 from rocktokens.errors import ConfigError
@@ -25,16 +27,12 @@ Z = 1.96
 
 
 def least_updates(half_life: float = HALF_LIFE) -> int:
-    """Updates that `Adaptive` watches before it can freeze anything."""
-    return 2 * _span(half_life) + 1
-
-
-def _span(half_life: float) -> int:
-    return max(1, round(half_life))
+    """Updates that `Adaptive` watches before it can freeze anything: one half-life early, one late."""
+    return 2 * max(1, round(half_life)) + 1
 
 
 class Adaptive(Selector):
-    """Freezes what is expensive and no longer falls; thaws what moves again."""
+    """Freezes what is expensive and does not learn while the rest does; thaws what moves again."""
 
     name = "adaptive"
 
@@ -43,31 +41,44 @@ class Adaptive(Selector):
         *,
         budget: float = 0.005,
         max_fall: float = 0.15,
-        slow_fall: float = 0.10,
+        least_fall: float = 0.30,
+        slower: float = 1 / 3,
         audit: float = 0.05,
         max_positions: float = 0.5,
+        allowed: Iterable[int] | None = None,
         seed: int = 0,
     ) -> None:
-        """`budget`: least share of the recent loss that makes a type worth freezing. `max_fall`: a type whose mean
-        has fallen by more than this share still learns. `slow_fall`: the run has slowed when its mean loss falls by
-        less than this share in one half-life of the monitor. `audit`: share of frozen positions left in the loss.
-        `max_positions`: largest share of positions ever frozen at once."""
-        for option, value in (("max_fall", max_fall), ("slow_fall", slow_fall), ("audit", audit)):
+        """Settings of the rule.
+
+        Args:
+            budget: least share of the recent loss that makes a type worth freezing.
+            max_fall: a frozen type thaws when its audited mean has moved by more than this share.
+            least_fall: nothing is frozen before the median fall of the run's own types, by rows, is this large.
+            slower: a type is frozen if its fall, plus 1.96 standard errors, is below this share of the median fall.
+            audit: share of frozen positions left in the loss.
+            max_positions: largest share of positions ever frozen at once.
+            allowed: the only types that may be frozen, e.g. a bypass list; None: any.
+            seed: decides which frozen positions are audited.
+        """
+        shares = {"budget": budget, "max_fall": max_fall, "least_fall": least_fall, "slower": slower, "audit": audit}
+        for option, value in (shares | {"max_positions": max_positions}).items():
             if not 0 < value < 1:
                 raise ConfigError(f"{option} must lie between 0 and 1, got {value}")
-        if not 0 < budget < 1 or not 0 < max_positions < 1:
-            raise ConfigError(f"budget and max_positions are shares between 0 and 1, got {budget} and {max_positions}")
-        self.budget, self.max_fall, self.slow_fall = budget, max_fall, slow_fall
+        self.budget, self.max_fall, self.least_fall, self.slower = budget, max_fall, least_fall, slower
         self.audit, self.max_positions, self.seed = audit, max_positions, seed
-        self.slowed = False
+        self.allowed = None if allowed is None else tuple(sorted({int(token) for token in allowed}))
+        self.median_fall = float("nan")
         self._frozen: dict[int, tuple[float, float, float]] = {}  # type: mean, loss share, position share when frozen
         self._thawed: dict[int, tuple[float, int]] = {}  # type: mean and number of updates when thawed
-        self._trend: list[float] = []  # recent mean loss of the run after each update, until it has slowed
 
     @property
     def frozen(self) -> tuple[int, ...]:
         """Token types frozen now."""
         return tuple(sorted(self._frozen))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.allowed or ()
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         frozen_N = torch.isin(batch.token_N, torch.tensor(self.frozen, dtype=torch.long))
@@ -76,53 +87,56 @@ class Adaptive(Selector):
         return torch.where(frozen_N & ~audited_N, 0.0, 1.0)
 
     def observe(self, monitor: TokenMonitor) -> None:
-        weight_V, value_V = monitor.sums("recent", "weight"), monitor.sums("recent", "value")
-        if not weight_V.sum() or not value_V.sum() > 0:
-            return
-        if not self.slowed:
-            self._trend.append(float(value_V.sum() / weight_V.sum()))
-            self.slowed = self._has_slowed(monitor.half_life)
+        if monitor.num_updates < least_updates(monitor.half_life) or not monitor.sums("recent", "value").sum() > 0:
             return
         self._thaw(monitor)
-        self._freeze(monitor, weight_V, value_V)
-
-    def _has_slowed(self, half_life: float) -> bool:
-        """Two half-lives at least: one that the early means rest on, one to compare with the one before."""
-        if len(self._trend) < least_updates(half_life):
-            return False
-        return self._trend[-1] >= (1 - self.slow_fall) * self._trend[-1 - _span(half_life)]
+        fall_V, error_V = monitor.fall()
+        self.median_fall = weighted_median(fall_V, monitor.sums("early", "weight"))
+        if self.median_fall >= self.least_fall:
+            self._freeze(monitor, *self._since_thawed(monitor, fall_V, error_V))
 
     def _thaw(self, monitor: TokenMonitor) -> None:
         """Let go of types whose audited mean has moved, either way, by more than `max_fall` and its error."""
-        mean_V, error_V = monitor.mean("recent"), _standard_error(monitor, "recent")
+        mean_V, error_V = monitor.mean("recent"), monitor.standard_error("recent")
         for token, (reference, _, _) in list(self._frozen.items()):
             # An unknown error (too few audited rows) compares as False: what is not known to move stays.
             if abs(mean_V[token] - reference) > self.max_fall * reference + Z * error_V[token]:
                 del self._frozen[token]
                 self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
 
-    def _freeze(self, monitor: TokenMonitor, weight_V: np.ndarray, value_V: np.ndarray) -> None:
-        open_V = np.ones(len(weight_V), bool)
+    def _since_thawed(
+        self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Falls and their errors, for thawed types since then; and which types may be frozen now."""
+        fall_V, error_V = fall_V.copy(), error_V.copy()
+        rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
+        open_V = rows_V >= LEAST_ROWS
         open_V[list(self._frozen)] = False
+        if self.allowed is not None:
+            open_V &= np.isin(np.arange(len(open_V)), self.allowed)
+        mean_V, mean_error_V = monitor.mean("recent"), monitor.standard_error("recent")
+        for token, (mean, updates) in list(self._thawed.items()):
+            fall_V[token], error_V[token] = 1.0 - mean_V[token] / mean, mean_error_V[token] / mean
+            open_V[token] &= monitor.num_updates - updates >= monitor.half_life
+            if open_V[token] and fall_V[token] > self.max_fall:  # still on its way: compare with where it is now
+                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
+        return fall_V, error_V, open_V
+
+    def _freeze(self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray, open_V: np.ndarray) -> None:
+        weight_V, value_V = monitor.sums("recent", "weight"), monitor.sums("recent", "value")
+        unfrozen_V = np.ones(len(weight_V), bool)
+        unfrozen_V[list(self._frozen)] = False
         # Frozen types are seen only where audited; what they carried when frozen stands for what they carry now.
         loss_left = 1.0 - sum(loss for _, loss, _ in self._frozen.values())
         rows_left = 1.0 - sum(rows for _, _, rows in self._frozen.values())
-        loss_share_V = loss_left * value_V / max(value_V[open_V].sum(), np.finfo(float).tiny)
-        rows_share_V = rows_left * weight_V / max(weight_V[open_V].sum(), np.finfo(float).tiny)
+        loss_share_V = loss_left * value_V / max(value_V[unfrozen_V].sum(), np.finfo(float).tiny)
+        rows_share_V = rows_left * weight_V / max(weight_V[unfrozen_V].sum(), np.finfo(float).tiny)
 
-        mean_V, error_V = monitor.mean("recent"), _standard_error(monitor, "recent")
-        early_V, early_error_V = monitor.mean("early").copy(), _standard_error(monitor, "early")
-        kept = 1.0 - self.max_fall
-        for token, (mean, updates) in list(self._thawed.items()):
-            early_V[token], early_error_V[token] = mean, 0.0
-            open_V[token] &= monitor.num_updates - updates >= monitor.half_life
-            if open_V[token] and not mean_V[token] >= kept * mean:  # still on its way: compare with where it is now
-                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
-        slack_V = Z * np.hypot(error_V, kept * early_error_V)
+        mean_V = monitor.mean("recent")
         with np.errstate(invalid="ignore"):
-            stayed_V = mean_V - slack_V >= kept * early_V
-            enriched_V = mean_V - Z * error_V > value_V.sum() / weight_V.sum()
-        chosen = np.flatnonzero(open_V & (loss_share_V > self.budget) & stayed_V & enriched_V)
+            stayed_V = fall_V + Z * error_V < self.slower * self.median_fall
+            costly_V = mean_V - Z * monitor.standard_error("recent") > value_V.sum() / weight_V.sum()
+        chosen = np.flatnonzero(open_V & (loss_share_V > self.budget) & stayed_V & costly_V)
         for token in sorted(chosen.tolist(), key=lambda v: (-loss_share_V[v], v)):
             if 1.0 - rows_left + rows_share_V[token] > self.max_positions:
                 break
@@ -131,19 +145,17 @@ class Adaptive(Selector):
             rows_left -= rows_share_V[token]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "slowed": self.slowed,
-            "frozen": dict(self._frozen),
-            "thawed": dict(self._thawed),
-            "trend": list(self._trend),
-        }
+        return {"frozen": dict(self._frozen), "thawed": dict(self._thawed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.slowed = bool(state["slowed"])
         self._frozen, self._thawed = dict(state["frozen"]), dict(state["thawed"])
-        self._trend = list(state["trend"])
 
 
-def _standard_error(monitor: TokenMonitor, window: str) -> np.ndarray:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.sqrt(monitor.variance(window) / monitor.effective_rows(window))
+def weighted_median(value_V: np.ndarray, weight_V: np.ndarray) -> float:
+    """The value that half of the weight lies at or below; NaN values count for nothing, and NaN without any."""
+    known_V = np.isfinite(value_V) & (weight_V > 0)
+    if not known_V.any():
+        return float("nan")
+    order = np.argsort(value_V[known_V], kind="stable")
+    reached = np.cumsum(weight_V[known_V][order])
+    return float(value_V[known_V][order][np.searchsorted(reached, reached[-1] / 2)])

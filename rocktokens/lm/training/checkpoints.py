@@ -22,7 +22,7 @@ from transformers.trainer_callback import TrainerState
 
 from rocktokens.core.saturation import Saturation
 from rocktokens.errors import RunError
-from rocktokens.lm.training.step_record import has_saturated, is_out_of_time, saturation_of
+from rocktokens.lm.training.step_record import StepPlan, has_saturated, is_out_of_time, saturation_of
 
 if TYPE_CHECKING:
     from trl import DistillationTrainer as _Base
@@ -93,11 +93,12 @@ class CheckpointMixin(_Base):
         """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
         state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
         out_of_steps = 0 < self.args.max_steps <= state.global_step
-        saturated = self.until_saturated and has_saturated(self.record, self.saturation_on)
+        plan = StepPlan.of(self.args, self.args.max_steps)
+        saturated = self.until_saturated and has_saturated(self.record, self.saturation_on, plan)
         if not out_of_steps and not saturated and not is_out_of_time(self.record, self.hours):
             return False
         self.state = state
-        self.saturation = saturation_of(self.record, self.saturation_on)
+        self.saturation = saturation_of(self.record, self.saturation_on, plan)
         if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
             self._load_from_checkpoint(path)
         return True

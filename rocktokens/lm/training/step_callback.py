@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from rocktokens.lm.training.step_meter import step_flops
-from rocktokens.lm.training.step_record import SATURATION_EVERY, has_saturated, is_out_of_time, saturation_of
+from rocktokens.lm.training.step_record import SATURATION_EVERY, StepPlan, has_saturated, is_out_of_time, saturation_of
 from rocktokens.lm.training.step_updates import head_update_table
 from rocktokens.lm.training.step_weights import Rows, compare_shadows, with_losses
 
@@ -221,8 +221,9 @@ class StepHooks(TrainerCallback):
         if trainer.until_accuracy is not None and row.get("accuracy") is not None:
             enough |= row["accuracy"] >= trainer.until_accuracy
         if enough or state.global_step % SATURATION_EVERY == 0 or state.global_step == state.max_steps:
-            trainer.saturation = saturation_of(trainer.record, trainer.saturation_on)
-            enough |= trainer.until_saturated and has_saturated(trainer.record, trainer.saturation_on)
+            plan = StepPlan.of(trainer.args, state.max_steps)
+            trainer.saturation = saturation_of(trainer.record, trainer.saturation_on, plan)
+            enough |= trainer.until_saturated and has_saturated(trainer.record, trainer.saturation_on, plan)
         if not enough:
             return
         control.should_training_stop = True

@@ -58,6 +58,7 @@ class StepProgress:
             verdict = "the loss has stopped falling" if saturation.saturated else "the loss may still fall"
             print(
                 f"saturation: {verdict}: over the last {saturation.num_steps} steps it fell by {saturation.fall:.1%} "
-                f"[{saturation.low:.1%}, {saturation.high:.1%}] of its level",
+                f"[{saturation.low:.1%}, {saturation.high:.1%}] of its level; over {saturation.horizon} more its slope "
+                f"would bring at most {max(saturation.still_high, 0.0):.1%}",
                 file=sys.stderr,
             )

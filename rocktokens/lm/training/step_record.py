@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -150,15 +150,32 @@ class TrainingRecord:
         return table
 
 
-def saturation_of(record: TrainingRecord, on: Literal["loss", "rest"], back: int = 0) -> Saturation | None:
-    """The slope test on the record, leaving out the last `back` steps."""
-    losses = record.column("loss" if on == "loss" else "loss_rest")
-    return saturation(losses[: len(losses) - back])
+class StepPlan(NamedTuple):
+    """How many optimiser steps a training may take, and in how many of them the learning rate still rises."""
+
+    total: int = 0
+    warmup: int = 0
+
+    @classmethod
+    def of(cls, args: Any, total: int) -> StepPlan:
+        """The plan of a trainer's arguments; `total` is at most the number of steps that are taken."""
+        total = max(int(total), 0)
+        return cls(total, int(args.get_warmup_steps(total)))
 
 
-def has_saturated(record: TrainingRecord, on: Literal["loss", "rest"]) -> bool:
+def saturation_of(
+    record: TrainingRecord, on: Literal["loss", "rest"], plan: StepPlan, back: int = 0
+) -> Saturation | None:
+    """The slope test on the record after the warm-up, leaving out the last `back` steps."""
+    step_S, losses = record.column("step"), record.column("loss" if on == "loss" else "loss_rest")
+    last = (float(step_S.max()) if len(step_S) else 0.0) - back
+    seen_S = (step_S > plan.warmup) & (step_S <= last)
+    return saturation(losses[seen_S], remaining=max(plan.total - int(last), 0))
+
+
+def has_saturated(record: TrainingRecord, on: Literal["loss", "rest"], plan: StepPlan) -> bool:
     """Whether the loss no longer falls, now and at the tests before: one test alone is believed too easily."""
-    tests = [saturation_of(record, on, SATURATION_EVERY * back) for back in range(SATURATION_TIMES)]
+    tests = [saturation_of(record, on, plan, SATURATION_EVERY * back) for back in range(SATURATION_TIMES)]
     return all(found is not None and found.saturated for found in tests)
 
 

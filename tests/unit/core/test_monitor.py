@@ -6,6 +6,7 @@ import io
 import math
 
 import numpy as np
+import online_runs
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -196,6 +197,51 @@ def test_planted_rocks_are_found_and_learners_and_cheap_types_are_not(rng):
         monitor.update(torch.from_numpy(token_N.astype(int)), torch.from_numpy(value_N))
     assert monitor.rocks() == [0]
     assert monitor.rocks(k=0) == []
+
+
+def test_no_rocks_before_two_half_lives_nor_below_20_rows(rng):
+    """Before that the early window has nothing to be compared with; a type of few rows is not tested."""
+    monitor = TokenMonitor(4, half_life=10)
+    for step in range(60):
+        token_N = np.concatenate([np.full(20, 0), np.full(200, 2), np.full(int(step % 10 == 0), 3)])
+        monitor.update(
+            torch.from_numpy(token_N), torch.from_numpy(rng.gamma(2.0, np.array([2, 0, 0.1, 9])[token_N] / 2))
+        )
+        assert step >= 19 or monitor.rocks() == []
+    assert monitor.rocks() == [0]
+
+
+def test_early_and_late_rows_are_apart(rng):
+    """A mean that halves right after the early window has fallen by half, not by what an overlap would leave of it."""
+    monitor = TokenMonitor(1, half_life=10)
+    for step in range(25):
+        monitor.update(torch.zeros(50, dtype=torch.long), torch.full((50,), 1.0 if step < 10 else 0.5))
+    fall_V, error_V = monitor.fall()
+    assert fall_V[0] == 0.5
+    assert error_V[0] == 0.0
+    assert monitor.mean("recent")[0] > 0.6
+
+
+def test_the_error_of_a_fall_is_that_of_a_ratio(rng):
+    """Against the spread of many repetitions."""
+    falls, errors = [], []
+    for _ in range(200):
+        monitor = TokenMonitor(1, half_life=5)
+        for step in range(15):
+            monitor.update(
+                torch.zeros(40, dtype=torch.long), torch.from_numpy(rng.gamma(2.0, 0.5 if step < 5 else 0.3, 40))
+            )
+        fall_V, error_V = monitor.fall()
+        falls.append(fall_V[0])
+        errors.append(error_V[0])
+    assert np.mean(falls) == pytest.approx(0.4, abs=0.02)
+    assert np.mean(errors) == pytest.approx(np.std(falls), rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["equal", "learning"])
+def test_the_monitor_names_no_rock_where_there_is_none(kind):
+    """A small version of benchmarks/online.py."""
+    assert [online_runs.simulate_monitor(kind, seed, types=2000, rows=1000) for seed in range(3)] == [0, 0, 0]
 
 
 def test_identical_models_have_no_rocks(rng):
