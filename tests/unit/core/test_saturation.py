@@ -44,7 +44,7 @@ def test_rows_that_are_not_numbers_are_left_out():
     assert saturation(np.full(300, np.nan)) is None
 
 
-@pytest.mark.parametrize("kind", ["slow decay", "power law", "linear", "late start"])
+@pytest.mark.parametrize("kind", ["slow decay", "power law", "linear"])
 def test_training_is_not_stopped_while_there_is_more_to_gain(kind):
     """A small version of benchmarks/online.py."""
     ends = [online_runs.simulate_saturation(kind, seed, noise=0.08, warmup=50, steps=1000) for seed in range(5)]
