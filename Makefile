@@ -6,13 +6,14 @@ RUN ?= runs/arithmetic
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help setup study study-smollm2 test test-slow bench lint format clean
+.PHONY: help setup study study-smollm2 test test-slow bench lint format docs clean
 
 help:
 	@echo "make study    the whole story on the built-in pair, offline; ends by naming its results"
 	@echo "make study-smollm2   the same on a real pair made from SmolLM2-135M; about five hours"
 	@echo "make test     the test suite"
 	@echo "make lint     ruff format and check, mypy"
+	@echo "make docs     the reference page of a run's tables, from rocktokens/runs/schema.py"
 	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
 
 setup: $(VENV)/.ready
@@ -50,6 +51,9 @@ lint: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup
+	$(BIN)/python -m rocktokens.runs.schema > docs/reference/schema.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

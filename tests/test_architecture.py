@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "core": ("core", "config", "errors"),
     "runs": ("runs", "config", "errors"),
     "world": ("world", "core", *LIGHT),
-    "lm": ("lm", "core", "world", *LIGHT),
+    "lm": ("lm", "core", "world", "runs.schema", *LIGHT),
     "engines": ("engines", "lm", "core", *LIGHT),
     "interop": ("interop", "runs", "core", *LIGHT),
     "report": ("report", "runs", "core", "config", "errors"),

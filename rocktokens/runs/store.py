@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RunError
-from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS
+from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS, table_of
 
 MANIFEST = "run.json"
 DRAFT = f"{MANIFEST}.tmp"
@@ -121,8 +121,10 @@ class Run:
     # Tables
 
     def write(self, name: str, table: pa.Table) -> Path:
-        """Write NAME.parquet whole, in place of what was there."""
+        """Write NAME.parquet whole, in place of what was there; columns as runs/schema.py has them."""
         path = self.path / f"{name}.parquet"
+        known = table_of(name)
+        table = table if known is None else known.conform(table)
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_parquet(table, path)
         return path

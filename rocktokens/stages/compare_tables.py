@@ -27,17 +27,13 @@ from rocktokens.core.comparison.regimes import SAMPLE_LESS
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.errors import DataError
-from rocktokens.lm.training.step_record import FLOP_STAGES
 from rocktokens.progress import console
 from rocktokens.report.conclusions.compare import conclusion, savings_sentence, verdict_sentence
 from rocktokens.report.formats import percent, points
+from rocktokens.runs.schema import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.runs.store import Run
 
-# Stages of a step that are training; what records, evaluates or saves is not.
-TRAINING_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser")
-NOT_TRAINING = ("telemetry", "evaluate", "checkpoint")
 WIDTH = 150  # of the tables where there is no terminal
-COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
 
 ESTIMATORS = (
     "Accuracy and its change: mean over seeds and problems, both random and crossed, paired by seed and problem; t "
@@ -64,7 +60,7 @@ def write_comparison(
     run.write("compare", pa.concat_tables(parts))
     run.write("compare_problems", pa.concat_tables(outcomes))
     rows = [reading.row() for reading in readings.values()]
-    run.write("compare_summary", pa.Table.from_pylist(rows))
+    run.write("compare_summary", pa.Table.from_pylist(rows, schema=TABLES["compare_summary"].schema))
     run.finish("compare", {**facts, "regimes": rows, "verdicts": verdicts, "estimators": ESTIMATORS})
     show(readings, verdicts, config, facts)
     return readings
@@ -76,7 +72,7 @@ def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
     made, seconds_total, processor_total, flops_total = [], 0.0, 0.0, 0.0
     for step in [0, *sorted(rows)]:
         row = rows.get(step, {})
-        aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in NOT_TRAINING)
+        aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in STEP_STAGES if stage not in TRAINING_STAGES)
         seconds = max((row.get("seconds") or 0.0) - aside, 0.0)
         stages = {f"seconds_{stage}": row.get(f"seconds_{stage}") or 0.0 for stage in TRAINING_STAGES}
         flops = {f"flops_{stage}": row.get(f"flops_{stage}") or 0.0 for stage in FLOP_STAGES}
@@ -89,15 +85,7 @@ def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
         found |= {"seconds_processor_total": processor_total, "flops_total": flops_total}
         found |= {name: row.get(name) for name in COPIED}
         made.append({**found, **stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops})
-    names = list(made[0])
-    kinds = {
-        "regime": pa.string(),
-        "seed": pa.int64(),
-        "step": pa.int64(),
-        "tokens": pa.int64(),
-        "rollouts": pa.int64(),
-    }
-    return pa.table({name: pa.array([row[name] for row in made], kinds.get(name, pa.float64())) for name in names})
+    return pa.Table.from_pylist(made, schema=TABLES["compare"].schema)
 
 
 def _reading(arm: Run, step: int) -> dict[str, float | None]:

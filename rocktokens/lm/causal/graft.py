@@ -41,18 +41,10 @@ from rocktokens.lm.causal.knockout import CHUNK, shuffled
 from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, GraftRequest
 from rocktokens.lm.tasks import Prompt
+from rocktokens.runs.schema import TABLES
 
 # Shapes: V vocabulary, T positions of a rollout, P problems.
-GRAFTS = pa.schema(
-    [
-        ("prompt_id", pa.string()),
-        ("rollout_id", pa.string()),
-        ("arm", pa.string()),
-        ("resumed_at", pa.int32()),
-        ("correct", pa.bool_()),
-        ("num_tokens", pa.int32()),
-    ]
-)
+GRAFTS = TABLES["graft_rollouts"].schema
 
 
 class Grafter(Protocol):

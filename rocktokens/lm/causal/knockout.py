@@ -42,6 +42,9 @@ from rocktokens.lm.causal.baseline import (
 from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
 from rocktokens.lm.tasks import Prompt
+from rocktokens.runs.schema import TABLES
+
+KNOCKOUTS = TABLES["knockouts"].schema
 
 log = logging.getLogger(__name__)
 
@@ -174,20 +177,6 @@ class Arms:
                 }
             )
         return pa.Table.from_pylist(rows, schema=KNOCKOUTS)
-
-
-KNOCKOUTS = pa.schema(
-    [
-        ("prompt_id", pa.string()),
-        ("rollout_id", pa.string()),
-        ("arm", pa.string()),
-        ("set_id", pa.string()),
-        ("repeat", pa.int32()),
-        ("resumed_at", pa.int32()),
-        ("correct", pa.bool_()),
-        ("num_tokens", pa.int32()),
-    ]
-)
 
 
 def _empty() -> pa.Table:
@@ -353,4 +342,4 @@ def _baseline_rows(rollouts: pa.Table) -> pa.Table:
         "correct": rollouts["correct"],
         "num_tokens": lengths,
     }
-    return pa.table(columns).cast(KNOCKOUTS)
+    return TABLES["knockouts"].conform(pa.table(columns))

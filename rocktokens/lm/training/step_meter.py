@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rocktokens.runs.schema import STEP_STAGES as STAGES
+from rocktokens.runs.schema import TRAINING_STAGES
+
 # Stages beside training: what records, evaluates or saves.
-ASIDE = ("telemetry", "evaluate", "checkpoint")
-STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "telemetry", "evaluate", "checkpoint")
+ASIDE = tuple(stage for stage in STAGES if stage not in TRAINING_STAGES)
 
 
 class Meter:

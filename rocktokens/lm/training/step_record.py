@@ -15,37 +15,15 @@ import pyarrow as pa
 
 from rocktokens.core.saturation import Saturation, saturation
 from rocktokens.lm.training.step_meter import STAGES
+from rocktokens.runs.schema import FLOP_STAGES, TABLES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-FLOP_STAGES = ("rollout", "select", "teacher", "student", "head")
-
-TRAINING = {
-    "step": "optimiser step, from 1; 0 is the evaluation before the first",
-    "loss": "what was minimised: sum of weight x divergence over the denominator, nats",
-    "loss_rocks": "mean divergence at rocks, nats; empty where not every one was measured",
-    "loss_rest": "mean divergence at everything else, nats; likewise",
-    "kept_share": "share of response tokens with a weight above 0",
-    "weight_share": "mean weight of a response token",
-    "ceiling": "largest speed-up that dropping tokens could give: 1 / kept_share",
-    "tokens": "response tokens of the step, all ranks",
-    "prompt_tokens": "prompt tokens of the step",
-    "rollouts": "rollouts of the step",
-    "invalid": "tokens whose divergence was not a number",
-    "learning_rate": "learning rate the step was taken with",
-    "accuracy": "share of held-out problems answered right after the step, where evaluated",
-    "accuracy_low": "lower end of its 95 % interval",
-    "accuracy_high": "upper end",
-    "seconds": "wall-clock seconds of the step on the first rank, evaluation and checkpoint included",
-    "seconds_processor": "processor seconds of the first rank's process for training alone; steadier on a busy machine",
-    **{f"seconds_{stage}": f"seconds of them for {stage}" for stage in STAGES},
-    **{f"flops_{stage}": f"floating-point operations for {stage}, from model shapes" for stage in FLOP_STAGES},
-}
+TRAINING = {column.name: column.meaning for column in TABLES["training"].columns}
 # Saturation is tested every so many steps, and believed when it holds so many times in a row.
 SATURATION_EVERY = 10
 SATURATION_TIMES = 3
-INTEGERS = ("step", "tokens", "prompt_tokens", "rollouts", "invalid")
 
 
 class RunDirectory(Protocol):
@@ -91,12 +69,10 @@ class TrainingRecord:
 
     def table(self) -> pa.Table:
         """All rows, the documented columns first."""
-        extra = sorted({key for row in self.rows for key in row} - TRAINING.keys())
-        columns = {}
-        for name in (*TRAINING, *extra):
-            kind = pa.int64() if name in INTEGERS else pa.float64()
-            columns[name] = pa.array([row.get(name) for row in self.rows], kind)
-        return pa.table(columns)
+        kinds = {column.name: column.type for column in TABLES["training"].columns}
+        extra = sorted({key for row in self.rows for key in row} - kinds.keys())
+        kinds |= dict.fromkeys(extra, pa.float64())
+        return pa.table({name: pa.array([row.get(name) for row in self.rows], kind) for name, kind in kinds.items()})
 
     def write(self, run: RunDirectory) -> None:
         """Write the table, whole, in place of what was there."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import plotly.graph_objects as go
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from report_fixture import HOSTILE, ROCKS, make_run
 
@@ -249,7 +250,7 @@ def test_rollouts_without_a_column_are_shown_without_it_or_not_at_all(tmp_path):
     run = make_run(tmp_path / "run", stages="score", prompts=4)
     table = run.read("rollouts")
     for column in table.column_names:
-        run.write("rollouts", table.drop_columns([column]))
+        pq.write_table(table.drop_columns([column]), run.path / "rollouts.parquet")
         facts = Facts.of(run.path)
         shown = payload(facts)
         if column in ("prompt_id", "rollout_id", "token_ids"):
