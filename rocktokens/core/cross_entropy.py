@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rocktokens.core.divergence import CHUNK_ELEMENTS, _log_softmax_
-from rocktokens.core.heads import Head, add_outer_, times_head
+from rocktokens.core.divergence import CHUNK_ELEMENTS
+from rocktokens.core.heads import Head, Projection, add_outer_, times_head
+from rocktokens.core.row_measures import log_softmax_
 
 
 def chunked_cross_entropy(hidden_NH: Tensor, head: Head, token_N: Tensor, factor_N: Tensor, vocabulary: int) -> Tensor:
@@ -34,27 +35,30 @@ class _CrossEntropy(torch.autograd.Function):
         head: Head,
         vocabulary: int,
     ) -> Tensor:
-        device, size = hidden_NH.device, max(16, CHUNK_ELEMENTS // vocabulary)
+        device, size = hidden_NH.device, min(max(16, CHUNK_ELEMENTS // vocabulary), max(1, len(hidden_NH)))
         grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)
         grad_head_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
         total = torch.zeros((), device=device)
+        room = Projection.empty(size, vocabulary, hidden_NH, weight_VH)
         with torch.autocast(device.type, enabled=False):
             for start in range(0, len(hidden_NH), size):
                 at = slice(start, start + size)
-                log_CV = torch.empty((len(hidden_NH[at]), vocabulary), device=device)
-                slope_CV = _log_softmax_(log_CV, hidden_NH[at], head, 1.0)
+                chunk = room.cut(len(hidden_NH[at]))
+                chunk.fill_(hidden_NH[at], head)
+                log_CV = chunk.read(slice(None), None if chunk.rest_CV is None else chunk.first_CV.float(), head)
+                slope_CV = log_softmax_(log_CV, head.softcap, 1.0)
                 token_C1, factor_C1 = token_N[at, None], factor_N[at, None]
                 total -= (factor_C1 * log_CV.gather(1, token_C1)).sum()
                 grad_CV = log_CV.exp_().scatter_add_(1, token_C1, -torch.ones_like(factor_C1))
                 if slope_CV is not None:
                     grad_CV.mul_(slope_CV)
-                grad_CV.mul_(head.scale)
-                grad_hidden_NH[at] = factor_C1 * times_head(grad_CV, weight_VH)
+                grad_CV = chunk.first_CV.copy_(grad_CV.mul_(factor_C1 * head.scale))
+                grad_hidden_NH[at] = times_head(grad_CV, weight_VH)
                 if grad_head_VH is not None:
-                    add_outer_(grad_head_VH[:vocabulary], grad_CV, hidden_NH[at], factor_C1)
+                    add_outer_(grad_head_VH[:vocabulary], grad_CV, hidden_NH[at], first=start == 0)
                 if grad_bias_V is not None:
-                    grad_bias_V[:vocabulary].addmv_(grad_CV.t(), factor_N[at])
+                    grad_bias_V[:vocabulary] += grad_CV.sum(0, dtype=torch.float32)
         ctx.grads = (grad_hidden_NH, grad_head_VH, grad_bias_V)
         ctx.dtypes = (hidden_NH.dtype, weight_VH.dtype, None if bias_V is None else bias_V.dtype)
         return total

@@ -1,11 +1,12 @@
 """Divergence between two models at every response position, its gradient and its telemetry, in one pass.
 
 The pass goes over the rows in chunks: both vocabulary projections, the divergence, every per-row measure and the
-gradient of the student's side are taken from a chunk of logits before the next one overwrites it. So no N x V tensor
-ever exists, the projections run once (not again in the backward), and a row of weight 0 never reaches either head.
-This room knows arrays only: no model, no tokenizer, no padding, no shift between logits and labels.
+gradient of the student's side are taken from a chunk of logits before the next one overwrites it. So memory does not
+grow with the rows, the projections run once (not again in the backward), and a row of weight 0 never reaches either
+head. A chunk is sized for the matrix products; what is done to its logits between them goes block by block, a few rows
+that fit the cache. This room knows arrays only: no model, no tokenizer, no padding, no shift between logits and labels.
 
-Shapes: N rows (occurrences), V vocabulary, H student width, G teacher width, C rows of one chunk.
+Shapes: N rows (occurrences), V vocabulary, H student width, G teacher width, C rows of one chunk, R rows of one block.
 """
 
 from __future__ import annotations
@@ -13,25 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rocktokens.core.heads import Head, add_outer_, check_head, logits_, times_head
+from rocktokens.core.heads import Head, Projection, add_outer_, check_head, logits_, splits, times_head
+from rocktokens.core.row_measures import KINDS, LOG_ZERO, Kind, Rule, infinite_rows, log_softmax_, measure_
 from rocktokens.errors import ConfigError
 
-Kind = Literal["reverse_kl", "forward_kl", "jsd"]
-KINDS = ("reverse_kl", "forward_kl", "jsd")
-
-# Floor for log-probabilities: exp of it is 0, and a product with that 0 is 0, where -inf would give NaN.
-LOG_ZERO = -1e30
-# Logits held at once, per buffer: large enough to keep a matrix multiplication busy, small beside one output head.
-CHUNK_ELEMENTS = 6_500_000
+# Logits of each model held at once: large enough to keep a matrix multiplication busy, small beside one output head.
+CHUNK_ELEMENTS = 9_750_000
+# Bytes that one of them takes, both models together.
+CHUNK_BYTES = 8
 # Rows at least: every chunk reads both heads and the head's gradient once, so fewer rows wait for memory.
-LEAST_ROWS = 128
-# Products held at once while a dot product is summed: they stay in the cache.
-DOT_ELEMENTS = 131_072
+LEAST_ROWS = 192
+# Logits measured at a time on a CPU: the block and its two companions stay in the cache between operations.
+BLOCK_ELEMENTS = 600_000
 
 
 class Divergence(NamedTuple):
@@ -95,8 +94,8 @@ def fused_divergence(
     Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
     vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
     weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call.
-    `observe(token_C, grad_CV)` is shown every chunk's gradients of `value` in the student's logits (at temperature 1),
-    to be read at once: the next chunk overwrites them. It needs `token_N`.
+    `observe(token_R, grad_RV)` is shown the gradients of `value` in the student's logits (at temperature 1), a few rows
+    at a time, to be read at once: the next rows overwrite them. It needs `token_N`.
     """
     student = Head(student_head_VH, student_bias, student_softcap, student_scale)
     teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
@@ -110,7 +109,7 @@ def fused_divergence(
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
         token_K = None if token_N is None else token_N[keep_K]
 
-    options = _Options(kind, beta, temperature, chunk, student, teacher, observe)
+    options = _Options(Rule(kind, beta), temperature, chunk, student, teacher, observe)
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
@@ -151,8 +150,7 @@ def _scatter(column_K: Tensor, keep_K: Tensor, num_rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Options:
-    kind: Kind
-    beta: float
+    rule: Rule
     temperature: float
     chunk: int | None
     student: Head
@@ -163,9 +161,58 @@ class _Options:
     def vocabulary(self) -> int:
         return min(len(self.student.weight_VH), len(self.teacher.weight_VH))
 
-    @property
-    def rows_per_chunk(self) -> int:
-        return self.chunk or max(LEAST_ROWS, CHUNK_ELEMENTS // self.vocabulary // 16 * 16)
+    def rows_per_chunk(self, num_rows: int, *, sums_in_bf16: bool) -> int:
+        """Rows of logits at once. `sums_in_bf16`: the head's gradient needs no float32 sum if there is one chunk.
+
+        Without that sum, and without the copy of it in the head's dtype that a backward makes, there is room for more
+        rows at the same peak of memory.
+        """
+        usual = max(LEAST_ROWS, CHUNK_ELEMENTS // self.vocabulary // 16 * 16)
+        if sums_in_bf16:
+            width = self.student.weight_VH.shape[1]
+            at_once = max(usual + 2 * width // CHUNK_BYTES, 4 * width // CHUNK_BYTES)
+            usual = at_once if num_rows <= at_once else max(usual, 2 * width // CHUNK_BYTES)
+        return max(1, min(self.chunk or usual, num_rows))
+
+
+@dataclass
+class _Call:
+    """One call's rows: what comes in, and the room for what goes out."""
+
+    student_hidden_NH: Tensor
+    teacher_hidden_NG: Tensor
+    token_N: Tensor | None
+    factor_N: Tensor
+    rows: _Rows
+    options: _Options
+
+
+@dataclass
+class _Space:
+    """One chunk's logits, and one block's: room to put its logits together where they come in parts, and to work in."""
+
+    student: Projection
+    teacher: Projection
+    student_RV: Tensor | None
+    teacher_RV: Tensor | None
+    work_RV: Tensor
+
+    @classmethod
+    def empty(cls, size: int, call: _Call) -> _Space:
+        vocabulary, device = call.options.vocabulary, call.student_hidden_NH.device
+        heads = (call.options.student.weight_VH, call.options.teacher.weight_VH)
+        student, teacher = (
+            Projection.empty(size, vocabulary, hidden, weight)
+            for hidden, weight in zip((call.student_hidden_NH, call.teacher_hidden_NG), heads)
+        )
+        block = size
+        if device.type == "cpu":  # elsewhere many small kernels would cost more than memory does
+            block = min(size, max(2 * torch.get_num_threads(), BLOCK_ELEMENTS // vocabulary))
+        student_RV, teacher_RV = (
+            None if side.rest_CV is None else torch.empty((block, vocabulary), device=device)
+            for side in (student, teacher)
+        )
+        return cls(student, teacher, student_RV, teacher_RV, torch.empty((block, vocabulary), device=device))
 
 
 class _FusedDivergence(torch.autograd.Function):
@@ -182,28 +229,33 @@ class _FusedDivergence(torch.autograd.Function):
         factor_N: Tensor,
         options: _Options,
     ) -> tuple[Tensor, ...]:
-        num_rows, device = len(student_hidden_NH), student_hidden_NH.device
+        num_rows = len(student_hidden_NH)
         needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
+        rows = _Rows.empty(num_rows, student_hidden_NH.device)
+        call = _Call(student_hidden_NH, teacher_hidden_NG, token_N, factor_N, rows, options)
+        in_bf16 = needs_head and splits(student_hidden_NH, student_head_VH)
+        size = options.rows_per_chunk(num_rows, sums_in_bf16=in_bf16)
         grad_hidden_NH = torch.empty_like(student_hidden_NH, dtype=torch.float32) if needs_hidden else None
-        grad_head_VH = torch.zeros_like(student_head_VH, dtype=torch.float32) if needs_head else None
-        grad_bias_V = None
+        grad_head_VH = grad_bias_V = None
+        if needs_head:
+            summed = torch.bfloat16 if in_bf16 and 0 < num_rows <= size else torch.float32
+            grad_head_VH = torch.empty_like(student_head_VH, dtype=summed, memory_format=torch.contiguous_format)
+            grad_head_VH[options.vocabulary if num_rows else 0 :] = 0
         if student_bias_V is not None and needs_bias:
             grad_bias_V = torch.zeros_like(student_bias_V, dtype=torch.float32)
-        rows = _Rows.empty(num_rows, device)
 
-        size = min(options.rows_per_chunk, max(num_rows, 1))
-        buffers = [torch.empty((size, options.vocabulary), device=device) for _ in range(3)]
-        with torch.autocast(device.type, enabled=False):
+        space = _Space.empty(size, call)
+        with torch.autocast(student_hidden_NH.device.type, enabled=False):
             for start in range(0, num_rows, size):
                 at = slice(start, min(start + size, num_rows))
-                grad_CV = _chunk(student_hidden_NH[at], teacher_hidden_NG[at], token_N, at, rows, buffers, options)
-                factor_C1 = factor_N[at, None]
+                grad_CV = _chunk_(call, at, space)
                 if grad_hidden_NH is not None:
-                    grad_hidden_NH[at] = factor_C1 * times_head(grad_CV, student_head_VH)
+                    grad_hidden_NH[at] = times_head(grad_CV, student_head_VH)
                 if grad_head_VH is not None:
-                    add_outer_(grad_head_VH[: options.vocabulary], grad_CV, student_hidden_NH[at], factor_C1)
+                    total_VH = grad_head_VH[: options.vocabulary]
+                    add_outer_(total_VH, grad_CV, student_hidden_NH[at], first=start == 0)
                 if grad_bias_V is not None:
-                    grad_bias_V[: options.vocabulary].addmv_(grad_CV.t(), factor_N[at])
+                    grad_bias_V[: options.vocabulary] += grad_CV.sum(0, dtype=torch.float32)
 
         ctx.grads = (grad_hidden_NH, grad_head_VH, grad_bias_V)
         ctx.dtypes = (
@@ -236,116 +288,61 @@ class _FusedDivergence(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def _chunk(
-    student_hidden_CH: Tensor,
-    teacher_hidden_CG: Tensor,
-    token_N: Tensor | None,
-    at: slice,
-    rows: _Rows,
-    buffers: list[Tensor],
-    options: _Options,
-) -> Tensor:
-    """Measure one chunk into `rows`; returns the gradient of each row's value in the student's projection output."""
-    s_CV, t_CV, work_CV = (buffer[: len(student_hidden_CH)] for buffer in buffers)
-    slope_CV = _log_softmax_(s_CV, student_hidden_CH, options.student, options.temperature)
-    _log_softmax_(t_CV, teacher_hidden_CG, options.teacher, options.temperature)
-    if token_N is not None:
-        token_C1 = token_N[at, None].clamp(0, options.vocabulary - 1)
-        rows.student_logprob_N[at] = s_CV.gather(1, token_C1).squeeze(1)
-        rows.teacher_logprob_N[at] = t_CV.gather(1, token_C1).squeeze(1)
+def _chunk_(call: _Call, at: slice, space: _Space) -> Tensor:
+    """Measure one chunk; returns factor x gradient of each row's value in the student's projection output."""
+    options = call.options
+    student, teacher = space.student.cut(at.stop - at.start), space.teacher.cut(at.stop - at.start)
+    student.fill_(call.student_hidden_NH[at], options.student)
+    teacher.fill_(call.teacher_hidden_NG[at], options.teacher)
+    block = len(space.work_RV)
+    for start in range(0, len(student.first_CV), block):
+        inner = slice(start, min(start + block, len(student.first_CV)))
+        rows = inner.stop - inner.start
+        rooms = (None if room is None else room[:rows] for room in (space.student_RV, space.teacher_RV))
+        s_RV, t_RV = (
+            side.read(inner, room_RV, head)
+            for side, room_RV, head in zip((student, teacher), rooms, (options.student, options.teacher))
+        )
+        here = slice(at.start + inner.start, at.start + inner.stop)
+        grad_RV = _block_(call, here, s_RV, t_RV, space.work_RV[:rows])
+        factor_R1 = call.factor_N[here, None] * (options.student.scale / options.temperature)
+        student.first_CV[inner] = grad_RV.mul_(factor_R1)
+    return student.first_CV
 
-    infinite_C = None
-    measures = _measure_(s_CV, t_CV, work_CV, options)
-    if not bool(torch.isfinite(torch.stack(measures[:3])).all()):
+
+def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor) -> Tensor:
+    """Measure a few rows into `call.rows`; returns the gradient of each one's value in what the soft cap was put on."""
+    options, rows = call.options, call.rows
+    slope_RV = log_softmax_(s_RV, options.student.softcap, options.temperature)
+    log_softmax_(t_RV, options.teacher.softcap, options.temperature)
+    if call.token_N is not None:
+        token_R1 = call.token_N[at, None].clamp(0, options.vocabulary - 1)
+        rows.student_logprob_N[at] = s_RV.gather(1, token_R1).squeeze(1)
+        rows.teacher_logprob_N[at] = t_RV.gather(1, token_R1).squeeze(1)
+
+    infinite_R = None
+    measures = measure_(s_RV, t_RV, work_RV, options.rule)
+    if not measures.finite():
         # Some logit is -inf (or NaN): floor the logs so that impossible tokens contribute 0, and measure again.
-        _log_softmax_(s_CV, student_hidden_CH, options.student, options.temperature)
-        _log_softmax_(t_CV, teacher_hidden_CG, options.teacher, options.temperature)
-        infinite_C = _infinite(s_CV, t_CV, options.kind)
-        measures = _measure_(s_CV.clamp_(min=LOG_ZERO), t_CV.clamp_(min=LOG_ZERO), work_CV, options)
-    value_C, student_entropy_C, teacher_entropy_C, grad_CV = measures
-    rows.value_N[at] = value_C.clamp_min(0)
-    rows.student_entropy_N[at] = student_entropy_C
-    rows.teacher_entropy_N[at] = teacher_entropy_C
-    rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_CV, dim=1) / options.temperature
-    if infinite_C is not None:
-        rows.value_N[at].masked_fill_(infinite_C, torch.inf)
-        if options.kind == "reverse_kl":
-            rows.grad_norm_N[at].masked_fill_(infinite_C, torch.inf)
-    if options.observe is not None and token_N is not None:
-        shown_C = slice(None) if infinite_C is None else ~infinite_C  # an infinite value has no gradient to show
-        options.observe(token_N[at][shown_C], grad_CV[shown_C])
-    if slope_CV is not None:
-        grad_CV.mul_(slope_CV)
-    if options.student.scale != 1.0 or options.temperature != 1.0:
-        grad_CV.mul_(options.student.scale / options.temperature)
-    return grad_CV
-
-
-def _infinite(s_CV: Tensor, t_CV: Tensor, kind: Kind) -> Tensor:
-    """Rows where the averaging side can emit a token that the other cannot; a mixture can always emit it."""
-    if kind == "reverse_kl":
-        return (s_CV.isfinite() & t_CV.isneginf()).any(1)
-    if kind == "forward_kl":
-        return (t_CV.isfinite() & s_CV.isneginf()).any(1)
-    return torch.zeros(len(s_CV), dtype=torch.bool, device=s_CV.device)
-
-
-def _measure_(s_CV: Tensor, t_CV: Tensor, work_CV: Tensor, options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Value, both entropies and the logit gradient of every row from log-probabilities; all three buffers are spent."""
-    torch.exp(t_CV, out=work_CV)  # teacher probabilities
-    teacher_entropy_C = -_dot(work_CV, t_CV)
-    if options.kind == "reverse_kl":
-        torch.exp(s_CV, out=work_CV)
-        student_entropy_C = -_dot(work_CV, s_CV)
-        gap_CV = torch.sub(s_CV, t_CV, out=t_CV)
-        value_C = _dot(work_CV, gap_CV)
-        grad_CV = gap_CV.sub_(value_C[:, None]).mul_(work_CV)
-    elif options.kind == "forward_kl":
-        gap_CV = t_CV.sub_(s_CV)
-        value_C = _dot(work_CV, gap_CV)
-        student_CV = torch.exp(s_CV, out=gap_CV)
-        student_entropy_C = -_dot(student_CV, s_CV)
-        grad_CV = student_CV.sub_(work_CV)
-    else:
-        beta = options.beta
-        mixture_CV = torch.logaddexp(s_CV + _log(1 - beta), t_CV + _log(beta))
-        teacher_part_C = _dot(work_CV, t_CV.sub_(mixture_CV))
-        torch.exp(s_CV, out=work_CV)
-        student_entropy_C = -_dot(work_CV, s_CV)
-        gap_CV = torch.sub(s_CV, mixture_CV, out=t_CV)
-        student_part_C = _dot(work_CV, gap_CV)
-        value_C = beta * teacher_part_C + (1 - beta) * student_part_C
-        grad_CV = gap_CV.sub_(student_part_C[:, None]).mul_(work_CV).mul_(1 - beta)
-    return value_C, student_entropy_C, teacher_entropy_C, grad_CV
-
-
-def _log(x: float) -> float:
-    return float(torch.tensor(x, dtype=torch.float64).log())
-
-
-def _dot(a_CV: Tensor, b_CV: Tensor) -> Tensor:
-    """Row-wise dot product through a product of a few rows at a time.
-
-    `sum` adds pairwise. A matrix product adds in order: too large by 7e-4 nats at V = 152k, and no faster.
-    """
-    if a_CV.is_cuda:  # many small kernels would cost more than one product
-        return torch.linalg.vecdot(a_CV, b_CV)
-    rows = max(1, DOT_ELEMENTS // a_CV.shape[1])
-    return torch.cat([(a_RV * b_RV).sum(1) for a_RV, b_RV in zip(a_CV.split(rows), b_CV.split(rows))])
-
-
-def _log_softmax_(out_CV: Tensor, hidden_CH: Tensor, head: Head, temperature: float) -> Tensor | None:
-    """Log-probabilities of the shared vocabulary, in float32, into `out_CV`; returns the soft cap's slope if any."""
-    logits_(out_CV, hidden_CH, head)
-    slope_CV = None
-    if head.softcap is not None:
-        out_CV.div_(head.softcap).tanh_()
-        slope_CV = 1 - out_CV.square()
-        out_CV.mul_(head.softcap)
-    if temperature != 1.0:
-        out_CV.div_(temperature)
-    torch.log_softmax(out_CV, dim=1, out=out_CV)
-    return slope_CV
+        logits_(s_RV, call.student_hidden_NH[at], options.student)
+        logits_(t_RV, call.teacher_hidden_NG[at], options.teacher)
+        log_softmax_(s_RV, options.student.softcap, options.temperature)
+        log_softmax_(t_RV, options.teacher.softcap, options.temperature)
+        infinite_R = infinite_rows(s_RV, t_RV, options.rule.kind)
+        measures = measure_(s_RV.clamp_(min=LOG_ZERO), t_RV.clamp_(min=LOG_ZERO), work_RV, options.rule)
+    grad_RV = measures.grad_RV
+    rows.value_N[at] = measures.value_R.clamp_min(0)
+    rows.student_entropy_N[at] = measures.student_entropy_R
+    rows.teacher_entropy_N[at] = measures.teacher_entropy_R
+    rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_RV, dim=1) / options.temperature
+    if infinite_R is not None:
+        rows.value_N[at].masked_fill_(infinite_R, torch.inf)
+        if options.rule.kind == "reverse_kl":
+            rows.grad_norm_N[at].masked_fill_(infinite_R, torch.inf)
+    if options.observe is not None and call.token_N is not None:
+        shown_R = slice(None) if infinite_R is None else ~infinite_R  # an infinite value has no gradient to show
+        options.observe(call.token_N[at][shown_R], grad_RV[shown_R])
+    return grad_RV if slope_RV is None else grad_RV.mul_(slope_RV)
 
 
 def _check_settings(kind: str, beta: float, temperature: float, chunk: int | None) -> None:

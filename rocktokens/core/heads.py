@@ -1,14 +1,18 @@
 """An output head and the three matrix multiplications that touch it, summed in float32 whatever the head's dtype.
 
-A 16-bit head is never widened as a whole: the device multiplies into float32 itself, or a tile is widened at a time.
+A 16-bit head is never widened as a whole. CUDA multiplies bfloat16 into float32 itself. A CPU with bfloat16
+instructions sums in float32 too, but torch rounds the result to bfloat16: there the product is taken twice, the second
+time minus the rounded first, and the two parts together have 16 bits of the sum. Elsewhere a tile of the head is
+widened at a time.
 
-Shapes: V vocabulary, H width, C rows of one chunk.
+Shapes: V vocabulary, H width, C rows of one chunk, R rows of one block of a chunk.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,6 +21,10 @@ from rocktokens.errors import ConfigError
 
 # Columns of a 16-bit head that are widened to float32 at a time where the device cannot multiply into float32 itself.
 WIDEN_COLUMNS = 8_192
+# Numbers in a head from which two products of bfloat16 cost less than widening it.
+SPLIT_ELEMENTS = 4_000_000
+# Relative error that the two parts of a split product may have; they have 16 bits, one part alone has 8.
+SPLIT_TOLERANCE = 2**-14
 
 
 @dataclass(frozen=True)
@@ -47,23 +55,71 @@ def check_head(name: str, head: Head, hidden_NH: Tensor) -> None:
         raise ConfigError(f"{name}_scale must be finite, got {head.scale}")
 
 
-def logits_(out_CV: Tensor, hidden_CH: Tensor, head: Head) -> None:
-    """scale * (hidden @ head.T + bias) for the first V rows of the head, summed in float32."""
-    vocabulary = out_CV.shape[1]
-    weight_VH = head.weight_VH[:vocabulary].detach()
-    hidden_CH = hidden_CH.detach()
+@dataclass(frozen=True)
+class Projection:
+    """Room for hidden @ head.T of one chunk: float32, or two parts in bfloat16 that are to be added.
+
+    After its rows have been read, `first_CV` takes the chunk's gradient, in the dtype that its products are taken in.
+    """
+
+    first_CV: Tensor
+    rest_CV: Tensor | None
+
+    @classmethod
+    def empty(cls, rows: int, vocabulary: int, hidden_NH: Tensor, weight_VH: Tensor) -> Projection:
+        """Room for so many rows of these operands; four bytes a logit either way."""
+        if splits(hidden_NH, weight_VH):
+            first_CV, rest_CV = (
+                torch.empty((rows, vocabulary), dtype=torch.bfloat16, device=hidden_NH.device) for _ in range(2)
+            )
+            return cls(first_CV, rest_CV)
+        return cls(torch.empty((rows, vocabulary), device=hidden_NH.device), None)
+
+    def cut(self, rows: int) -> Projection:
+        """The first so many rows."""
+        return Projection(self.first_CV[:rows], None if self.rest_CV is None else self.rest_CV[:rows])
+
+    def fill_(self, hidden_CH: Tensor, head: Head) -> None:
+        """Multiply; the head's bias and scale are added where rows are read."""
+        weight_VH, hidden_CH = head.weight_VH[: self.first_CV.shape[1]].detach(), hidden_CH.detach()
+        if self.rest_CV is None:
+            _multiply_(self.first_CV, hidden_CH, weight_VH)
+        else:
+            torch.mm(hidden_CH, weight_VH.t(), out=self.first_CV)
+            torch.addmm(self.first_CV, hidden_CH, weight_VH.t(), beta=-1, out=self.rest_CV)
+
+    def read(self, at: slice, room_RV: Tensor | None, head: Head) -> Tensor:
+        """Logits of these rows in float32: in place, or in `room_RV` where they have to be put together."""
+        logits_RV = self.first_CV[at]
+        if self.rest_CV is not None:
+            assert room_RV is not None
+            logits_RV = room_RV.copy_(logits_RV).add_(self.rest_CV[at])
+        return _finish_(logits_RV, head)
+
+
+def logits_(out_RV: Tensor, hidden_RH: Tensor, head: Head) -> Tensor:
+    """scale * (hidden @ head.T + bias) for the first V rows of the head, by products in float32."""
+    _multiply_(out_RV, hidden_RH.detach(), head.weight_VH[: out_RV.shape[1]].detach())
+    return _finish_(out_RV, head)
+
+
+def _multiply_(out_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor) -> None:
     if weight_VH.dtype == torch.float32:
         torch.mm(hidden_CH.float(), weight_VH.t(), out=out_CV)
     elif _multiplies_bf16(hidden_CH, weight_VH):
         torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32, out=out_CV)
     else:
-        for start in range(0, vocabulary, WIDEN_COLUMNS):
+        for start in range(0, len(weight_VH), WIDEN_COLUMNS):
             tile = slice(start, start + WIDEN_COLUMNS)
             out_CV[:, tile] = hidden_CH.float() @ weight_VH[tile].float().t()
+
+
+def _finish_(logits_RV: Tensor, head: Head) -> Tensor:
     if head.bias_V is not None:
-        out_CV.add_(head.bias_V[:vocabulary].detach().float())
+        logits_RV.add_(head.bias_V[: logits_RV.shape[1]].detach().float())
     if head.scale != 1.0:
-        out_CV.mul_(head.scale)
+        logits_RV.mul_(head.scale)
+    return logits_RV
 
 
 def _multiplies_bf16(*tensors: Tensor) -> bool:
@@ -71,11 +127,37 @@ def _multiplies_bf16(*tensors: Tensor) -> bool:
     return all(tensor.is_cuda and tensor.dtype == torch.bfloat16 for tensor in tensors)
 
 
+def splits(hidden_NH: Tensor, weight_VH: Tensor) -> bool:
+    """Whether the product is taken as two parts in bfloat16: large, on a CPU that has instructions for it."""
+    return (
+        all(tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" for tensor in (hidden_NH, weight_VH))
+        and weight_VH.numel() >= SPLIT_ELEMENTS
+        and has_bf16_products()
+    )
+
+
+@cache
+def has_bf16_products() -> bool:
+    """Whether this CPU multiplies bfloat16 fast, and a second product gives back what rounding took from the first."""
+    checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    if not any(check is not None and check() for check in checks):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(rows, 1024, generator=generator).bfloat16() for rows in (32, 256))
+    first = hidden @ weight.t()
+    rest = torch.addmm(first, hidden, weight.t(), beta=-1)
+    exact = hidden.double() @ weight.double().t()
+    error = (first.double() + rest.double() - exact).abs().max() / exact.abs().max()
+    return bool(error < SPLIT_TOLERANCE)
+
+
 def times_head(grad_CV: Tensor, head_VH: Tensor) -> Tensor:
-    """grad @ head, summed in float32."""
+    """grad @ head in float32; summed in float32, and rounded after it where both come in bfloat16 on a CPU."""
     head_VH = head_VH[: grad_CV.shape[1]].detach()
     if head_VH.dtype == torch.float32:
         return grad_CV @ head_VH
+    if grad_CV.dtype == torch.bfloat16:
+        return (grad_CV @ head_VH).float()
     if _multiplies_bf16(head_VH):
         return torch.mm(grad_CV.bfloat16(), head_VH, out_dtype=torch.float32)
     total_CH = torch.zeros((len(grad_CV), head_VH.shape[1]), device=grad_CV.device)
@@ -85,10 +167,24 @@ def times_head(grad_CV: Tensor, head_VH: Tensor) -> Tensor:
     return total_CH
 
 
-def add_outer_(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, factor_C1: Tensor) -> None:
-    """total += grad.T @ (factor * hidden), summed in float32."""
-    scaled_CH = factor_C1 * hidden_CH.detach().float()
-    if _multiplies_bf16(hidden_CH):
-        torch.addmm(total_VH, grad_CV.bfloat16().t(), scaled_CH.bfloat16(), out_dtype=torch.float32, out=total_VH)
+def add_outer_(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, *, first: bool) -> None:
+    """total += grad.T @ hidden, summed in float32; the first time the total is written, whatever it holds.
+
+    A bfloat16 total is for a single chunk: nothing can be added to it without rounding again.
+    """
+    hidden_CH = hidden_CH.detach()
+    if grad_CV.dtype == total_VH.dtype == torch.bfloat16:
+        assert first, "a bfloat16 total takes one chunk"
+        torch.mm(grad_CV.t(), hidden_CH, out=total_VH)
+    elif grad_CV.dtype == torch.bfloat16:
+        for start in range(0, len(total_VH), WIDEN_COLUMNS):
+            tile = slice(start, start + WIDEN_COLUMNS)
+            outer_VH = grad_CV[:, tile].t() @ hidden_CH
+            total_VH[tile] = outer_VH if first else total_VH[tile].add_(outer_VH)
+    elif _multiplies_bf16(hidden_CH):
+        total_VH = total_VH.zero_() if first else total_VH
+        torch.addmm(total_VH, grad_CV.bfloat16().t(), hidden_CH, out_dtype=torch.float32, out=total_VH)
+    elif first:
+        torch.mm(grad_CV.t(), hidden_CH.float(), out=total_VH)
     else:
-        total_VH.addmm_(grad_CV.t(), scaled_CH)
+        total_VH.addmm_(grad_CV.t(), hidden_CH.float())

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rocktokens.config import PairConfig, RolloutConfig
-from rocktokens.core.divergence import CHUNK_ELEMENTS
+from rocktokens.core.divergence import CHUNK_BYTES, CHUNK_ELEMENTS
 from rocktokens.lm.pair import _named_errors, _source, check_tokenizers, choose_device
 
 
@@ -52,7 +52,7 @@ def needs_of(config: PairConfig, rollouts: RolloutConfig) -> Needs:
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and choose_device(config.device) == "cpu") else 2
     weights = width * (student.parameters + teacher.parameters)
     cache = width * rollouts.batch_size * student.cache_per_token * (rollouts.max_new_tokens + 256)
-    chunk = 3 * 4 * CHUNK_ELEMENTS
+    chunk = CHUNK_BYTES * CHUNK_ELEMENTS
     # Gradient, Adam's two moments, and the float32 gradient of the head while it is summed.
     optimiser = (width + 8) * student.parameters + 4 * student.width * student.vocabulary
     rate = multiply_rate()
