@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput
 
 from rocktokens.core.saturation import Saturation
 from rocktokens.errors import RunError
@@ -86,8 +88,22 @@ class CheckpointMixin(_Base):
             self._check_tokenizer(Path(str(resume_from_checkpoint)))
             self._restore(Path(str(resume_from_checkpoint)) / STATE_NAME)
             if self._is_finished(str(resume_from_checkpoint)):  # transformers would take one more step
-                return None
+                return self._finished_output()
         return super().train(resume_from_checkpoint or None, **settings)
+
+    def _finished_output(self) -> TrainOutput:
+        """What `train` returned when the run ended, as far as its checkpoint knows: nothing was trained now."""
+        losses = self.record.column("loss")
+        known = losses[np.isfinite(losses)]
+        loss = float(known.mean()) if len(known) else 0.0
+        metrics = {
+            "train_runtime": 0.0,
+            "train_samples_per_second": 0.0,
+            "train_steps_per_second": 0.0,
+            "total_flos": float(self.state.total_flos),
+            "train_loss": loss,
+        }
+        return TrainOutput(self.state.global_step, loss, metrics)
 
     def _is_finished(self, path: str) -> bool:
         """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""

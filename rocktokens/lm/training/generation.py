@@ -32,7 +32,7 @@ class GenerationMixin(_Base):
     """Rollouts for the trainer."""
 
     args: Any
-    max_completion_length: int
+    max_completion_length: int | None
     generation: Generation
     rollouts_per_prompt: int
     vocabulary: int
@@ -47,6 +47,8 @@ class GenerationMixin(_Base):
         return self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
 
     def _check_own_generation(self) -> None:
+        if self.max_completion_length is None:
+            raise ConfigError("generation='ours' needs a limit for its rollouts; set max_completion_length")
         not_ours = {
             "vLLM": self.use_vllm,
             "tools": bool(self.tools),
@@ -84,6 +86,7 @@ class GenerationMixin(_Base):
     ) -> list[list[int]]:
         if self.generation == "trl":
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, has_tool_images)
+        assert self.max_completion_length is not None
         first = self.accelerator.process_index * len(prompt_ids)
         seeds = [
             derive_seed(self.args.seed, "rollout", self.state.global_step + 1, first + row)

@@ -111,9 +111,9 @@ class StepHooks(TrainerCallback):
             sampled=trainer.samples,
         )
         return {
-            "kept_share": kept / len(batch),
-            "weight_share": float(weight_N.double().mean()),
-            "ceiling": len(batch) / kept,
+            "kept_share": kept / max(len(batch), 1),
+            "weight_share": float(weight_N.double().sum()) / max(len(batch), 1),
+            "ceiling": len(batch) / kept if kept else None,
             "tokens": len(batch),
             "prompt_tokens": int(trainer.prompt_lengths.sum()),
             "rollouts": len(response_R),

@@ -8,6 +8,7 @@ Shapes: B rollouts of this rank, R of all ranks, C columns of the completion gri
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from rocktokens.errors import ConfigError
 
 # What a selector that needs losses is shown of every occurrence.
 MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
+log = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
@@ -69,11 +71,12 @@ class Grid:
         return whole_RC[self.first_row : self.first_row + rows, :columns]
 
 
-def gather_grid(accelerator: Any, token_BC: Tensor, mask_BC: Tensor, *, step: int, length_limit: int) -> Grid:
+def gather_grid(accelerator: Any, token_BC: Tensor, mask_BC: Tensor, *, step: int, length_limit: int | None) -> Grid:
     """The step's occurrences, gathered from every rank in rank order."""
     token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
     rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
-    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=length_limit)
+    limit = length_limit if length_limit is not None else token_RC.shape[1]
+    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit)
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
 
@@ -99,9 +102,15 @@ def with_losses(accelerator: Any, grid: Grid, rows: Rows) -> SelectorBatch | Non
     return replace(grid.batch, **columns)
 
 
-def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch) -> Tensor:
-    """The selector's weights, decided once on the first rank; refused where they cannot be loss weights."""
+def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch, *, kept_before: bool) -> Tensor:
+    """The selector's weights, decided once on the first rank; refused where they cannot be loss weights.
+
+    A step without loss tokens has loss 0, as in TRL. A selector that keeps nothing from its first step on is refused;
+    one that has kept tokens before (`kept_before`) leaves this step out, with a warning.
+    """
     weight_N = torch.zeros(len(batch))
+    if not len(batch):
+        return weight_N
     if accelerator.is_main_process:
         weight_N = selector.weights(batch)
     if accelerator.num_processes > 1:
@@ -113,10 +122,13 @@ def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch) -
     if not bool(((weight_N >= 0) & (weight_N <= selector.bound * (1 + 1e-6))).all()):
         raise ConfigError(f"selector {name} gave weights outside [0, {selector.bound:g}] (or NaN) at step {batch.step}")
     if not bool(weight_N.any()):
-        raise ConfigError(
-            f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}: there is nothing to train "
-            "on. Name fewer rocks, raise lam or keep, or take more rollouts a step."
-        )
+        nothing = f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}"
+        if not kept_before:
+            raise ConfigError(
+                f"{nothing}: there is nothing to train on. Name fewer rocks, raise lam or keep, or take more rollouts "
+                "a step."
+            )
+        log.warning("%s: its loss is 0 and nothing is learned from it", nothing)
     return weight_N
 
 

@@ -9,30 +9,38 @@ Shapes: B rollouts of a (micro-)batch, C columns of the completion grid, K rows 
 
 from __future__ import annotations
 
-import copy
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from accelerate import PartialState
+from datasets import IterableDataset
 from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 
-from rocktokens.config import RolloutConfig
-from rocktokens.core.divergence import CHUNK_ELEMENTS, Divergence, Head, Kind, fused_divergence
+from rocktokens.core.divergence import Divergence, Head, Kind, fused_divergence
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
-from rocktokens.core.seeds import derive_seed
 from rocktokens.core.selection.selectors import Selector, SelectorBatch, Uniform
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.pair import head_of
+from rocktokens.lm.training.arguments import default_directory, device_arguments, length_limited, processes  # noqa: F401
 from rocktokens.lm.training.checkpoints import CheckpointMixin
 from rocktokens.lm.training.generation import Generation, GenerationMixin
+from rocktokens.lm.training.precision import as_factors, describe, mixed, product_dtype
 from rocktokens.lm.training.step_callback import StepHooks
+from rocktokens.lm.training.step_inputs import IMAGE_KEYS, chunk_rows, head_rows, loss_mask, prompt_names, whole
 from rocktokens.lm.training.step_meter import Meter, ModelShape
 from rocktokens.lm.training.step_record import RunDirectory, TrainingRecord
 from rocktokens.lm.training.step_weights import Grid, Rows, decide_weights, everywhere, gather_grid, with_losses
+from rocktokens.lm.training.vocabulary import (
+    ban_in_sampling,
+    differ_in_size,
+    prepared_teacher,
+    refuse_other_tokenizer,
+    refuse_small_head,
+)
 
 if TYPE_CHECKING:
     from rocktokens.lm.sampling.accuracy import Evaluator
@@ -40,21 +48,7 @@ if TYPE_CHECKING:
 Normalise = Literal["kept", "all"]
 
 
-def processes() -> PartialState:
-    """The processes that train together, before a trainer exists; without a GPU accelerate must be told so."""
-    return PartialState(cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available())
-
-
-def device_arguments(output_dir: str, **settings: Any) -> DistillationConfig:
-    """TRL's configuration with defaults for this machine: bfloat16 and gradient checkpointing only where CUDA is."""
-    on_cuda = torch.cuda.is_available() and not settings.get("use_cpu", False)
-    defaults = {
-        "bf16": on_cuda and torch.cuda.is_bf16_supported(),
-        "gradient_checkpointing": on_cuda,
-        "use_cpu": not on_cuda and not torch.backends.mps.is_available(),
-        "report_to": "none",
-    }
-    return DistillationConfig(output_dir, **{**defaults, **settings})
+log = logging.getLogger(__name__)
 
 
 class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrainer):
@@ -65,7 +59,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     `keep_at`. `rocks` are the token types whose loss is reported apart (default: those the selector names).
     `normalise` divides the loss by the kept weight or by all tokens. `generation="ours"` samples with our own sampler:
     each rollout has a seed of its own, from (seed, step, row). `until_saturated` stops when the loss stops falling,
-    `until_accuracy` when the evaluator reads it, `hours` when so many have gone into training.
+    `until_accuracy` when the evaluator measures it, `hours` when so many have gone into training. `autocast=False`
+    leaves the training forwards in the weights' precision although `bf16` is set, as TRL itself does.
     """
 
     samples = True
@@ -93,20 +88,23 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         saturation_on: Literal["loss", "rest"] = "loss",
         until_accuracy: float | None = None,
         hours: float | None = None,
+        autocast: bool = True,
         on_step: Callable[[dict[str, Any]], None] | None = None,
         **trl_settings: Any,
     ) -> None:
+        if teacher_model is None:
+            raise ConfigError("a teacher model is needed; pass teacher_model=")
         if args is None:
-            args = device_arguments(str(run.path / "checkpoints" / ".resume") if run is not None else "distillation")
+            args = device_arguments(default_directory(model))
         self.selector = selector or Uniform()
         self.shadows = _named(shadows)
-        self.length_limit = args.max_completion_length or RolloutConfig.max_new_tokens
-        args = copy.copy(args)
-        args.max_completion_length = self.selector.length(self.length_limit)
-        held_back = teacher_model if _differs_in_padding(model, teacher_model) else None
-        super().__init__(model, None if held_back is not None else teacher_model, args, *trl_arguments, **trl_settings)
-        if held_back is not None:  # TRL wants equal heads; the loss cuts rows beyond the shared vocabulary
-            self.teacher_model = self.accelerator.prepare_model(held_back, evaluation_mode=True)
+        self.length_limit = args.max_completion_length
+        apart = differ_in_size(model, teacher_model, args)  # TRL would refuse them; our loss cuts to the shared rows
+        with length_limited(args, _sampled_length(self.selector, self.length_limit)):
+            super().__init__(model, None if apart else teacher_model, args, *trl_arguments, **trl_settings)
+        refuse_other_tokenizer(self._tokenizer, teacher_model, args)
+        if apart:
+            self.teacher_model = prepared_teacher(teacher_model, args, self)
 
         self.run, self.normalise, self.telemetry_every = run, normalise, telemetry_every
         self.keep_at = frozenset(keep_at)
@@ -115,9 +113,12 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.until_saturated, self.saturation_on = until_saturated, saturation_on
         self.until_accuracy, self.hours = until_accuracy, hours
         self.saturation: Saturation | None = None
-        self.on_step = on_step
+        self.autocast, self.on_step = autocast, on_step
         student = self.accelerator.unwrap_model(self.model)
-        self.vocabulary = min(_head_rows(student), _head_rows(self.accelerator.unwrap_model(self.teacher_model)))
+        self.vocabulary = min(head_rows(student), head_rows(self.accelerator.unwrap_model(self.teacher_model)))
+        if apart:
+            refuse_small_head(self._tokenizer, self.vocabulary)
+            ban_in_sampling(self, self.vocabulary, head_rows(student))
         self.rocks = frozenset(self.selector.token_ids if rocks is None else rocks)
         self.monitor = monitor or TokenMonitor(self.vocabulary)
         self.meter = Meter(self.accelerator.device)
@@ -134,11 +135,10 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.prompt_lengths = torch.zeros(0, dtype=torch.long)
         self.left = 0.0
         self._check_settings()
+        log.info("%s", describe(self.accelerator, autocast, student.get_output_embeddings().weight))
         self.add_callback(StepHooks(self))
 
     def _check_settings(self) -> None:
-        if self.teacher_model is None:
-            raise ConfigError("a teacher model is needed; pass teacher_model=")
         beyond = sorted(v for v in {*self.rocks, *self.selector.token_ids} if not 0 <= v < self.vocabulary)
         if beyond:
             raise ConfigError(
@@ -159,6 +159,11 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             raise ConfigError(f"generation must be trl or ours, got {self.generation!r}")
         if self.generation == "ours":
             self._check_own_generation()
+        if self.rollouts_per_prompt > 1 and isinstance(self.train_dataset, IterableDataset):
+            raise ConfigError(
+                f"rollouts_per_prompt = {self.rollouts_per_prompt} needs a dataset with a length, but this one is a "
+                "stream. Repeat its rows yourself, or load it whole."
+            )
         self.check_evaluation()
 
     # Weights
@@ -169,7 +174,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         with self.meter.stage("rollout"):
             output = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            self.prompt_names = _prompt_names(inputs)
+            self.prompt_names = prompt_names(inputs)
             with self.meter.whole("select"):  # the pass that some selectors need is theirs, teacher and head included
                 self._weigh(output)
         return output
@@ -177,7 +182,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     def _wanted(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rollouts that the selector wants sampled; a few more where the passes of a step would differ in size."""
         with self.meter.stage("select"):
-            places = self.selector.rollouts(_prompt_names(inputs), self.state.global_step + 1)
+            places = self.selector.rollouts(prompt_names(inputs), self.state.global_step + 1)
         if places is None:
             return inputs
         if self.accelerator.num_processes > 1:
@@ -191,7 +196,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
 
     def _weigh(self, output: dict[str, Any]) -> None:
         """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
-        mask_BC = _loss_mask(output)
+        self._refuse_unknown_ids(output["completion_ids"])
+        mask_BC = loss_mask(output)
         grid = gather_grid(
             self.accelerator,
             output["completion_ids"],
@@ -208,13 +214,22 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             batch = with_losses(self.accelerator, grid, rows)
         assert batch is not None
         self.grid = replace(grid, batch=batch)
-        self.weight_N = decide_weights(self.accelerator, self.selector, batch)
+        kept_before = any(row.get("kept_share") for row in self.record.rows)
+        self.weight_N = decide_weights(self.accelerator, self.selector, batch, kept_before=kept_before)
         self.denominator = float(self.weight_N.double().sum()) if self.normalise == "kept" else float(len(batch))
+        self.denominator = self.denominator or 1.0  # a step without loss tokens has loss 0
         weight_BC = grid.own(self.weight_N)
         output["loss_weight"] = weight_BC.to(mask_BC.device)
         if rows is not None:
             dropped_K = weight_BC[rows.rollout_K - grid.first_row, rows.position_K] == 0
             self.others.append(rows.at(dropped_K))
+
+    def _refuse_unknown_ids(self, token_BC: Tensor) -> None:
+        if token_BC.numel() and int(token_BC.max()) >= self.vocabulary:
+            raise DataError(
+                f"token {int(token_BC.max())} was sampled, but the teacher has {self.vocabulary} rows; the engine that "
+                "samples must not draw the student's padding rows"
+            )
 
     @torch.no_grad()
     def _measure(self, output: dict[str, Any]) -> Rows:
@@ -226,7 +241,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         student = self.accelerator.unwrap_model(self.model_wrapped)
         for start in range(0, len(output["row"]), size):
             part = {key: output[key][start : start + size] for key in keys if key in output}
-            weight_BC = _loss_mask(part).float()
+            weight_BC = loss_mask(part).float()
             _, rows = self._forward_redirection(
                 self.model_wrapped, student, self._divergence, student, part, weight_BC, 1.0
             )
@@ -251,7 +266,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         """Weighted divergence of one micro-batch; runs inside the student wrapper's forward, as TRL's does."""
         weight_BC = inputs.get("loss_weight")
         if weight_BC is None:  # evaluation: every token counts, averaged as TRL averages
-            weight_BC = _loss_mask(inputs).float()
+            weight_BC = loss_mask(inputs).float()
             denominator = num_items_in_batch if num_items_in_batch is not None else weight_BC.sum().clamp(min=1)
         else:
             # DDP and FSDP average gradients over ranks; dividing here makes that average a sum.
@@ -269,18 +284,23 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         with self.meter.stage("teacher"):  # first, while no activations of the student exist
             teacher = self.accelerator.unwrap_model(self.teacher_model)
             teacher.eval()
-            with torch.no_grad():
+            with torch.no_grad(), mixed(self.accelerator, self.autocast):
                 teacher_BCG = self._forward_redirection(self.teacher_model, teacher, self._states, teacher, inputs)
-        student_BCH = self._states(unwrapped_student, inputs)
+        with mixed(self.accelerator, self.autocast):  # a block of its own: autocast remembers casts made without grad
+            student_BCH = self._states(unwrapped_student, inputs)
         with self.meter.stage("head"):
-            heads = _whole(head_of(unwrapped_student), student_BCH.dtype), _whole(head_of(teacher), teacher_BCG.dtype)
+            heads = whole(head_of(unwrapped_student), student_BCH.dtype), whole(head_of(teacher), teacher_BCG.dtype)
             if heads[0].weight_VH.device != heads[1].weight_VH.device:
                 raise ConfigError("both output heads must be on one device; set their device_map so")
             at = weight_BC.to(heads[0].weight_VH.device)
+            dtype = product_dtype(self.accelerator, self.autocast, at.device)
+            student, student_BCH = as_factors(heads[0], student_BCH, dtype)
+            teacher_head, teacher_BCG = as_factors(heads[1], teacher_BCG, dtype)
+            heads = student, teacher_head
             found, rows = self._rows(student_BCH, teacher_BCG, heads, inputs, at, at > 0, denominator)
         if self.model.training and "loss_weight" in inputs and self._records_now() and not self.selector.needs_losses:
             with self.meter.stage("telemetry"), torch.no_grad():
-                dropped_BC = (_loss_mask(inputs).to(at.device) > 0) & (at == 0)
+                dropped_BC = (loss_mask(inputs).to(at.device) > 0) & (at == 0)
                 _, others = self._rows(student_BCH.detach(), teacher_BCG, heads, inputs, at * 0 + 1, dropped_BC, 1.0)
                 self.others.append(others._replace(weight_K=torch.zeros(len(others.token_K))))
         return found, rows
@@ -324,7 +344,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             teacher_softcap=teacher.softcap,
             student_scale=student.scale,
             teacher_scale=teacher.scale,
-            chunk=_chunk(self.vocabulary),
+            chunk=chunk_rows(self.vocabulary),
             denominator=denominator,
         )
         rollout_K = inputs["row"].to(device)[row_K] if "row" in inputs else row_K
@@ -337,52 +357,13 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         return self.run is not None and every is not None and (self.state.global_step + 1) % every == 0
 
 
-IMAGE_KEYS = (
-    "pixel_values",
-    "image_grid_thw",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-)
-
-
-def _prompt_names(inputs: list[dict[str, Any]]) -> list[str]:
-    return [str(row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}")) for row in inputs]
-
-
-def _loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """Response positions that the student wrote."""
-    mask_BC = inputs["completion_mask"]
-    return mask_BC * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask_BC
-
-
-def _whole(head: Head, dtype: torch.dtype) -> Head:
-    """A head sharded by FSDP2, gathered once, differentiably; any other as it is."""
-    if not isinstance(head.weight_VH, torch.distributed.tensor.DTensor):
-        return head
-    bias_V: Any = head.bias_V
-    return replace(
-        head, weight_VH=head.weight_VH.full_tensor().to(dtype), bias_V=None if bias_V is None else bias_V.full_tensor()
-    )
-
-
-def _chunk(vocabulary: int) -> int | None:
-    """Rows of logits at once: half of what scoring takes, for in training all activations are alive beside them."""
-    usual = CHUNK_ELEMENTS // vocabulary
-    return max(64, usual // 2 // 16 * 16) if usual >= 64 else None
-
-
-def _head_rows(model: Any) -> int:
-    return int(model.get_output_embeddings().weight.shape[0])
-
-
-def _differs_in_padding(student: Any, teacher: Any) -> bool:
-    if isinstance(student, str) or isinstance(teacher, str) or teacher is None:
-        return False
-    return _head_rows(student) != _head_rows(teacher)
+def _sampled_length(selector: Selector, limit: int | None) -> int | None:
+    """Tokens that are sampled at most: TRL's limit, or less where the selector never uses later positions."""
+    if limit is not None:
+        return selector.length(limit)
+    if type(selector).length is not Selector.length:
+        raise ConfigError(f"selector {selector.name} takes a share of the length; set max_completion_length")
+    return None
 
 
 def _named(shadows: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, Selector]:

@@ -1,0 +1,46 @@
+"""TRL's configuration for the machine at hand, and the few moments in which ours differs from what the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from trl import DistillationConfig
+from trl.trainer.utils import get_config_model_id
+
+
+def processes() -> PartialState:
+    """The processes that train together, before a trainer exists; without a GPU accelerate must be told so."""
+    return PartialState(cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available())
+
+
+def device_arguments(output_dir: str, **settings: Any) -> DistillationConfig:
+    """TRL's configuration with defaults for this machine: bfloat16 and gradient checkpointing only where CUDA is."""
+    on_cuda = torch.cuda.is_available() and not settings.get("use_cpu", False)
+    defaults = {
+        "bf16": on_cuda and torch.cuda.is_bf16_supported(),
+        "gradient_checkpointing": on_cuda,
+        "use_cpu": not on_cuda and not torch.backends.mps.is_available(),
+        "report_to": "none",
+    }
+    return DistillationConfig(output_dir, **{**defaults, **settings})
+
+
+def default_directory(model: Any) -> str:
+    """The output directory that TRL chooses where no configuration is given."""
+    name = model if isinstance(model, str) else get_config_model_id(model.config)
+    return f"{name.split('/')[-1]}-Distillation"
+
+
+@contextmanager
+def length_limited(args: DistillationConfig, limit: int | None) -> Iterator[None]:
+    """Inside the block the configuration has another length limit; afterwards it is the user's again."""
+    own = args.max_completion_length
+    args.max_completion_length = limit
+    try:
+        yield
+    finally:
+        args.max_completion_length = own

@@ -1,0 +1,53 @@
+"""Small readings of one micro-batch and of the models' output heads, shared by the trainer's loss and its weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rocktokens.core.divergence import CHUNK_ELEMENTS, Head
+from rocktokens.core.seeds import derive_seed
+
+IMAGE_KEYS = (
+    "pixel_values",
+    "image_grid_thw",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+def prompt_names(inputs: list[dict[str, Any]]) -> list[str]:
+    return [str(row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}")) for row in inputs]
+
+
+def loss_mask(inputs: dict[str, Any]) -> Tensor:
+    """Response positions that the student wrote."""
+    mask_BC = inputs["completion_mask"]
+    return mask_BC * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask_BC
+
+
+def whole(head: Head, dtype: torch.dtype) -> Head:
+    """A head sharded by FSDP2, gathered once, differentiably; any other as it is."""
+    if not isinstance(head.weight_VH, torch.distributed.tensor.DTensor):
+        return head
+    bias_V: Any = head.bias_V
+    return replace(
+        head, weight_VH=head.weight_VH.full_tensor().to(dtype), bias_V=None if bias_V is None else bias_V.full_tensor()
+    )
+
+
+def chunk_rows(vocabulary: int) -> int | None:
+    """Rows of logits at once: half of what scoring takes, because in training all activations exist beside them."""
+    usual = CHUNK_ELEMENTS // vocabulary
+    return max(64, usual // 2 // 16 * 16) if usual >= 64 else None
+
+
+def head_rows(model: Any) -> int:
+    return int(model.get_output_embeddings().weight.shape[0])
