@@ -24,6 +24,7 @@ IMAGE_KEYS = (
 
 
 def prompt_names(inputs: list[dict[str, Any]]) -> list[str]:
+    """A name for every row's prompt: its own, or one that follows from its text."""
     return [str(row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}")) for row in inputs]
 
 
@@ -50,4 +51,5 @@ def chunk_rows(vocabulary: int) -> int | None:
 
 
 def head_rows(model: Any) -> int:
+    """Rows of a model's output head."""
     return int(model.get_output_embeddings().weight.shape[0])
