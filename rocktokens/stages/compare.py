@@ -26,6 +26,7 @@ from rocktokens.core.comparison.regimes import NEED_ROCKS, check_arms, common_ba
 from rocktokens.core.selection.adaptive import least_updates
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
+from rocktokens.report.terminal.compare import show
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.compare_tables import write_comparison
 
@@ -76,7 +77,8 @@ def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
     run.manifest["config"]["compare"] = _plain(config)
     arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
     facts = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps, "rocks": list(plan.rocks)}
-    write_comparison(run, arms, config, facts)
+    readings = write_comparison(run, arms, config, facts)
+    show(readings, run.facts("compare")["verdicts"], config, facts)
     return run
 
 

@@ -1,4 +1,4 @@
-"""From trained and read arms to compare.parquet, its companions, the tables on the terminal and a results file.
+"""From trained and evaluated regimes to compare.parquet, its companions and a results file.
 
 Seconds here are those of training: evaluation happens outside of it, and recording and saving are taken off. This room
 reads what the arms left; the numbers are core/comparison/compare.py's and the words report/conclusions/compare.py's.
@@ -19,21 +19,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.table import Table
 
 from rocktokens.config import CompareConfig
-from rocktokens.core.comparison.compare import Arm, Reach, Reading, read_regime
+from rocktokens.core.comparison.compare import Arm, Reading, read_regime
 from rocktokens.core.comparison.regimes import SAMPLE_LESS
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.errors import DataError
-from rocktokens.progress import console
-from rocktokens.report.conclusions.compare import conclusion, savings_sentence, verdict_sentence
-from rocktokens.report.formats import percent, points
+from rocktokens.report.conclusions.compare import words
 from rocktokens.runs.schema import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.runs.store import Run
-
-WIDTH = 150  # of the tables where there is no terminal
 
 ESTIMATORS = (
     "Accuracy and its change: mean over seeds and problems, both random and crossed, paired by seed and problem; t "
@@ -48,7 +43,7 @@ ESTIMATORS = (
 def write_comparison(
     run: Run, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: dict[str, Any]
 ) -> dict[str, Reading]:
-    """Read all arms, write the tables, complete the stage and print what follows."""
+    """Read all arms, write the tables, and complete the stage."""
     parts, outcomes, made = [], [], []
     for (seed, regime), arm in arms.items():
         table, problems = arm_table(arm, regime, seed), _problems(arm, regime, seed)
@@ -56,13 +51,12 @@ def write_comparison(
         outcomes.append(problems)
         made.append(arm_of(regime, seed, table, problems, clock=config.clock))
     readings = read_all(made, config)
-    verdicts = words(readings, config)
+    verdicts = words(readings, margin=config.margin)
     run.write("compare", pa.concat_tables(parts))
     run.write("compare_problems", pa.concat_tables(outcomes))
     rows = [reading.row() for reading in readings.values()]
     run.write("compare_summary", pa.Table.from_pylist(rows, schema=TABLES["compare_summary"].schema))
     run.finish("compare", {**facts, "regimes": rows, "verdicts": verdicts, "estimators": ESTIMATORS})
-    show(readings, verdicts, config, facts)
     return readings
 
 
@@ -152,108 +146,6 @@ def read_all(arms: list[Arm], config: CompareConfig) -> dict[str, Reading]:
         )
         for regime, own in by_regime.items()
     }
-
-
-def words(readings: Mapping[str, Reading], config: CompareConfig) -> list[str]:
-    """The conclusion, a verdict for every regime, and the frontier."""
-    own = [
-        f"{name}: {verdict_sentence(reading, margin=config.margin, uniform=readings['uniform'])}"
-        for name, reading in readings.items()
-        if name != "uniform"
-    ]
-    frontier = savings_sentence(list(readings.values()), margin=config.margin)
-    return [conclusion(readings, margin=config.margin), *own, frontier]
-
-
-# ---------------------------------------------------------------- for people
-
-
-def show(readings: Mapping[str, Reading], verdicts: list[str], config: CompareConfig, facts: Mapping[str, Any]) -> None:
-    """Two tables and the verdicts, on standard output."""
-    out = console(width=None if sys.stdout.isatty() else WIDTH)
-    first = next(iter(readings.values()))
-    out.print(_accuracy_table(readings, config, first, facts))
-    out.print(_time_table(readings, config))
-    out.print(_stage_table(readings))
-    for sentence in verdicts:
-        out.print(sentence)
-
-
-def _accuracy_table(
-    readings: Mapping[str, Reading], config: CompareConfig, first: Reading, facts: Mapping[str, Any]
-) -> Table:
-    table = Table(
-        title=f"Regimes from one start: {facts['steps']} steps, {first.num_seeds} seeds, {first.num_problems} problems",
-        caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
-        f"{100 * config.level:.0f} % intervals over seeds and problems; losses in nats on common held-out rollouts",
-    )
-    for name in ("regime", "accuracy %", "change", "same seconds", "area", "loss rocks", "loss rest", "verdict"):
-        table.add_column(name, justify="left" if name in ("regime", "verdict") else "right")
-    for name, r in readings.items():
-        own = name == "uniform"
-        table.add_row(
-            name,
-            f"{100 * r.accuracy.value:.1f}",
-            "" if own else _signed(r.change),
-            "" if own else _signed(r.change_same_seconds),
-            "" if own else _signed(r.area_steps_change),
-            "" if r.loss_rocks is None else f"{r.loss_rocks.value:.3f}",
-            "" if r.loss_rest is None else f"{r.loss_rest.value:.3f}",
-            "" if own else r.verdict,
-        )
-    return table
-
-
-def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table:
-    clock = "wall-clock" if config.clock == "wall" else "processor"
-    table = Table(
-        title="What it took, and when it came to uniform's final accuracy",
-        caption=f"{clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
-        f"uniform's final accuracy less {points(config.margin, signed=False)} points",
-    )
-    names = ("regime", "seconds", "time ×", "FLOPs ×", "kept", "sampled ×", "ceiling", "reached: steps", "seconds")
-    for name in (*names, "FLOPs"):
-        table.add_column(name, justify="left" if name == "regime" else "right")
-    for name, r in readings.items():
-        ratio = r.seconds_ratio
-        bounds = "" if np.isnan(ratio.low) or name == "uniform" else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-        table.add_row(
-            name,
-            f"{r.seconds.value:.0f}",
-            f"{ratio.value:.2f}{bounds}",
-            f"{r.flops_ratio:.2f}",
-            percent(r.kept_share),
-            f"{r.tokens_ratio:.2f}",
-            f"{r.ceiling:.2f}",
-            _reach(r.reach["steps"]),
-            _reach(r.reach["seconds"]),
-            _reach(r.reach["flops"], ".2g"),
-        )
-    return table
-
-
-def _stage_table(readings: Mapping[str, Reading]) -> Table:
-    stages = (*TRAINING_STAGES, "other")
-    table = Table(title="Where the time went", caption="wall-clock seconds by stage, mean over seeds")
-    for name in ("regime", *stages):
-        table.add_column(name, justify="left" if name == "regime" else "right")
-    for name, r in readings.items():
-        total = max(sum(r.stages.values()), 1e-9)
-        shares = ((r.stages.get(stage, 0.0), r.stages.get(stage, 0.0) / total) for stage in stages)
-        table.add_row(name, *(f"{seconds:.1f} ({100 * share:.0f} %)" for seconds, share in shares))
-    return table
-
-
-def _signed(estimate: Estimate) -> str:
-    return f"{points(estimate.value)} [{points(estimate.low)}, {points(estimate.high)}]"
-
-
-def _reach(reach: Reach, form: str = ".0f") -> str:
-    low, value, high = ("never" if np.isinf(x) else f"{x:{form}}" for x in (reach.low, reach.value, reach.high))
-    return f"{value} [{low}, {high}]"
-
-
-# ---------------------------------------------------------------- for the record
 
 
 def save_results(run: Run, path: Path) -> None:

@@ -19,6 +19,7 @@ from rocktokens.config.base import from_mapping, to_mapping
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
 from rocktokens.errors import DataError, RockTokensError
 from rocktokens.progress import console
+from rocktokens.report.terminal.detect import render
 from rocktokens.runs.store import Run, open_run
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def _write(run: Run, report: Any, config: DetectConfig, more: dict[str, Any]) ->
     groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
     run.finish("detect", {**report.facts(), "groups": groups, **more})
     out = console()
-    out.print(report.render())
+    out.print(render(report))
     if "monitor" in more:
         online = more["monitor"]
         out.print(

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from rocktokens.config import GeometryConfig
 from rocktokens.config.base import to_mapping
 from rocktokens.errors import ConfigError
-from rocktokens.progress import console
+from rocktokens.report.terminal.geometry import show
 from rocktokens.runs.store import Run, open_run
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
             **_optimiser(run, groups["rocks"]),
         },
     )
-    _print_geometry(run, comparisons)
+    show(comparisons, run.facts("geometry"))
     return run
 
 
@@ -67,31 +66,3 @@ def _optimiser(run: Run, rocks: np.ndarray) -> dict[str, Any]:
             "tied": bool(table["tied"].to_numpy(zero_copy_only=False).any()),
         }
     }
-
-
-def _print_geometry(run: Run, comparisons: list[Any]) -> None:
-    facts = run.facts("geometry")
-    table = Table(title="Gradients of the groups of token types (Mann–Whitney)")
-    for name in ("measure", "groups", "medians", "larger in", "p"):
-        table.add_column(name, justify="left" if name in ("measure", "groups") else "right")
-    for row in comparisons:
-        table.add_row(
-            row.metric,
-            f"{row.first} / {row.second}",
-            f"{row.median_first:.3g} / {row.median_second:.3g}",
-            f"{100 * row.share_larger:.0f} %",
-            f"{row.p_value:.2g}",
-        )
-    out = console()
-    out.print(table)
-    out.print(
-        f"Rocks hold {100 * facts['rock_grad_share']:.1f} % of the gradient norm on "
-        f"{100 * facts['rock_position_share']:.1f} % of the positions."
-    )
-    if "optimiser" in facts:
-        found = facts["optimiser"]
-        tied = "; the head is tied to the input embeddings, whose gradients are in it" if found["tied"] else ""
-        out.print(
-            f"On the output head, rocks hold {100 * found['grad_share']:.1f} % of the last step's gradient and "
-            f"{100 * found['update_share']:.1f} % of Adam's update{tied}."
-        )

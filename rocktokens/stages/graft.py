@@ -22,10 +22,11 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
     wanted = {"graft": to_mapping(config), "graft_baseline": to_mapping(baseline)}
     if is_done(run, "graft", wanted, again):
         return run
-    from rocktokens.core.census.graft_report import graft_table, render
+    from rocktokens.core.census.graft_report import graft_table
     from rocktokens.lm.causal.graft import graft as graft_sets
     from rocktokens.lm.sampling.graft_sampler import GraftSampler
     from rocktokens.lm.sampling.rollouts import make_sampler
+    from rocktokens.report.terminal.graft import render
 
     parts = Parts(run, "grafts", wanted)
     run.reopen("graft")

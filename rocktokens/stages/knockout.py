@@ -27,9 +27,10 @@ def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, ag
     if is_done(run, "knockout", wanted, again):
         return run
     from rocktokens.core.census.census import Census
-    from rocktokens.core.census.census_report import census_facts, census_table, render
+    from rocktokens.core.census.census_report import census_facts, census_table
     from rocktokens.core.census.correlates import PREDICTORS, correlate
     from rocktokens.lm.causal.knockout import check_sets, knockout_census
+    from rocktokens.report.terminal.knockout import render
 
     parts = Parts(run, "knockouts", wanted)
     run.reopen("knockout")

@@ -7,7 +7,7 @@ a file or loads a model. A pipeline stage calls it like this:
     by_step = {step: table of occurrences/step=N}           # all kept checkpoints, scored on the same rollouts
     report = detect_rocks(Occurrences.from_checkpoints(by_step, signal=config.signal), tokenizer, config,
                           embedding_VH=student's input embeddings, or None)
-    write report.types_table(), .sweep_table(), .sensitivity_table(), .persistence_table(); print(report.render())
+    write report.types_table(), .sweep_table(), .sensitivity_table(), .persistence_table()
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What detection found, as plain data: tables with the columns of DESIGN.md and a table for the terminal.
+"""What detection found, as plain data: the tables of a run and the facts of its manifest.
 
 This room formats; it decides nothing. Tables are pyarrow, ready for a store that this room does not know.
 """
@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from rich.markup import escape
-from rich.table import Table
 
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.controls import Control
 from rocktokens.core.detection.footprint import Density, Footprint
 from rocktokens.core.detection.occurrences import Array
 from rocktokens.core.detection.persistence import PersistenceRow
-from rocktokens.core.detection.scores import DEFINITIONS, Thresholds
+from rocktokens.core.detection.scores import Thresholds
 from rocktokens.core.detection.sensitivity import Overlap, SensitivityRow
 from rocktokens.core.detection.sweep import SweepRow
 from rocktokens.core.stats import Estimate
@@ -113,56 +111,6 @@ class RockReport:
             "overlaps": [list(overlap) for overlap in self.overlaps],
             "notes": list(self.notes),
         }
-
-    def render(self, limit: int = 30) -> Table:
-        """The rocks as a table for the terminal."""
-        shown = self.types_table().slice(0, min(limit, max(len(self.rocks), 1))).to_pylist()
-        table = Table(title=self.title(), caption="\n".join((*self.summary(), *self.notes)), caption_justify="left")
-        for name in ("token", "cluster", "count", "loss pre → post", "R", "CCR", "R_ctx", "excess [95 %]", "sets"):
-            table.add_column(name, justify="left" if name in ("token", "cluster", "sets") else "right")
-        for row in shown:
-            before = "–" if row["loss_pre"] is None else f"{row['loss_pre']:.3f}"
-            table.add_row(
-                escape(repr(row["token"])),
-                row["cluster"],
-                f"{row['count']:,}",
-                f"{before} → {_number(row['loss_post'])}",
-                _number(row["r"], 1),
-                _number(row["ccr"], 2),
-                _number(row["r_ctx"], 1),
-                f"{_number(row['excess'], 1)} \\[{_number(row['excess_low'], 1)}, {_number(row['excess_high'], 1)}]",
-                " ".join(name for name in DEFINITIONS if row[f"in_{name}"]),
-            )
-        return table
-
-    def title(self) -> str:
-        """One line that says how many rocks, by what."""
-        return f"{len(self.rocks)} rocks by `{self.definition}` on {self.config.signal}, K = {self.k}"
-
-    def summary(self) -> list[str]:
-        """The footprint of every set, and the overlaps, in a few lines."""
-        lines = []
-        for name, found in self.footprints.items():
-            grad = "" if found.share_grad is None else f", gradient norm {_percent(found.share_grad)}"
-            lines.append(
-                f"{name}: {100 * found.share_types:.1f} % of types, positions {_percent(found.share_positions)} "
-                f"(median rollout {100 * found.share_positions_median.value:.1f} %), loss {_percent(found.share_loss)}"
-                f"{grad}, enrichment {_ratio(found.enrichment)}"
-            )
-        lines.append("overlap: " + ", ".join(f"{o.first}/{o.second} {o.jaccard:.2f}" for o in self.overlaps))
-        return lines
-
-
-def _percent(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _ratio(estimate: Estimate) -> str:
-    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def _column(values: Any) -> pa.Array:

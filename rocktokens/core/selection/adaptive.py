@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rocktokens.core.monitor import HALF_LIFE, LEAST_ROWS, TokenMonitor
 from rocktokens.core.seeds import derive_seed
-from rocktokens.core.selection.selectors import Selector, SelectorBatch
+from rocktokens.core.selection.basic import Selector, SelectorBatch
 from rocktokens.errors import ConfigError
 
 # Standard errors on the safe side of a comparison: one-sided 97.5 %.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rocktokens.core.monitor import TokenMonitor
-from rocktokens.core.selection.selectors import Prefix, Selector, SelectorBatch, TopShare, share
+from rocktokens.core.selection.basic import Prefix, Selector, SelectorBatch, TopShare, share
 from rocktokens.errors import ConfigError
 
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rocktokens.core.selection.selectors import Selector, SelectorBatch
+from rocktokens.core.selection.basic import Selector, SelectorBatch
 from rocktokens.errors import ConfigError, DataError
 
 # Steps in which every rollout is sampled; their mean non-rock loss is what later losses are set against.

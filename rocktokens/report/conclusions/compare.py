@@ -159,3 +159,13 @@ def _price(reading: Reading) -> str:
         f"{ratio.value:.2f}×{bounds} of uniform's seconds for "
         f"{points(reading.change.value)} points {_interval(reading.change)}"
     )
+
+
+def words(readings: Mapping[str, Reading], *, margin: float) -> list[str]:
+    """The conclusion, one verdict per regime other than uniform, and the frontier of accuracy against time."""
+    own = [
+        f"{name}: {verdict_sentence(reading, margin=margin, uniform=readings['uniform'])}"
+        for name, reading in readings.items()
+        if name != "uniform"
+    ]
+    return [conclusion(readings, margin=margin), *own, savings_sentence(list(readings.values()), margin=margin)]

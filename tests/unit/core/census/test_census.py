@@ -10,11 +10,12 @@ from scipy import stats as sps
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
 from rocktokens.core.census.census import BannedSet, Effects, Outcomes, power_lines, run_looks
-from rocktokens.core.census.census_report import census_facts, census_table, render, summary
+from rocktokens.core.census.census_report import census_facts, census_table
 from rocktokens.core.census.correlates import correlate
 from rocktokens.core.census.inference import find, problems_to_decide, verdicts
 from rocktokens.core.census.looks import make_schedule
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.report.terminal.knockout import render, summary
 
 EPSILON, ALPHA = 0.01, 0.05
 

@@ -15,6 +15,7 @@ from rocktokens.core.detection.occurrences import Occurrences
 from rocktokens.core.detection.scores import base_sums, excess_test, ranks_within, score
 from rocktokens.core.detection.sweep import SweepRow, choose_k
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.report.terminal.detect import render
 
 QUICK = {"resamples": 200}
 
@@ -88,7 +89,7 @@ def test_identical_models_have_no_rocks(planted):
     assert all(len(token_ids) == 0 for token_ids in report.sets.values())
     assert any("not positive" in note for note in report.notes)
     assert report.types_table().num_rows == 200
-    Console(quiet=True).print(report.render())
+    Console(quiet=True).print(render(report))
 
 
 def test_choice_and_measurement_share_no_prompt(planted):
@@ -199,7 +200,7 @@ def test_tables_have_the_columns_of_the_design(report):
 
 def test_the_terminal_table_names_the_rocks(report):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(report.render())
+    console.print(render(report))
     text = console.export_text()
     assert f"#{report.rocks[0]}" in text
     assert "enrichment" in text
@@ -223,7 +224,7 @@ def test_a_tokenizer_names_tokens_and_hostile_text_stays_text(planted):
     report = detect_rocks(planted[0], Letters(1000), DetectConfig(k=8, **QUICK))
     assert {row.cluster for row in report.clusters} == {"math", "content"}
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(report.render())
+    console.print(render(report))
     assert "[bold]$" in console.export_text()
 
 

@@ -10,10 +10,11 @@ import pytest
 from causal_runs import make_tiny_run
 
 from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig
-from rocktokens.core.census.graft_report import graft_table, render
+from rocktokens.core.census.graft_report import graft_table
 from rocktokens.core.census.inference import change
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.causal.graft import graft, make_arms
+from rocktokens.report.terminal.graft import render
 
 LIMIT = 5
 BASE = BaselineConfig(problems=800, max_new_tokens=LIMIT)

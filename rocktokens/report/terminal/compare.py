@@ -1,0 +1,113 @@
+"""The comparison of training regimes on the terminal: accuracy, time, and where the time went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from rocktokens.config import CompareConfig
+from rocktokens.core.comparison.compare import Reach, Reading
+from rocktokens.core.stats import Estimate
+from rocktokens.progress import console
+from rocktokens.report.formats import percent, points
+from rocktokens.runs.schema import TRAINING_STAGES
+
+WIDTH = 150  # of the tables where there is no terminal
+
+
+def show(
+    readings: Mapping[str, Reading], verdicts: Sequence[str], config: CompareConfig, facts: Mapping[str, Any]
+) -> None:
+    """Print three tables (accuracy, time, time by stage) and the verdicts.
+
+    Args:
+        readings: Every regime's results, uniform first.
+        verdicts: The sentences to print below the tables.
+        config: The comparison's settings.
+        facts: What the stage recorded: steps and what the loss was divided by.
+    """
+    out = console(width=None if sys.stdout.isatty() else WIDTH)
+    first = next(iter(readings.values()))
+    out.print(_accuracy_table(readings, config, first, facts))
+    out.print(_time_table(readings, config))
+    out.print(_stage_table(readings))
+    for sentence in verdicts:
+        out.print(sentence)
+
+
+def _accuracy_table(
+    readings: Mapping[str, Reading], config: CompareConfig, first: Reading, facts: Mapping[str, Any]
+) -> Table:
+    table = Table(
+        title=f"Regimes from one start: {facts['steps']} steps, {first.num_seeds} seeds, {first.num_problems} problems",
+        caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
+        f"{100 * config.level:.0f} % intervals over seeds and problems; losses in nats on common held-out rollouts",
+    )
+    for name in ("regime", "accuracy %", "change", "same seconds", "area", "loss rocks", "loss rest", "verdict"):
+        table.add_column(name, justify="left" if name in ("regime", "verdict") else "right")
+    for name, r in readings.items():
+        own = name == "uniform"
+        table.add_row(
+            name,
+            f"{100 * r.accuracy.value:.1f}",
+            "" if own else _signed(r.change),
+            "" if own else _signed(r.change_same_seconds),
+            "" if own else _signed(r.area_steps_change),
+            "" if r.loss_rocks is None else f"{r.loss_rocks.value:.3f}",
+            "" if r.loss_rest is None else f"{r.loss_rest.value:.3f}",
+            "" if own else r.verdict,
+        )
+    return table
+
+
+def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table:
+    clock = "wall-clock" if config.clock == "wall" else "processor"
+    table = Table(
+        title="What it took, and when it came to uniform's final accuracy",
+        caption=f"{clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
+        f"uniform's final accuracy less {points(config.margin, signed=False)} points",
+    )
+    names = ("regime", "seconds", "time ×", "FLOPs ×", "kept", "sampled ×", "ceiling", "reached: steps", "seconds")
+    for name in (*names, "FLOPs"):
+        table.add_column(name, justify="left" if name == "regime" else "right")
+    for name, r in readings.items():
+        ratio = r.seconds_ratio
+        bounds = "" if np.isnan(ratio.low) or name == "uniform" else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+        table.add_row(
+            name,
+            f"{r.seconds.value:.0f}",
+            f"{ratio.value:.2f}{bounds}",
+            f"{r.flops_ratio:.2f}",
+            percent(r.kept_share),
+            f"{r.tokens_ratio:.2f}",
+            f"{r.ceiling:.2f}",
+            _reach(r.reach["steps"]),
+            _reach(r.reach["seconds"]),
+            _reach(r.reach["flops"], ".2g"),
+        )
+    return table
+
+
+def _stage_table(readings: Mapping[str, Reading]) -> Table:
+    stages = (*TRAINING_STAGES, "other")
+    table = Table(title="Where the time went", caption="wall-clock seconds by stage, mean over seeds")
+    for name in ("regime", *stages):
+        table.add_column(name, justify="left" if name == "regime" else "right")
+    for name, r in readings.items():
+        total = max(sum(r.stages.values()), 1e-9)
+        shares = ((r.stages.get(stage, 0.0), r.stages.get(stage, 0.0) / total) for stage in stages)
+        table.add_row(name, *(f"{seconds:.1f} ({100 * share:.0f} %)" for seconds, share in shares))
+    return table
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{points(estimate.value)} [{points(estimate.low)}, {points(estimate.high)}]"
+
+
+def _reach(reach: Reach, form: str = ".0f") -> str:
+    low, value, high = ("never" if np.isinf(x) else f"{x:{form}}" for x in (reach.low, reach.value, reach.high))
+    return f"{value} [{low}, {high}]"

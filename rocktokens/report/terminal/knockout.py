@@ -1,0 +1,92 @@
+"""The census on the terminal: one line per candidate, verdict by verdict, and what the table rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from rocktokens.core.census.census import Census, SetResult
+from rocktokens.core.census.census_report import last_look, median_detectable
+from rocktokens.core.census.correlates import Correlation
+from rocktokens.core.census.inference import NEVER_USED, UNDECIDED, VERDICTS
+
+
+def render(census: Census, correlations: Sequence[Correlation] = (), limit: int = 40) -> Table:
+    """The candidates as a table for the terminal, verdict by verdict, largest effect first."""
+    rows = [r for r in census.results if r.banned.role == "candidate"]
+    rows.sort(key=lambda r: (VERDICTS.index(r.verdict), -abs(r.delta), r.banned.token_id))
+    counts = census.counts()
+    title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
+    lines = [*summary(census), *_correlation_lines(correlations)]
+    if len(rows) > limit:
+        lines.insert(0, f"{len(rows) - limit} more are in census.parquet")
+    table = Table(
+        title=title, caption="\n".join(map(escape, lines)), caption_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    for name in ("token", "used", "n", "Δ points [interval]", "p (BH)", "verdict"):
+        table.add_column(escape(name), justify="left" if name in ("token", "verdict") else "right", no_wrap=True)
+    for r in rows[:limit]:
+        table.add_row(*map(escape, _cells(r)))
+    return table
+
+
+def _cells(r: SetResult) -> tuple[str, ...]:
+    kind = "" if r.banned.kind == "token" else f" {r.banned.kind} of {len(r.banned.members)}"
+    if r.verdict == NEVER_USED:
+        return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), "–", "–", r.verdict)
+    return (
+        f"{r.banned.token!r}{kind}",
+        f"{100 * r.used_share:.0f} %" if r.used_share >= 0.1 else f"{100 * r.used_share:.1f} %",
+        str(r.num_problems),
+        f"{100 * r.delta:+.1f} [{100 * r.low:+.1f}, {100 * r.high:+.1f}]",
+        "–" if np.isnan(r.p_bh) else f"{r.p_bh:.2g}",
+        f"{UNDECIDED}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
+    )
+
+
+def summary(census: Census) -> list[str]:
+    """What the table rests on, in a few lines."""
+    accuracy = census.accuracy
+    lines = [
+        f"baseline accuracy {100 * accuracy.value:.1f} % [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] on "
+        f"{accuracy.num_prompts} problems, {census.baseline_rollouts} rollouts; "
+        f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
+    ]
+    full = last_look(census)
+    floors = [r.placebo_floor for r in full if np.isfinite(r.placebo_floor)]
+    lines.append(
+        f"on all {accuracy.num_prompts} problems: smallest effect seen at 80 % power "
+        f"{100 * median_detectable(full):.2f} points (median of {len(full)} sets)"
+        + (f"; without a ban, two arms differ by up to ±{100 * max(floors):.1f} by chance" if floors else "")
+    )
+    strong, placebos = census.placebo_strong
+    if placebos:
+        lines.append(
+            f"A/A on {census.placebo_problems} problems: resumed with nothing banned, {strong} of {placebos} came out "
+            f"as strong ({100 * census.alpha:g} % expected on average; they share one baseline)"
+        )
+    resumed = sum(r.num_tokens for r in census.results)
+    whole = sum(r.num_problems for r in census.results) * census.baseline_tokens / max(accuracy.num_prompts, 1)
+    if census.exact_resume and resumed:
+        lines.append(f"{resumed:,} tokens generated, placebos included; full regeneration: about {whole:,.0f}")
+    controls = census.counts("control")
+    if controls:
+        lines.append("controls as frequent as the rocks: " + ", ".join(f"{n} {name}" for name, n in controls.items()))
+    undecided = [r for r in census.results if r.verdict == UNDECIDED and r.banned.role == "candidate"]
+    if undecided:
+        most = max(undecided, key=lambda r: r.more_problems)
+        lines.append(
+            f"{len(undecided)} undecided: {min(r.more_problems for r in undecided):,} more problems would probably "
+            f"decide the nearest, {most.more_problems:,} the farthest ({most.banned.token!r})"
+        )
+    return [*lines, *census.notes]
+
+
+def _correlation_lines(correlations: Sequence[Correlation]) -> list[str]:
+    known = [c for c in correlations if np.isfinite(c.r)]
+    if not known:
+        return []
+    return ["Δ goes with: " + ", ".join(f"{c.predictor} r = {c.r:+.2f} (p {c.p:.2g})" for c in known)]
