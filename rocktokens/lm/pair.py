@@ -7,6 +7,7 @@ model's own logits, so that a family this room does not know is noticed here and
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from rocktokens.config import PairConfig
 from rocktokens.core.divergence import Head
@@ -38,7 +41,8 @@ class Pair:
     """Two models over one tokenizer."""
 
     student: PreTrainedModel
-    teacher: PreTrainedModel
+    teacher: PreTrainedModel | None
+    """None where it is not needed here, or served elsewhere."""
     tokenizer: PreTrainedTokenizerBase
     vocabulary: int
     """Token types both heads have; rows beyond it are padding."""
@@ -46,13 +50,20 @@ class Pair:
     pad_id: int
 
 
-def load_pair(config: PairConfig) -> Pair:
-    """Load both models and check that they fit."""
+def load_pair(config: PairConfig, *, with_teacher: bool = True) -> Pair:
+    """Load both models and check that they fit.
+
+    Args:
+        config: Which models, and how they are loaded.
+        with_teacher: Whether the teacher's weights are loaded; without them only its tokenizer and configuration are
+            read, and the pair's `teacher` is None.
+    """
     if not config.student or not config.teacher:
         raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
     tokenizer, num_types = check_tokenizers(config)
-    student, teacher = load_model(config.student, config), load_model(config.teacher, config)
-    vocabulary = min(_head_rows(student), _head_rows(teacher))
+    student = load_model(config.student, config)
+    teacher = load_model(config.teacher, config) if with_teacher else None
+    vocabulary = min(_head_rows(student), head_rows(config.teacher, config) if teacher is None else _head_rows(teacher))
     if num_types > vocabulary:
         raise ConfigError(
             f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
@@ -60,18 +71,28 @@ def load_pair(config: PairConfig) -> Pair:
         )
     eos_ids = end_tokens(student, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
-    for name, model in (("student", student), ("teacher", teacher)):
+    loaded = {"student": student, "teacher": teacher} if teacher is not None else {"student": student}
+    for name, model in loaded.items():
         check_head(name, model, vocabulary)
-    choose_threads(config.threads, student, teacher)
+    choose_threads(config.threads, *loaded.values())
     return Pair(student, teacher, tokenizer, vocabulary, eos_ids, int(pad_id))
+
+
+def model_config(name: str, config: PairConfig) -> Any:
+    """A model's configuration, without its weights."""
+    source, options = _source(name, config)
+    with _named_errors(name, "configuration"):
+        return AutoConfig.from_pretrained(source, **options)
+
+
+def head_rows(name: str, config: PairConfig) -> int:
+    """Rows of a model's output head, from its configuration."""
+    return int(model_config(name, config).get_text_config().vocab_size)
 
 
 def load_model(name: str, config: PairConfig) -> PreTrainedModel:
     """One causal language model, in evaluation mode, on the device asked for."""
-    device = choose_device(config.device)
-    dtype: Any = config.dtype
-    if dtype == "auto":
-        dtype = torch.float32 if device == "cpu" else "auto"
+    device, dtype = choose_device(config.device), _dtype(config)
     source, options = _source(name, config)
     if config.device_map is not None:
         options["device_map"] = config.device_map
@@ -89,6 +110,12 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
     if config.device_map is None:
         model.to(device)  # type: ignore[arg-type]
     return model.eval()
+
+
+def _dtype(config: PairConfig) -> Any:
+    if config.dtype == "auto":
+        return torch.float32 if choose_device(config.device) == "cpu" else "auto"
+    return getattr(torch, config.dtype)
 
 
 def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
@@ -152,8 +179,13 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
 
 def head_of(model: PreTrainedModel) -> Head:
     """The output head and what the family does to the logits after it."""
-    config = model.config.get_text_config()
     layer: Any = model.get_output_embeddings()
+    return head_from(model.config, layer.weight, getattr(layer, "bias", None))
+
+
+def head_from(config: Any, weight_VH: Tensor, bias_V: Tensor | None) -> Head:
+    """An output head with what a model's configuration says of scaling and capping its logits."""
+    config = config.get_text_config()
     scale = 1.0
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
@@ -163,7 +195,52 @@ def head_of(model: PreTrainedModel) -> Head:
         divisor = getattr(config, "logits_scaling", None)
         if divisor is not None:
             scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
-    return Head(layer.weight, getattr(layer, "bias", None), getattr(config, "final_logit_softcapping", None), scale)
+    return Head(weight_VH, bias_V, getattr(config, "final_logit_softcapping", None), scale)
+
+
+def read_head(name: str, config: PairConfig) -> Head:
+    """A model's output head alone, read from its safetensors; of a GGUF file the whole model is read and let go."""
+    described = model_config(name, config)
+    source, options = _source(name, config)
+    if "gguf_file" in options:
+        head = head_of(load_model(name, config))
+        return Head(head.weight_VH.detach().clone(), head.bias_V, head.softcap, head.scale)
+    with _named_errors(name), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
+    layer: Any = model.get_output_embeddings()
+    named = list(model.named_parameters(remove_duplicate=False))
+    wanted = {"weight": layer.weight, "bias": getattr(layer, "bias", None)}
+    found: dict[str, Tensor | None] = {"bias": None}
+    for part, parameter in wanted.items():
+        if parameter is not None:
+            keys = [key for key, value in named if value is parameter]
+            if getattr(described.get_text_config(), "tie_word_embeddings", False) and part == "weight":
+                keys += [key for key, value in named if value is model.get_input_embeddings().weight]  # type: ignore[union-attr]
+            with _named_errors(name):
+                found[part] = _read_tensor(source, keys, tuple(parameter.shape))
+    dtype = _dtype(config)
+    weight = found["weight"]
+    assert weight is not None
+    return head_from(described, weight if dtype == "auto" else weight.to(dtype), found["bias"])
+
+
+def _read_tensor(source: str, keys: list[str], shape: tuple[int, ...]) -> Tensor:
+    """One tensor of a checkpoint, by any of its names; of several files only the one that holds it is opened."""
+    index = cached_file(source, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
+    files: dict[str, str] = {}
+    if index is not None:
+        files = json.loads(Path(index).read_text())["weight_map"]
+    else:
+        single = cached_file(source, "model.safetensors")
+        with safe_open(str(single), "pt") as file:
+            files = dict.fromkeys(file.keys(), "model.safetensors")
+    endings = {".".join(key.split(".")[-2:]) for key in keys}
+    for key in [*keys, *(key for key in files if ".".join(key.split(".")[-2:]) in endings)]:
+        if key in files:
+            with safe_open(str(cached_file(source, files[key])), "pt") as file:
+                if tuple(file.get_slice(key).get_shape()) == shape:
+                    return file.get_tensor(key)
+    raise ConfigError(f"the weights of {source} hold no {keys[0]} of shape {shape}; the output head cannot be read")
 
 
 def hidden_states(model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:

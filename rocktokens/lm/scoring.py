@@ -2,14 +2,17 @@
 
 Rows are packed by length into micro-batches of a token budget and padded on the right, where causal attention never
 looks, so real positions need no mask. Only response positions count, the end token included; the state that scores the
-token at position t is the one before it. The teacher's backbone runs once for all the students it is compared with.
+token at position t is the one before it. The teacher's backbone runs once for all the students it is compared with;
+where the teacher is served, the states of the next micro-batch are on their way while this one is measured.
 
 Shapes: B rollouts of a micro-batch, T positions, N response positions of the micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,12 +24,14 @@ from transformers import PreTrainedModel
 
 from rocktokens.core.divergence import Divergence, fused_divergence
 from rocktokens.errors import DataError
-from rocktokens.lm.pair import head_of, hidden_states
+from rocktokens.lm.states import LocalStates, Sequences, StateSource, source_of
 from rocktokens.lm.top_tokens import TopTokenRecorder
 
 Observer = Callable[[Tensor, Tensor], None]
 # A micro-batch is closed before more than this share of it is padding.
 MAX_PADDING = 0.08
+# Micro-batches whose states are asked of a served teacher before they are needed.
+AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[li
 def score(
     rollouts: Sequence[Rollout],
     students: Mapping[int, PreTrainedModel],
-    teacher: PreTrainedModel,
+    teacher: PreTrainedModel | StateSource,
     *,
     eos_ids: Sequence[int],
     vocabulary: int,
@@ -88,33 +93,52 @@ def score(
 ) -> dict[int, ScoreFacts]:
     """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
 
-    `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk. `top` keeps the most
-    probable tokens of both models for some of the rollouts.
+    `teacher` is a model or a source of its states. `observers[step]` is shown the finite gradients in logit space of
+    that student, chunk by chunk. `top` keeps the most probable tokens of both models for some of the rollouts.
     """
-    named = {"teacher": teacher, **{f"student of step {step}": student for step, student in students.items()}}
-    contexts = {name: getattr(m.config.get_text_config(), "max_position_embeddings", None) for name, m in named.items()}
+    theirs = source_of(teacher)
+    ours: dict[int, StateSource] = {step: LocalStates(student) for step, student in students.items()}
+    named = {"teacher": theirs, **{f"student of step {step}": source for step, source in ours.items()}}
+    contexts = {name: source.context for name, source in named.items()}
     for rollout in rollouts:
         _check(rollout, vocabulary, contexts)
     facts = {step: ScoreFacts() for step in students}
-    with _evaluating(teacher, *students.values()):
-        for batch in micro_batches(rollouts, token_budget):
-            layout = _Layout.of(batch)
-            teacher_NG = layout.response_states(teacher)
-            for step, student in students.items():
+    local = [teacher] if isinstance(teacher, PreTrainedModel) else []
+    with _evaluating(*local, *students.values()):
+        layouts = (_Layout.of(batch) for batch in micro_batches(rollouts, token_budget))
+        for layout, teacher_NG in _with_states(layouts, theirs):
+            for step, source in ours.items():
                 observe = (observers or {}).get(step)
-                states_NH = layout.response_states(student)
-                measured = _measure(states_NH, teacher_NG, student, teacher, layout, vocabulary, chunk, observe)
+                states_NH = source.response_states(layout.sequences)
+                measured = _measure((states_NH, source), (teacher_NG, theirs), layout, vocabulary, chunk, observe)
                 table = _table(layout, measured, eos_ids)
                 write(step, table)
                 if top is not None:
-                    top.see(step, batch, states_NH, student, teacher_NG, teacher)
+                    top.see(step, layout.batch, states_NH, source.head, teacher_NG, theirs.head)
                 facts[step].occurrences += len(table)
                 facts[step].real_tokens += layout.real_tokens
-                facts[step].padded_tokens += layout.input_BT.numel() - layout.real_tokens
+                facts[step].padded_tokens += layout.padded_tokens - layout.real_tokens
                 _note_invalid(table, facts[step])
             if progress is not None:
-                progress(len(batch))
+                progress(len(layout.batch))
     return facts
+
+
+def _with_states(layouts: Iterable[_Layout], source: StateSource) -> Iterator[tuple[_Layout, Tensor]]:
+    """Every micro-batch with the teacher's states; a served teacher is asked for some of them ahead."""
+    if not source.ahead:
+        yield from ((layout, source.response_states(layout.sequences)) for layout in layouts)
+        return
+    with ThreadPoolExecutor(1) as executor:
+        coming: deque[tuple[_Layout, Future[Tensor]]] = deque()
+        for layout in layouts:
+            coming.append((layout, executor.submit(source.response_states, layout.sequences)))
+            if len(coming) > AHEAD:
+                first, states = coming.popleft()
+                yield first, states.result()
+        while coming:
+            first, states = coming.popleft()
+            yield first, states.result()
 
 
 @contextmanager
@@ -131,16 +155,15 @@ def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
 
 
 def _measure(
-    student_NH: Tensor,
-    teacher_NG: Tensor,
-    student: PreTrainedModel,
-    teacher: PreTrainedModel,
+    student: tuple[Tensor, StateSource],
+    teacher: tuple[Tensor, StateSource],
     layout: _Layout,
     vocabulary: int,
     chunk: int | None,
     observe: Observer | None,
 ) -> Divergence:
-    ours, theirs = head_of(student), head_of(teacher)
+    student_NH, teacher_NG = student[0], teacher[0]
+    ours, theirs = student[1].head, teacher[1].head
     device = ours.weight_VH.device
     return fused_divergence(
         student_NH.to(device),
@@ -149,7 +172,7 @@ def _measure(
         theirs.weight_VH[:vocabulary].to(device),
         token_N=layout.token_N.to(device),
         student_bias=ours.bias_V,
-        teacher_bias=theirs.bias_V,
+        teacher_bias=None if theirs.bias_V is None else theirs.bias_V.to(device),
         student_softcap=ours.softcap,
         teacher_softcap=theirs.softcap,
         student_scale=ours.scale,
@@ -175,32 +198,21 @@ class _Layout:
     """Where the response positions of a micro-batch lie."""
 
     batch: list[Rollout]
-    input_BT: Tensor
-    row_N: Tensor
-    column_N: Tensor
-    """Column of the state that predicts the token: one before the token's own."""
+    sequences: Sequences
     token_N: Tensor
     position_N: np.ndarray
     real_tokens: int
+    padded_tokens: int
 
     @classmethod
     def of(cls, batch: list[Rollout]) -> _Layout:
-        sequences = [rollout.prompt_ids + rollout.token_ids for rollout in batch]
-        input_BT = torch.zeros((len(batch), max(map(len, sequences))), dtype=torch.long)
-        for row, sequence in enumerate(sequences):
-            input_BT[row, : len(sequence)] = torch.tensor(sequence)
-        counts = [len(rollout.token_ids) for rollout in batch]
-        position_N = np.concatenate([np.arange(count) for count in counts])
-        start_N = np.repeat([len(rollout.prompt_ids) for rollout in batch], counts)
-        row_N = torch.from_numpy(np.repeat(np.arange(len(batch)), counts))
-        column_N = torch.from_numpy(start_N + position_N - 1)
-        token_N = input_BT[row_N, column_N + 1]
-        return cls(batch, input_BT, row_N, column_N, token_N, position_N, sum(map(len, sequences)))
-
-    def response_states(self, model: PreTrainedModel) -> Tensor:
-        device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
-        state_BTH = hidden_states(model, self.input_BT.to(device))
-        return state_BTH[self.row_N.to(state_BTH.device), self.column_N.to(state_BTH.device)]
+        ids = tuple(rollout.prompt_ids + rollout.token_ids for rollout in batch)
+        starts = tuple(len(rollout.prompt_ids) for rollout in batch)
+        token_N = torch.tensor([token for rollout in batch for token in rollout.token_ids])
+        position_N = np.concatenate([np.arange(len(rollout.token_ids)) for rollout in batch])
+        sequences = Sequences(ids, starts, tuple(rollout.rollout_id for rollout in batch))
+        lengths = [len(sequence) for sequence in ids]
+        return cls(batch, sequences, token_N, position_N, sum(lengths), len(batch) * max(lengths))
 
 
 def _table(layout: _Layout, measured: Divergence, eos_ids: Sequence[int]) -> pa.Table:

@@ -16,11 +16,9 @@ import pyarrow as pa
 from torch import Tensor
 
 from rocktokens.core.top_tokens import TopTokens, top_tokens
-from rocktokens.lm.pair import head_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+    from rocktokens.core.divergence import Head
     from rocktokens.lm.scoring import Rollout
 
 
@@ -46,9 +44,9 @@ class TopTokenRecorder:
         step: int,
         batch: Sequence[Rollout],
         student_NH: Tensor,
-        student: PreTrainedModel,
+        student: Head,
         teacher_NG: Tensor,
-        teacher: PreTrainedModel,
+        teacher: Head,
     ) -> None:
         """Keep what one micro-batch shows; rows are the response positions of `batch`, rollout by rollout."""
         shown_N = np.repeat([r.rollout_id in self.rollout_ids for r in batch], [len(r.token_ids) for r in batch])
@@ -70,8 +68,7 @@ class TopTokenRecorder:
             columns[f"{name}_top_logprobs"] = _lists(best.logprobs_NK.float().cpu().numpy())
         self.write(step, pa.table(columns))
 
-    def _best(self, hidden_NH: Tensor, at_M: np.ndarray, model: PreTrainedModel) -> TopTokens:
-        head = head_of(model)
+    def _best(self, hidden_NH: Tensor, at_M: np.ndarray, head: Head) -> TopTokens:
         rows_MH = hidden_NH[at_M.tolist()].to(head.weight_VH.device)
         return top_tokens(rows_MH, head, self.k, vocabulary=self.vocabulary)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rocktokens.config import RolloutConfig
 from rocktokens.core.seeds import derive_seed
-from rocktokens.errors import DataError
+from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.checkers import Checker
 from rocktokens.lm.pair import Pair
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
@@ -25,8 +25,11 @@ from rocktokens.lm.tasks import Prompt
 
 def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Sampler:
     """The engine that samples from one of a pair's models as a configuration says."""
+    model = pair.teacher if of_teacher else pair.student
+    if model is None:
+        raise ConfigError("the teacher is not loaded here, so it cannot be sampled from in this process")
     return Sampler(
-        pair.teacher if of_teacher else pair.student,
+        model,
         eos_ids=pair.eos_ids,
         pad_id=pair.pad_id,
         vocabulary=pair.vocabulary,

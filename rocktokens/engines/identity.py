@@ -1,0 +1,185 @@
+"""Is what is served what the run means? A probe's log-probabilities against the model's own, and against last time's.
+
+Two checkpoints of one training may agree on a probe to within a server's rounding, so where the server names a
+directory of this machine, that has to be the model's, too. What a server was found to be is its fingerprint; a stage
+that goes on keeps it and refuses to mix rollouts or scores of two models.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from rocktokens.config import PairConfig, ServersConfig
+from rocktokens.core.heads import logits_
+from rocktokens.engines.servers import ServedModel, ServerPool
+from rocktokens.engines.states import ServedStates
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.lm.pair import load_model, model_config
+
+PROBE_TEXT = "Let x = 3 + 4. Then x is 7, and so 2 * x = 14. The answer is 14."
+PROBE_TOKENS = 16
+# Mean difference of a probe's log-probabilities, in nats, that rounding explains: bfloat16 servers stay below a tenth.
+SAME_MODEL = 0.15
+MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a pool was found to serve."""
+
+    root: str | None
+    logprobs: tuple[float, ...]
+    """Of the probe's tokens, from its second on."""
+
+    def distance(self, other: Fingerprint) -> float:
+        """Mean difference of the log-probabilities, in nats."""
+        if len(self.logprobs) != len(other.logprobs):
+            return float("inf")
+        return sum(abs(a - b) for a, b in zip(self.logprobs, other.logprobs)) / max(len(self.logprobs), 1)
+
+    def text(self) -> str:
+        """As JSON, for a file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Fingerprint:
+        """Back from JSON."""
+        found = json.loads(text)
+        return cls(found["root"], tuple(found["logprobs"]))
+
+
+def probe_ids(tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
+    """A short text as ids; where the tokenizer makes too little of it, ids spread over the vocabulary."""
+    ids = [token for token in tokenizer(PROBE_TEXT)["input_ids"] if token < vocabulary][:PROBE_TOKENS]
+    if len(set(ids)) < 8:
+        ids = [(7 * number + 3) % vocabulary for number in range(PROBE_TOKENS)]
+    return tuple(ids)
+
+
+def served_logprobs(pool: ServerPool, ids: tuple[int, ...]) -> tuple[float, ...]:
+    """Log-probabilities of a probe by a server that generates."""
+    body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "add_special_tokens": False}
+    reply = pool.post("/v1/completions", body, prefix=ids)
+    try:
+        listed = reply.json()["choices"][0]["prompt_logprobs"]
+        return tuple(float(entry[str(token)]["logprob"]) for entry, token in zip(listed[1:], ids[1:], strict=True))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{reply.url} does not give prompt log-probabilities, by which the model is recognised; is it a vLLM "
+            "server?"
+        ) from error
+
+
+@torch.inference_mode()
+def states_logprobs(source: ServedStates, ids: tuple[int, ...]) -> tuple[float, ...]:
+    """Log-probabilities of a probe from served states and the head that was read here."""
+    state_LH = source.states(ids, "probe")[:-1]
+    logits_LV = torch.empty(len(state_LH), len(source.head.weight_VH))
+    head = source.head
+    logits_(logits_LV, state_LH.to(head.weight_VH.device), head)
+    if head.softcap is not None:
+        logits_LV = head.softcap * torch.tanh(logits_LV / head.softcap)
+    logprob_LV = logits_LV.log_softmax(-1)
+    return tuple(logprob_LV[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist())
+
+
+@torch.inference_mode()
+def own_logprobs(name: str, config: PairConfig, ids: tuple[int, ...]) -> tuple[float, ...]:
+    """Log-probabilities of a probe by the model itself, loaded here and let go."""
+    model = load_model(name, config)
+    device: Any = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    logprob_LV = model(input_ids=torch.tensor([ids], device=device)).logits[0].float().log_softmax(-1).cpu()
+    return tuple(logprob_LV[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist())
+
+
+def verify(
+    pool: ServerPool,
+    found: tuple[float, ...],
+    ids: tuple[int, ...],
+    name: str,
+    config: PairConfig,
+    asked: ServersConfig,
+) -> Fingerprint:
+    """Refuse a pool that serves another model than `name`; returns what it serves.
+
+    Args:
+        pool: The servers.
+        found: The probe's log-probabilities by them.
+        ids: The probe.
+        name: The model that is meant: a directory, hub name or .gguf file.
+        config: How the model would be loaded here.
+        asked: Whether it is loaded here to compare.
+    """
+    served = pool.models()
+    for url, model in zip(pool.urls, served):
+        _check_root(url, model, name)
+    print_ = Fingerprint(served[0].root, found)
+    if _loads(name, config, asked):
+        own = Fingerprint(name, own_logprobs(name, config, ids))
+        if not print_.distance(own) < SAME_MODEL:
+            raise ConfigError(
+                f"{', '.join(pool.urls)} serves another model than {name}: a probe's log-probabilities differ by "
+                f"{print_.distance(own):.2g} nats on average. Serve that model, or correct the URL."
+            )
+    return print_
+
+
+def _check_root(url: str, model: ServedModel, name: str) -> None:
+    """A directory that the server names and this machine has must be the model's."""
+    meant = Path(name).expanduser()
+    named = Path(model.root) if model.root else None
+    if named is None or not meant.is_dir() or not named.is_dir():
+        return
+    if named.resolve() != meant.resolve() and not _same_weights(named, meant):
+        raise ConfigError(
+            f"{url} serves {model.root}, and this stage needs {meant}; start the server with --model {meant.resolve()}"
+        )
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    """Whether two directories hold the same weights, byte for byte: copies and links are the same model."""
+    files = [sorted(path.glob("*.safetensors")) for path in (one, other)]
+    if not files[0] or [file.name for file in files[0]] != [file.name for file in files[1]]:
+        return False
+    return all(a.stat().st_size == b.stat().st_size and (a.samefile(b) or _bytes_alike(a, b)) for a, b in zip(*files))
+
+
+def _bytes_alike(one: Path, other: Path, block: int = 1 << 22) -> bool:
+    with one.open("rb") as first, other.open("rb") as second:
+        while True:
+            a, b = first.read(block), second.read(block)
+            if a != b:
+                return False
+            if not a:
+                return True
+
+
+def _loads(name: str, config: PairConfig, asked: ServersConfig) -> bool:
+    """Whether the model is loaded here to compare: as told, else where it takes little of the free memory."""
+    if asked.verify is not None:
+        return asked.verify
+    text = model_config(name, config).get_text_config()
+    # Weights of a dense decoder, roughly; enough to tell what fits by far from what does not.
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
+    inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 0
+    inner = inner or 4 * text.hidden_size
+    layer = 4 * text.hidden_size**2 + 3 * experts * text.hidden_size * inner
+    weights = 4 * (text.num_hidden_layers * layer + 2 * text.vocab_size * text.hidden_size)
+    return weights < MEMORY_SHARE * psutil.virtual_memory().available
+
+
+def check_same(now: Fingerprint, before: Fingerprint, urls: list[str]) -> None:
+    """Refuse to go on with another model than the finished parts were made with."""
+    moved = before.root is not None and now.root is not None and before.root != now.root
+    if moved or not now.distance(before) < SAME_MODEL:
+        raise RunError(
+            f"{', '.join(urls)} serves another model than when this stage began (then {before.root}, now {now.root}; a "
+            f"probe's log-probabilities differ by {now.distance(before):.2g} nats). Serve the first again to go on, or "
+            "pass --again to start over."
+        )
