@@ -58,6 +58,13 @@ def clock(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d} min" if whole < 6000 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
+def terminal_width() -> int:
+    """Columns of the terminal that standard error draws on; 80 where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).columns if sys.stderr.isatty() else 80
+
+
 class Work:
     """One piece of work with a known number of parts; call it with how many more are done."""
 
@@ -102,7 +109,8 @@ class Work:
         left = f"{clock(self._seconds / new * (self.total - self.done))} left" if new else ""
         text = ", ".join(part for part in (rate, self.said, left) if part)
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, count=f"{self.done}/{self.total} {self.unit}", now=text)
+            shown = ", ".join(part for part in (left, rate, self.said) if part)
+            self._bar.update(self._task, completed=self.done, count=f"{self.done}/{self.total}", now=shown)
         elif now or time.monotonic() - self._last >= LINE_EVERY:
             self._last = time.monotonic()
             _print(None, f"{self.description}: {self.done}/{self.total} {self.unit}, {text}")
@@ -130,6 +138,14 @@ class Overall:
         self._past += self.shares[name]
         self._part = 0.0
         self._show()
+
+    def say(self, line: str) -> None:
+        """Leave a line above the bar, wrapped to the terminal."""
+        import textwrap
+
+        wide = terminal_width()
+        for part in textwrap.wrap(line, wide, subsequent_indent="    ", break_long_words=False) or [""]:
+            _print(self._bar, part)
 
     def within(self, share: float) -> None:
         """So much of the current work is done; several pieces in one stage never move the bar back."""
@@ -187,16 +203,22 @@ def _display() -> Iterator[Any]:
 
 
 def _live() -> Any:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    """Rows that fit 80 columns: what never loses its place is the bar and the count; words give way first."""
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
+    def text(field: str, most: int | None = None, *, ratio: int | None = None) -> TextColumn:
+        column = Column(no_wrap=True, overflow="ellipsis", max_width=most, ratio=ratio)
+        return TextColumn(field, table_column=column)
+
+    wide = terminal_width() >= 100
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
+        text("{task.description}", 44 if wide else 26),
+        BarColumn(bar_width=24 if wide else 10),
+        TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True, justify="right")),
+        text("{task.fields[now]}", ratio=1),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
 
 
 @contextmanager

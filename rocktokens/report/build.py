@@ -13,12 +13,12 @@ from pathlib import Path
 
 from rocktokens.errors import RunError
 from rocktokens.report.conclusions.run import answer
-from rocktokens.report.figures import causal, compare, detect, distill
+from rocktokens.report.figures import causal, compare, detect, distill, geometry, sensitivity
 from rocktokens.report.figures.figure import Figure
 from rocktokens.report.figures.images import export
 from rocktokens.report.formats import to_csv
-from rocktokens.report.html.page import page
-from rocktokens.report.html.viewer import Decode, payload
+from rocktokens.report.html.page import as_json, packed, page
+from rocktokens.report.html.viewer import Decode, fitted, payload
 from rocktokens.report.run_facts import Facts
 from rocktokens.runs.store import Run, open_run
 
@@ -34,13 +34,13 @@ FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
     detect.clusters,
     distill.training_loss,
     distill.persistence,
-    distill.gradients,
-    distill.alignment,
+    geometry.gradients,
+    geometry.alignment,
     causal.knockouts,
     causal.grafts,
     compare.accuracy_seconds,
     compare.time_spent,
-    detect.sensitivity,
+    sensitivity.sensitivity,
 )
 
 
@@ -57,7 +57,10 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
         return run
     facts = Facts(run)
     figures = [figure for make in FIGURES if (figure := make(facts)) is not None]
-    html = page(facts, answer(facts), figures, payload(facts, decode))
+    viewer = payload(facts, decode)
+    if viewer is not None:
+        viewer = fitted(viewer, lambda some: len(packed(as_json(some))))
+    html = page(facts, answer(facts), figures, viewer)
     _write(run.path / REPORT, html)
     folder = run.path / "figures"
     for figure in figures:

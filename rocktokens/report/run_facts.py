@@ -7,6 +7,7 @@ reads; it computes nothing that detection or the census should have computed.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError, RunError
-from rocktokens.report.formats import visible
+from rocktokens.report.formats import at_home, visible
 from rocktokens.runs.store import Run, open_run
 
 # Stage → (the table that shows it ran, what it answers).
@@ -31,6 +32,10 @@ STAGES = {
     "graft": ("grafts", "what the student would gain had it learned them"),
     "compare": ("compare", "what training without them costs and saves"),
 }
+
+
+# Stages that load the student or the teacher.
+NEED_MODELS = ("distill", "sample", "score", "knockout", "graft", "compare")
 
 
 class Facts:
@@ -148,6 +153,28 @@ class Facts:
         """Stages that this run has not completed."""
         return [stage for stage in STAGES if not self.ran(stage)]
 
+    # Commands that a reader can paste
+
+    @property
+    def has_models(self) -> bool:
+        """Whether the run names a student and a teacher, so that stages that load them can be suggested."""
+        pair = self.config.get("pair") or {}
+        return bool(pair.get("student") and pair.get("teacher"))
+
+    @property
+    def place(self) -> str:
+        """The run directory as a shell takes it: relative where the run lies below the working directory."""
+        path = self.run.path.absolute()
+        below = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        text = at_home(str(below))
+        return text if text.startswith("~") and shlex.quote(text[1:]) == text[1:] else shlex.quote(str(below))
+
+    def command(self, stage: str) -> str | None:
+        """The command that runs a stage on this run; None where the stage needs models that the run does not name."""
+        if stage in NEED_MODELS and not self.has_models:
+            return None
+        return f"rocktokens {stage} {self.place}"
+
     # Tokens and rocks
 
     @cached_property
@@ -174,6 +201,12 @@ class Facts:
         own = [row for row in self.types if row.get(f"in_{self.definition}")]
         rank = f"rank_{self.definition}"
         return sorted(own, key=lambda row: (row.get(rank) or math.inf, row["token_id"]))
+
+    @property
+    def rock_word(self) -> str:
+        """What the found tokens are called: without a loss before distillation only `costly` can be said."""
+        known = any(row.get("loss_pre") is not None for row in self.types)
+        return "rock" if known or not self.types else "costly"
 
     @cached_property
     def rock_ids(self) -> set[int]:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rocktokens.config.study import STAGES, Stage, StudyConfig
 
@@ -24,7 +25,19 @@ def study(config: StudyConfig) -> None:
         for stage in (stage for stage in STAGES if stage in config.stages):
             with overall.stage(stage):
                 _run_stage(stage, config)
+            _tell(overall, stage, config.path)
     _summary(config.path, time.monotonic() - start)
+
+
+def _tell(overall: Any, stage: Stage, path: Path) -> None:
+    """Print what a stage found as soon as it has found it."""
+    from rocktokens.report.run_facts import Facts
+    from rocktokens.report.terminal.study import found_by
+
+    if stage in ("distill", "detect", "knockout", "compare"):
+        said = found_by(stage, Facts.of(path))
+        if said:
+            overall.say(f"  {said}")
 
 
 def _complete(path: Path) -> set[str]:
@@ -74,8 +87,8 @@ def _found_no_rocks(path: Path) -> bool:
 
 
 def _summary(path: Path, seconds: float) -> None:
-    """Ten lines: what was found, every number with its interval, and where the report lies."""
-    from rocktokens.progress import clock
+    """The verdict, as the report's card has it, and where the report lies."""
+    from rocktokens.progress import clock, terminal_width
     from rocktokens.report.run_facts import Facts
     from rocktokens.report.terminal.study import summary
     from rocktokens.runs.store import open_run
@@ -83,5 +96,5 @@ def _summary(path: Path, seconds: float) -> None:
     run = open_run(path)
     student, teacher = Facts(run).pair
     print(f"\nStudy of {path} ({student} from {teacher}), {clock(seconds)} this time; intervals are 95 %")
-    for name, text in summary(Facts(run), path / "report.html" if run.done("report") else None):
-        print(f"  {name:10}  {text}")
+    for line in summary(Facts(run), path / "report.html" if run.done("report") else None, width=terminal_width()):
+        print(line)

@@ -16,7 +16,8 @@ import torch
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
 from rocktokens.core.geometry import GradientGeometry, compare_groups
-from rocktokens.runs.schema import OCCURRENCES, ROLLOUTS
+from rocktokens.core.shown import shown_rollouts
+from rocktokens.runs.schema import OCCURRENCES, ROLLOUTS, TOP_TOKENS
 from rocktokens.runs.store import Run
 
 STEPS = (0, 50, 100)
@@ -80,6 +81,7 @@ def make_run(path: Path, *, stages: str = "all", hostile: bool = False, prompts:
     for step, table in tables.items():
         with run.part_writer(step) as writer:
             writer.write(table)
+        _top_tokens(run, rng, rollouts, step)
     run.finish("score", {"steps": list(STEPS)})
     if stages == "score":
         return run
@@ -164,6 +166,26 @@ def _occurrences(rng: np.random.Generator, rollouts: pa.Table) -> dict[int, pa.T
     return tables
 
 
+def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: int) -> None:
+    """Five tokens of each model at every position of the rollouts that a report shows."""
+    lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
+    writer = run.top_token_writer(step)
+    for place in shown_rollouts(rollouts["correct"].to_pylist(), lengths):
+        row = rollouts.slice(place, 1).to_pylist()[0]
+        columns: dict[str, Any] = {
+            "prompt_id": [row["prompt_id"]] * lengths[place],
+            "rollout_id": [row["rollout_id"]] * lengths[place],
+            "position": np.arange(lengths[place], dtype=np.int32),
+        }
+        for who in ("student", "teacher"):
+            order = [rng.permutation(len(VOCABULARY))[:5] for _ in range(lengths[place])]
+            shares = [np.sort(rng.dirichlet(np.ones(6)))[::-1][:5] for _ in order]
+            columns[f"{who}_top_ids"] = [ids.tolist() for ids in order]
+            columns[f"{who}_top_logprobs"] = [np.log(share).tolist() for share in shares]
+        writer.write(pa.table(columns).cast(TOP_TOKENS))
+    writer.flush()
+
+
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:
     config = DetectConfig(k=6, resamples=200, num_rare=5, seed=seed)
     report = detect_rocks(Occurrences.from_checkpoints(tables), tokenizer, config)
@@ -212,7 +234,8 @@ def _training(run: Run, rng: np.random.Generator) -> None:
             }
         )
     run.write("training", pa.Table.from_pylist(rows))
-    run.finish("distill", {"steps": 100, "saturated": True})
+    ends = [{"accuracy": value, "accuracy_low": value - 0.05, "accuracy_high": value + 0.05} for value in (0.35, 0.6)]
+    run.finish("distill", {"steps": 100, "saturated": True, "accuracy_before": ends[0], "accuracy_after": ends[1]})
 
 
 def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeTokenizer) -> None:
@@ -249,12 +272,21 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
     outcomes = []
     for prompt in range(60):
         right = bool(rng.random() < 0.6)
-        outcomes.append((f"c{prompt}", f"c{prompt}#0", "baseline", "", None, right))
+        outcomes.append((f"c{prompt}", f"c{prompt}#0", "baseline", "", None, right, None))
         for candidate in range(6):
             flipped = right if rng.random() > 0.04 else not right
-            outcomes.append((f"c{prompt}", f"c{prompt}#0", "placebo", f"token:{candidate}", 3, flipped))
-    names = ("prompt_id", "rollout_id", "arm", "set_id", "resumed_at", "correct")
-    run.write("knockouts", pa.Table.from_pylist([dict(zip(names, row)) for row in outcomes]))
+            outcomes.append((f"c{prompt}", f"c{prompt}#0", "placebo", f"token:{candidate}", 3, flipped, None))
+    base = run.read("rollouts").to_pylist()[:6]
+    for row in base:
+        for token_id in rocks[:3]:
+            if token_id in row["token_ids"]:
+                at = row["token_ids"].index(token_id)
+                tokens = [*row["token_ids"][:at], VOCABULARY.index(" hmm"), *row["token_ids"][at + 1 :]]
+                key = (row["prompt_id"], row["rollout_id"], "knockout", f"token:{token_id}", at, False, tokens)
+                outcomes.append(key)
+    run.write("baseline", pa.Table.from_pylist(base, schema=ROLLOUTS))
+    names = ("prompt_id", "rollout_id", "arm", "set_id", "resumed_at", "correct", "token_ids")
+    run.write("knockouts", pa.Table.from_pylist([{**dict(zip(names, row)), "repeat": 0} for row in outcomes]))
     run.finish("knockout", {"epsilon": 0.01, "smallest_detectable_effect": 0.018, "noise_floor": 0.012})
 
 
@@ -311,6 +343,8 @@ def _compare(run: Run, rng: np.random.Generator) -> None:
             "delta_low": end - 0.63,
             "delta_high": end - 0.61,
             "seconds_ratio": pace,
+            "flops_ratio": pace,
+            "num_seeds": 3,
             "kept_share": 0.78 if regime in ("freeze", "random") else 1.0,
             "ceiling": 1.28 if regime in ("freeze", "random") else 1.0,
         }

@@ -106,8 +106,8 @@ def test_a_terminal_shows_one_display_with_the_stage_and_its_work(monkeypatch, t
     assert handler.stream is terminal
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
     assert "stage 1 of 2: sample" in text
-    assert "20/40 rollouts" in text
-    assert "2.0 rollouts/s, 10 s left" in text
+    assert "20/40" in text
+    assert "10 s left, 2.0 rollouts/s" in text
     assert "about 30 s left" in text
     assert "something to know\n" in text
 

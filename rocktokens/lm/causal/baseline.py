@@ -60,6 +60,10 @@ class Judge:
         self._seen.clear()
 
 
+# Token ids of knocked-out and grafted rollouts are kept for the first prompts alone: enough to read some.
+SHOWN_PROMPTS = 12
+
+
 @dataclass(frozen=True)
 class BaseRollout:
     """One sampled response with its outcome."""

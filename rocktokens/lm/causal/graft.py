@@ -27,6 +27,7 @@ from rocktokens.core.seeds import derive_seed, uniforms
 from rocktokens.core.stats import Floats
 from rocktokens.errors import ConfigError
 from rocktokens.lm.causal.baseline import (
+    SHOWN_PROMPTS,
     Bar,
     Baseline,
     BaseRollout,
@@ -211,7 +212,8 @@ def _run(
             response = (*rollout.token_ids[:at], *answer.token_ids)
             right = judge(rollout.prompt, response)
             names = (rollout.prompt.prompt_id, rollout.rollout_id, arms[index].name)
-            made.append(dict(zip(GRAFTS.names, (*names, at, right, len(answer.token_ids)))))
+            kept = response if rollout.problem < SHOWN_PROMPTS else None
+            made.append(dict(zip(GRAFTS.names, (*names, at, right, len(answer.token_ids), kept))))
         return pa.Table.from_pylist(made, schema=GRAFTS)
 
     tables = [GRAFTS.empty_table()]

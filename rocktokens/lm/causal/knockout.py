@@ -29,6 +29,7 @@ from rocktokens.core.census.looks import make_schedule
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError
 from rocktokens.lm.causal.baseline import (
+    SHOWN_PROMPTS,
     Bar,
     Baseline,
     BaseRollout,
@@ -160,10 +161,8 @@ class Arms:
         for job, rollout, request in zip(jobs, rollouts, asked):
             banned = self.sets[job.column]
             answer = next(answers) if request is not None else None
-            if answer is None:
-                correct = rollout.correct
-            else:
-                correct = self.judge(rollout.prompt, response_of(job, rollout, answer, self.exact))
+            response = rollout.token_ids if answer is None else response_of(job, rollout, answer, self.exact)
+            correct = rollout.correct if answer is None else self.judge(rollout.prompt, response)
             rows.append(
                 {
                     "prompt_id": rollout.prompt.prompt_id,
@@ -174,6 +173,7 @@ class Arms:
                     "resumed_at": job.at,
                     "correct": correct,
                     "num_tokens": 0 if answer is None else len(answer.token_ids),
+                    "token_ids": response if rollout.problem < SHOWN_PROMPTS else None,
                 }
             )
         return pa.Table.from_pylist(rows, schema=KNOCKOUTS)
@@ -341,5 +341,6 @@ def _baseline_rows(rollouts: pa.Table) -> pa.Table:
         "resumed_at": [None] * count,
         "correct": rollouts["correct"],
         "num_tokens": lengths,
+        "token_ids": [None] * count,
     }
     return TABLES["knockouts"].conform(pa.table(columns))

@@ -21,8 +21,11 @@ def answer(facts: Facts) -> list[str]:
     return [_what(facts), _how_much(facts), _learn(facts), _matter(facts), _without(facts)]
 
 
-def _ask(facts: Facts, command: str, question: str) -> str:
-    return f"{question} is not known yet: run `rocktokens {command} {facts.name}`."
+def _ask(facts: Facts, stage: str, question: str) -> str:
+    command = facts.command(stage)
+    if command is None:
+        return f"{question} is not known: this run names no models, so `{stage}` cannot run on it."
+    return f"{question} is not known yet: run `{command}`."
 
 
 def _what(facts: Facts) -> str:
@@ -75,7 +78,7 @@ def _learn(facts: Facts) -> str:
     if not rows and len(facts.steps) == 1:
         return (
             "Whether they learn is not known: only one checkpoint was scored; distil with "
-            f"`rocktokens distill {facts.name}` and score every checkpoint."
+            f"`{facts.command('distill') or 'rocktokens distill'}` and score every checkpoint."
         )
     if not rows:
         return _ask(facts, "score", "Whether they learn")
@@ -144,11 +147,12 @@ def _without(facts: Facts) -> str:
     if base is None or freeze is None:
         return f"What freezing costs is not known: the comparison holds {listed(list(found))}, not uniform and freeze."
     change = estimate(freeze, "delta")
-    ratio = estimate(freeze, "seconds_ratio")
-    seconds = percent(freeze["seconds"] / base["seconds"], 0) if base["seconds"] else "an unknown share"
-    seconds = interval(ratio, percent, digits=0) if ratio else seconds
+    ratio, flops = estimate(freeze, "seconds_ratio"), freeze.get("flops_ratio")
+    spent = f" with {percent(flops)} of its FLOPs" if flops is not None else ""
+    if ratio is not None and math.isfinite(ratio.low):
+        spent += f"{' and' if spent else ' in'} {interval(ratio, percent, digits=0)} of its seconds"
     return (
         f"Trained without them, the student ended {interval(change, points)} points from uniform training "
-        f"({percent(freeze['accuracy'])} against {percent(base['accuracy'])}, {plural(freeze['num_seeds'], 'seed')}) "
-        f"in {seconds} of its time."
+        f"({percent(freeze['accuracy'])} against {percent(base['accuracy'])}, {plural(freeze['num_seeds'], 'seed')})"
+        f"{spent}."
     )

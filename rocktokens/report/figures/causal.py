@@ -74,7 +74,7 @@ def knockouts(facts: Facts) -> Figure | None:
         if own:
             data.append(_effects(verdict, own))
     shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
-    shape["yaxis"] = names_axis([label(row["token"]) + _kind(row) for row, _ in shown])
+    shape["yaxis"] = names_axis([_mark(facts, row) + label(row["token"]) + _kind(row) for row, _ in shown])
     shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
     floors = [100 * row["placebo_floor"] if row.get("placebo_floor") is not None else 0.0 for row, _ in shown]
     if any(floors):
@@ -91,12 +91,17 @@ def knockouts(facts: Facts) -> Figure | None:
         estimator=f"Δ = accuracy with the token banned − accuracy, paired by problem; resumed from the baseline at the "
         f"token's first occurrence. Bars: 95 % bootstrap over problems. Grey band: ±ε = {points(margin)} points, what "
         "counts as nothing. Noise floor: 95 % of the placebo arm’s effects (resumed at the same places, nothing "
-        "banned) lie inside.",
+        "banned) lie inside. ◆ marks the rocks.",
         rows=table,
         data=data,
         layout=shape,
         notes=_power(facts),
     )
+
+
+def _mark(facts: Facts, row: dict[str, Any]) -> str:
+    """Rocks stand out among the candidates."""
+    return "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
 
 
 def _floors(floors: list[float]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ STAGE_TITLES = {
     "checkpoint": "checkpoints",
     "other": "everything else",
 }
+# The same in a sentence, where the title alone does not do.
+STAGE_WORDS = {"teacher": "the teacher’s passes", "student": "the student’s passes", "optimiser": "the optimiser"}
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
 
 
@@ -206,7 +208,7 @@ def time_spent(facts: Facts) -> Figure | None:
         name="time",
         title="Where the time went",
         sentence=f"Of {number(sum(rows[head].values()), 0)} seconds of {_training(head)}, {percent(share, 0)} went to "
-        f"{STAGE_TITLES[largest[head]]}" + _ceiling(facts) + ".",
+        f"{STAGE_WORDS.get(largest[head], STAGE_TITLES[largest[head]])}" + _ceiling(facts) + ".",
         estimator="Wall-clock seconds by stage on the first rank, measured by the trainer; nested stages are counted "
         "once. Dropping a share f of positions cannot speed training up by more than 1/(1 − f).",
         rows=pa.Table.from_pylist([{"regime": name, **row} for name, row in rows.items()]),

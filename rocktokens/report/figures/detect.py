@@ -1,4 +1,4 @@
-"""Figures of what detection found: footprint, funnel, sweep, density, clusters, sensitivity.
+"""Figures of what detection found: footprint, funnel, sweep, density, clusters.
 
 Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
 """
@@ -20,6 +20,7 @@ from rocktokens.report.figures.figure import (
     Figure,
     errors,
     layout,
+    log_axis,
     names_axis,
     rule,
 )
@@ -148,8 +149,8 @@ def funnel(facts: Facts) -> Figure | None:
     if not data:
         return None
     shape = layout("occurrences", f"mean {facts.signal} after OPD, nats", height=400)
-    shape["xaxis"]["type"] = shape["yaxis"]["type"] = "log"
-    shape["xaxis"]["dtick"] = shape["yaxis"]["dtick"] = 1
+    log_axis(shape["xaxis"], min(row["count"] for row in types), max(row["count"] for row in types))
+    log_axis(shape["yaxis"], min(row["loss_post"] for row in types), max(row["loss_post"] for row in types))
     mean = sum(row["r"] or 0 for row in types if "r" in row) / max(sum(row["count"] for row in types), 1)
     if mean > 0:
         shape["shapes"] = [rule(mean, along="y")]
@@ -229,7 +230,7 @@ def sweep(facts: Facts) -> Figure | None:
             )
     k = facts.stage("detect").get("k")
     shape = layout("K, number of rocks", "stability (Jaccard), coverage (share of loss)", height=380)
-    shape["xaxis"] |= {"type": "log", "dtick": "D2"}
+    log_axis(shape["xaxis"], min(row["k"] for row in rows), max(row["k"] for row in rows), steps=(1, 2, 5))
     shape["yaxis"]["range"] = [0, 1.04]
     shape["shapes"] = [rule(wanted, along="y")] + ([rule(k, color=ROCK, dash="dash")] if k else [])
     shape["annotations"] = [_note(f"wanted: {wanted}", y=wanted)]
@@ -346,53 +347,3 @@ def clusters(facts: Facts) -> Figure | None:
         data=data,
         layout=shape,
     )
-
-
-def sensitivity(facts: Facts) -> Figure | None:
-    """The rock set with each threshold moved by one step."""
-    table = facts.table("sensitivity")
-    if table is None or facts.lacks(table, "sensitivity", "parameter", "step", "jaccard", "definition"):
-        return None
-    rows = [r for r in table.to_pylist() if r["definition"] == facts.definition and r["parameter"] != "base"]
-    if not rows:
-        return None
-    rows.sort(key=lambda row: (row["jaccard"], row["parameter"], row["step"]), reverse=True)
-    title = {"tau": "τ", "gamma": "γ", "eta": "η", "window": "w", "k": "K"}
-    names = [f"{title.get(r['parameter'], r['parameter'])} {'↑' if r['step'] > 0 else '↓'}" for r in rows]
-    data = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": facts.definition,
-            "x": [row["jaccard"] for row in rows],
-            "y": list(range(len(rows))),
-            "marker": {"color": ROCK, "size": 10, "symbol": "diamond"},
-            "text": [_sensitivity_hover(name, row) for name, row in zip(names, rows)],
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-    ]
-    shape = layout("overlap with the set as chosen (Jaccard)", "", height=100 + 28 * len(rows), showlegend=False)
-    shape["xaxis"]["range"] = [0, 1.04]
-    shape["yaxis"] = names_axis(names)
-    worst = rows[-1]
-    ends = [row.get("enrichment") for row in rows if row.get("enrichment") is not None]
-    spread = f"; enrichment stays within {number(min(ends))} and {number(max(ends))}" if ends else ""
-    return Figure(
-        name="sensitivity",
-        title="How far does it hang on the thresholds?",
-        sentence=f"Moving any one threshold by a step leaves an overlap of {number(worst['jaccard'])} or more with the "
-        f"rock set as chosen (least at {names[-1]}){spread}.",
-        estimator="τ: quantile of the loss ± 0.05; γ: half or twice the share of similar pairs; η ± 0.05; w ± 1; K: "
-        "the neighbouring value of the sweep. Sets are chosen again on the selection half; footprints are measured on "
-        "the other half.",
-        rows=table,
-        data=data,
-        layout=shape,
-    )
-
-
-def _sensitivity_hover(name: str, row: dict[str, Any]) -> str:
-    found = f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}"
-    if row.get("share_positions") is not None:
-        found += f"<br>positions {percent(row['share_positions'])}, loss {percent(row.get('share_loss'))}"
-    return found + (f", enrichment {number(row['enrichment'])}" if row.get("enrichment") is not None else "")

@@ -6,6 +6,7 @@ figure needs WebGL. This room knows charts; it does not know what is drawn in th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,29 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         "fixedrange": True,
         **more,
     }
+
+
+def log_axis(
+    shape: dict[str, Any], low: float, high: float, *, suffix: str = "", steps: tuple[int, ...] = (1,)
+) -> None:
+    """Make an axis logarithmic with its ticks written out: 0.001, 0.01, …; Plotly's own would read 100µ, or 2 for 20.
+
+    Args:
+        shape: The axis.
+        low: Smallest value drawn, above 0.
+        high: Largest value drawn.
+        suffix: What follows every tick, e.g. a percent sign.
+        steps: Ticks within a decade: (1,) or (1, 2, 5).
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if last - first <= 1:
+        steps = (1, 2, 5)
+    places = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
+    places = [place for place in places if low / 2 <= place <= high * 2]
+    shape |= {"type": "log", "tickmode": "array", "tickvals": places}
+    shape["ticktext"] = [f"{place:.12f}".rstrip("0").rstrip(".") + suffix for place in places]
+    room = 0.06 * max(math.log10(high / low), 0.3)
+    shape["range"] = [math.log10(low) - room, math.log10(high) + room]
 
 
 def errors(value: list[Any], low: list[Any], high: list[Any], color: str) -> dict[str, Any]:

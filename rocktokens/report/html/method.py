@@ -86,7 +86,7 @@ def commands(facts: Facts) -> list[str]:
         named, bare = COMMANDS.get(stage, ((), (stage,)))
         flags = [flag for section in named for flag in _flags(facts, section, f"{section.removeprefix('graft_')}.")]
         flags += [flag for section in bare for flag in _flags(facts, section, "")]
-        lines.append(_command(shlex.join(["rocktokens", stage, facts.name, *flags])))
+        lines.append(_command(" ".join(["rocktokens", stage, facts.place, shlex.join(flags)]).rstrip()))
     return lines or ["no stage has been recorded"]
 
 

@@ -1,7 +1,8 @@
 """What the rollout viewer shows: some real rollouts with every token's numbers, as compact columns.
 
-The whole run can be millions of occurrences; a page holds some tens of thousands. Rollouts are taken evenly over the
-run, right and wrong answers in turn, so that the choice shows what the run holds and is the same every time.
+The rollouts are those for which scoring kept the most probable tokens (core/shown.py), and a few of the census with
+their knocked-out and grafted continuations. A page has a size: rollouts are left out from the end until the compressed
+data fit, and the page says how many of how many it shows. `rocktokens view` pages through all of them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ import numpy as np
 from rocktokens.core.shown import MAX_LENGTH, shown_rollouts
 from rocktokens.report.figures.causal import verdicts_by_token
 from rocktokens.report.formats import interval, points, visible
+from rocktokens.report.html.viewer_extras import census_rollouts, overlays, top_tokens
 from rocktokens.report.run_facts import Facts, estimate
 
+# Compressed and base64-encoded bytes that the viewer's data may take in a page.
+MAX_BYTES = 4_000_000
+MAX_STEPS = 9
+"""Checkpoints on the slider; more are thinned evenly, the first and the last always stay."""
+CHANGING = ("kl", "log_ratio", "student_logprob", "student_entropy", "grad_norm")
+"""Measures that differ from checkpoint to checkpoint; the teacher's do not."""
 COLUMNS = ("kl", "log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy", "grad_norm")
 TITLES = {
-    "kl": "KL after OPD",
-    "kl_pre": "KL before OPD",
+    "kl": "KL(student ‖ teacher)",
+    "kl_pre": "KL before distillation",
     "log_ratio": "log-ratio",
     "student_logprob": "student log p",
     "teacher_logprob": "teacher log p",
@@ -30,8 +38,14 @@ TITLES = {
 Decode = Callable[[Sequence[int]], str]
 
 
-def payload(facts: Facts, decode: Decode | None = None) -> dict[str, Any] | None:
-    """Rollouts, token types and what is known of each; None without scored rollouts."""
+def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """Rollouts, token types and what is known of each; None without scored rollouts.
+
+    Args:
+        facts: The run.
+        decode: Token ids to text, for prompts and for tokens that detection did not name.
+        names: Rollout ids to show, in place of the usual choice.
+    """
     columns = facts.columns("rollouts")
     missing = [name for name in ("prompt_id", "rollout_id", "token_ids") if name not in columns]
     if not columns or missing or not facts.steps:
@@ -39,25 +53,49 @@ def payload(facts: Facts, decode: Decode | None = None) -> dict[str, Any] | None
             [f"the rollout viewer was left out: no column {', '.join(missing)}"] if columns and missing else []
         )
         return None
-    correct = "correct" if "correct" in columns else "null::boolean"
-    found = facts.query(f"select prompt_id, rollout_id, {correct} as correct, len(token_ids) as length from rollouts")
-    everything = [] if found is None else found.to_pylist()
-    chosen = _whole(facts, choose(everything))
+    everything = rollout_list(facts)
+    if names is None:
+        chosen = choose(everything)
+    else:
+        by_name = {row["rollout_id"]: row for row in everything}
+        chosen = [by_name[name] for name in names if name in by_name]
+    chosen = _whole(facts, chosen)
     scores = _scores(facts, [row["rollout_id"] for row in chosen])
     chosen = [row for row in chosen if (row["prompt_id"], row["rollout_id"]) in scores]
     if not chosen:
         facts.notes.append("the rollout viewer was left out: no rollout has scored occurrences")
         return None
-    used: dict[int, int] = {}
-    rollouts = [_rollout(facts, row, scores[row["prompt_id"], row["rollout_id"]], used, decode) for row in chosen]
-    return {
+    types = Types(facts, decode)
+    rollouts = [_rollout(facts, row, scores[row["prompt_id"], row["rollout_id"]], types, decode) for row in chosen]
+    top_tokens(facts, rollouts, types, slider_steps(facts))
+    shown_types = [rollout["tokens"] for rollout in rollouts]
+    found: dict[str, Any] = {
         "titles": TITLES,
-        "types": [_type(facts, token_id) for token_id in used],
         "rollouts": rollouts,
+        "census": census_rollouts(facts, types, decode) if names is None else [],
+        "overlays": overlays(facts, rollouts, [types.ids[place] for row in shown_types for place in row]),
         "total": len(everything),
-        "steps": [facts.steps[0], facts.steps[-1]],
+        "steps": slider_steps(facts),
         "definition": facts.definition,
+        "has_top": any("top" in rollout for rollout in rollouts),
     }
+    found["types"] = types.rows()
+    return found
+
+
+def fitted(found: dict[str, Any], size: Callable[[dict[str, Any]], int]) -> dict[str, Any]:
+    """The payload with as many rollouts as fit the page; `size` says how many bytes it takes there."""
+    while (takes := size(found)) > MAX_BYTES and len(found["rollouts"]) > 1:
+        keep = max(1, min(len(found["rollouts"]) - 1, int(0.97 * len(found["rollouts"]) * MAX_BYTES / takes)))
+        found = {**found, "rollouts": found["rollouts"][:keep]}
+    return found
+
+
+def rollout_list(facts: Facts) -> list[dict[str, Any]]:
+    """Every rollout of the run by name, outcome and length, in the order of the table."""
+    correct = "correct" if "correct" in facts.columns("rollouts") else "null::boolean"
+    found = facts.query(f"select prompt_id, rollout_id, {correct} as correct, len(token_ids) as length from rollouts")
+    return [] if found is None else found.to_pylist()
 
 
 def choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,58 +104,112 @@ def choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[place] for place in places]
 
 
+def slider_steps(facts: Facts) -> list[int]:
+    """Checkpoints of the slider."""
+    steps = facts.steps
+    if len(steps) <= MAX_STEPS:
+        return steps
+    return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, MAX_STEPS).round()]
+
+
+class Types:
+    """Token types in the order in which the page first needs them."""
+
+    def __init__(self, facts: Facts, decode: Decode | None) -> None:
+        self.facts, self.decode = facts, decode
+        self._place: dict[int, int] = {}
+        self._rows = {row["token_id"]: row for row in facts.types}
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids by place."""
+        return list(self._place)
+
+    def place(self, token_id: int) -> int:
+        """Where a token type stands in the page's list."""
+        return self._place.setdefault(token_id, len(self._place))
+
+    def text(self, token_id: int) -> str:
+        """A token's text: as detection named it, else by the tokenizer, else its id."""
+        if token_id in self.facts.texts or self.decode is None:
+            return self.facts.token(token_id)
+        return self.decode([token_id])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the page knows about each."""
+        verdicts = verdicts_by_token(self.facts)
+        return [self._row(token_id, verdicts.get(token_id)) for token_id in self._place]
+
+    def _row(self, token_id: int, census: dict[str, Any] | None) -> dict[str, Any]:
+        row, text = self._rows.get(token_id, {}), self.text(token_id)
+        shown: dict[str, Any] = {"id": token_id, "text": visible(text), "flow": visible(text, flow=True)}
+        shown["cluster"] = row.get("cluster") or "unknown"
+        shown["rock"] = token_id in self.facts.rock_ids
+        if row.get("class"):
+            shown["class"] = str(row["class"])
+        if census is not None:
+            effect = estimate(census, "delta")
+            shown["verdict"] = census["verdict"] + (f", Δ {interval(effect, points)} points" if effect else "")
+        return shown
+
+
 def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The chosen rollouts with all their columns, in the order they were chosen."""
-    wanted = _quoted(row["rollout_id"] for row in chosen)
+    wanted = quoted(row["rollout_id"] for row in chosen)
     found = facts.query(f"select * from rollouts where rollout_id in ({wanted})") if chosen else None
     rows = {(row["prompt_id"], row["rollout_id"]): row for row in ([] if found is None else found.to_pylist())}
     return [rows[row["prompt_id"], row["rollout_id"]] for row in chosen]
 
 
-def _quoted(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
+    """Names as a list of SQL strings."""
     return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
 
 
-def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Scored positions of the chosen rollouts at the last checkpoint, with the first checkpoint's kl beside them."""
-    wanted = _quoted(rollout_ids)
-    first, last = facts.steps[0], facts.steps[-1]
-    keys = "prompt_id, rollout_id, position"
-    pre = f"select {keys}, kl as kl_pre from occurrences where step = {first} and rollout_id in ({wanted})"
+def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[int, list[dict[str, Any]]]]:
+    """Scored positions of the chosen rollouts: (prompt, rollout) → checkpoint → rows by position."""
+    if not rollout_ids:
+        return {}
+    steps = ", ".join(map(str, slider_steps(facts)))
     found = facts.query(
-        f"select post.*, pre.kl_pre from (select * from occurrences where step = {last} and rollout_id in ({wanted})) "
-        f"post left join ({pre}) pre using ({keys}) order by {keys}"
+        f"select * from occurrences where step in ({steps}) and rollout_id in ({quoted(rollout_ids)}) "
+        f"and position < {MAX_LENGTH} order by prompt_id, rollout_id, step, position"
     )
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    grouped: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
     for row in [] if found is None else found.to_pylist():
-        if first == last:
-            row["kl_pre"] = None
-        grouped.setdefault((row["prompt_id"], row["rollout_id"]), []).append(row)
-    return grouped
+        grouped.setdefault((row["prompt_id"], row["rollout_id"]), {}).setdefault(row["step"], []).append(row)
+    last = facts.steps[-1]
+    return {name: by_step for name, by_step in grouped.items() if last in by_step}
 
 
 def _rollout(
-    facts: Facts, row: dict[str, Any], scores: list[dict[str, Any]], used: dict[int, int], decode: Decode | None
+    facts: Facts,
+    row: dict[str, Any],
+    scores: dict[int, list[dict[str, Any]]],
+    types: Types,
+    decode: Decode | None,
 ) -> dict[str, Any]:
-    shown = scores[:MAX_LENGTH]
-    for score in shown:
-        used.setdefault(score["token_id"], len(used))
-    columns = {
-        name: [_rounded(score.get(name)) for score in shown] for name in ("kl_pre", *COLUMNS) if name in shown[0]
-    }
-    if all(value is None for value in columns.get("kl_pre", [])):
-        columns.pop("kl_pre", None)
+    shown = scores[facts.steps[-1]]
+    columns = {name: [rounded(score.get(name)) for score in shown] for name in COLUMNS if name in shown[0]}
+    first = scores.get(facts.steps[0])
+    if first is not None and len(facts.steps) > 1 and len(first) == len(shown):
+        columns = {"kl_pre": [rounded(score.get("kl")) for score in first], **columns}
     return {
         "id": row["rollout_id"],
-        "prompt": _prompt(facts, row, decode),
-        "answer": None if row.get("answer") is None else visible(str(row["answer"])),
+        "prompt": prompt_text(facts, row, decode),
+        "answer": None if row.get("answer") is None else visible(str(row["answer"]))[:2000],
         "correct": row.get("correct"),
         "truncated": bool(row.get("truncated")),
-        "length": len(scores),
+        "length": len(row["token_ids"]),
         "positions": [score["position"] for score in shown] if _gaps(shown) else None,
-        "tokens": [used[score["token_id"]] for score in shown],
-        "spells": _spelled(facts, row, shown),
+        "tokens": [types.place(score["token_id"]) for score in shown],
+        "spells": spelled(facts, row, shown),
         "columns": columns,
+        "steps": {
+            str(step): {name: [rounded(score.get(name)) for score in own] for name in CHANGING if name in own[0]}
+            for step, own in scores.items()
+            if step != facts.steps[-1] and len(own) == len(shown)
+        },
     }
 
 
@@ -125,21 +217,30 @@ def _gaps(scores: list[dict[str, Any]]) -> bool:
     return [score["position"] for score in scores] != list(range(len(scores)))
 
 
-def _rounded(value: float | None) -> float | None:
-    """Four significant digits: what the page shows."""
-    return None if value is None or not np.isfinite(value) else float(f"{value:.4g}")
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """As many significant digits as the page shows."""
+    return None if value is None or not np.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-def _prompt(facts: Facts, row: dict[str, Any], decode: Decode | None) -> str | None:
+PROMPT_LENGTH = 4_000
+
+
+def prompt_text(facts: Facts, row: dict[str, Any], decode: Decode | None) -> str | None:
+    """The prompt as text, its middle left out where it is long; None where nothing can spell it."""
     ids = row.get("prompt_ids") or []
     if decode is not None:
-        return visible(decode(ids), flow=True)
-    if ids and all(token_id in facts.texts for token_id in ids):
-        return visible("".join(facts.texts[token_id] for token_id in ids), flow=True)
-    return None
+        text = visible(decode(ids), flow=True)
+    elif ids and all(token_id in facts.texts for token_id in ids):
+        text = visible("".join(facts.texts[token_id] for token_id in ids), flow=True)
+    else:
+        return None
+    if len(text) <= PROMPT_LENGTH:
+        return text
+    half = PROMPT_LENGTH // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
-def _spelled(facts: Facts, row: dict[str, Any], scores: list[dict[str, Any]]) -> dict[int, str]:
+def spelled(facts: Facts, row: dict[str, Any], scores: list[dict[str, Any]]) -> dict[int, str]:
     """Where tokens cut a character (byte-level BPE), what they spell together: index of the first → the text."""
     text, at, start, found = row.get("text") or "", 0, None, {}
     for index, score in enumerate([*scores, None]):
@@ -157,24 +258,3 @@ def _spelled(facts: Facts, row: dict[str, Any], scores: list[dict[str, Any]]) ->
         elif token is not None and (place := text.find(token, at)) >= 0:
             at = place + len(token)
     return found
-
-
-def _type(facts: Facts, token_id: int) -> dict[str, Any]:
-    row = _types(facts).get(token_id, {})
-    text = facts.token(token_id)
-    census = _verdicts(facts).get(token_id)
-    shown: dict[str, Any] = {"id": token_id, "text": visible(text), "flow": visible(text, flow=True)}
-    shown["cluster"] = row.get("cluster") or "unknown"
-    shown["rock"] = token_id in facts.rock_ids
-    if census is not None:
-        effect = estimate(census, "delta")
-        shown["verdict"] = census["verdict"] + (f", Δ {interval(effect, points)} points" if effect else "")
-    return shown
-
-
-def _types(facts: Facts) -> dict[int, dict[str, Any]]:
-    return facts.memo("types", lambda: {row["token_id"]: row for row in facts.types})
-
-
-def _verdicts(facts: Facts) -> dict[int, dict[str, Any]]:
-    return facts.memo("verdicts", lambda: verdicts_by_token(facts))

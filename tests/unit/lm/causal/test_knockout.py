@@ -30,6 +30,7 @@ from rocktokens.lm.causal.banned_sets import (
     surface_forms,
     window_members,
 )
+from rocktokens.lm.causal.baseline import SHOWN_PROMPTS
 from rocktokens.lm.causal.knockout import knockout_census
 from rocktokens.lm.sampling.requests import Request
 from rocktokens.lm.tasks import Prompt
@@ -239,7 +240,10 @@ def test_adding_problems_changes_no_rollout():
     """Seeds derive from the run's seed, set, rollout and repeat alone."""
     engine, config = markov.MarkovEngine(markov.chain(1)), KnockoutConfig(until="budget", resamples=500)
     few, many = (
-        {(row["arm"], row["rollout_id"], row["repeat"]): row for row in found.knockouts.to_pylist()}
+        {
+            (row["arm"], row["rollout_id"], row["repeat"]): row
+            for row in found.knockouts.drop_columns("token_ids").to_pylist()  # kept for the first problems only
+        }
         for found in (census(engine, [banned(3)], problems=count, config=config) for count in (60, 200))
     )
     placebo = {key for key in few if key[0] == "placebo"}  # on the first problems of a census only
@@ -587,3 +591,18 @@ def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts
     run.finish("sample")
     with pytest.raises(DataError, match="no meaning"):
         knockout(run.path, KnockoutConfig(candidates=("7",)), BASE)
+
+
+def test_token_ids_are_kept_for_the_first_prompts_and_begin_like_the_baseline():
+    engine = markov.MarkovEngine(markov.chain(1))
+    found = census(engine, [banned(3)], problems=40, config=KnockoutConfig(until="budget", resamples=200))
+    base = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
+    kept = [row for row in found.knockouts.to_pylist() if row["token_ids"] is not None]
+    assert kept
+    assert len({row["prompt_id"] for row in kept}) <= SHOWN_PROMPTS
+    for row in kept:
+        at = row["resumed_at"]
+        assert row["token_ids"][:at] == base[row["rollout_id"]][:at]
+        if row["arm"] == "knockout":
+            assert base[row["rollout_id"]][at] == 3
+            assert 3 not in row["token_ids"]
