@@ -7,16 +7,16 @@ data fit, and the page says how many of how many it shows. `rocktokens view` pag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rocktokens.core.shown import MAX_LENGTH, shown_rollouts
-from rocktokens.report.figures.causal import verdicts_by_token
-from rocktokens.report.formats import interval, points, visible
+from rocktokens.report.formats import visible
 from rocktokens.report.html.viewer_extras import census_rollouts, overlays, top_tokens
-from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.report.html.viewer_tokens import Decode, Types, prompt_text, quoted
+from rocktokens.report.run_facts import Facts
 
 # Compressed and base64-encoded bytes that the viewer's data may take in a page.
 MAX_BYTES = 4_000_000
@@ -35,7 +35,6 @@ TITLES = {
     "teacher_entropy": "teacher entropy",
     "grad_norm": "gradient norm",
 }
-Decode = Callable[[Sequence[int]], str]
 
 
 def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -112,58 +111,12 @@ def slider_steps(facts: Facts) -> list[int]:
     return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, MAX_STEPS).round()]
 
 
-class Types:
-    """Token types in the order in which the page first needs them."""
-
-    def __init__(self, facts: Facts, decode: Decode | None) -> None:
-        self.facts, self.decode = facts, decode
-        self._place: dict[int, int] = {}
-        self._rows = {row["token_id"]: row for row in facts.types}
-
-    @property
-    def ids(self) -> list[int]:
-        """Token ids by place."""
-        return list(self._place)
-
-    def place(self, token_id: int) -> int:
-        """Where a token type stands in the page's list."""
-        return self._place.setdefault(token_id, len(self._place))
-
-    def text(self, token_id: int) -> str:
-        """A token's text: as detection named it, else by the tokenizer, else its id."""
-        if token_id in self.facts.texts or self.decode is None:
-            return self.facts.token(token_id)
-        return self.decode([token_id])
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What the page knows about each."""
-        verdicts = verdicts_by_token(self.facts)
-        return [self._row(token_id, verdicts.get(token_id)) for token_id in self._place]
-
-    def _row(self, token_id: int, census: dict[str, Any] | None) -> dict[str, Any]:
-        row, text = self._rows.get(token_id, {}), self.text(token_id)
-        shown: dict[str, Any] = {"id": token_id, "text": visible(text), "flow": visible(text, flow=True)}
-        shown["cluster"] = row.get("cluster") or "unknown"
-        shown["rock"] = token_id in self.facts.rock_ids
-        if row.get("class"):
-            shown["class"] = str(row["class"])
-        if census is not None:
-            effect = estimate(census, "delta")
-            shown["verdict"] = census["verdict"] + (f", Δ {interval(effect, points)} points" if effect else "")
-        return shown
-
-
 def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The chosen rollouts with all their columns, in the order they were chosen."""
     wanted = quoted(row["rollout_id"] for row in chosen)
     found = facts.query(f"select * from rollouts where rollout_id in ({wanted})") if chosen else None
     rows = {(row["prompt_id"], row["rollout_id"]): row for row in ([] if found is None else found.to_pylist())}
     return [rows[row["prompt_id"], row["rollout_id"]] for row in chosen]
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Names as a list of SQL strings."""
-    return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
 
 
 def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[int, list[dict[str, Any]]]]:
@@ -220,24 +173,6 @@ def _gaps(scores: list[dict[str, Any]]) -> bool:
 def rounded(value: float | None, digits: int = 4) -> float | None:
     """As many significant digits as the page shows."""
     return None if value is None or not np.isfinite(value) else float(f"{value:.{digits}g}")
-
-
-PROMPT_LENGTH = 4_000
-
-
-def prompt_text(facts: Facts, row: dict[str, Any], decode: Decode | None) -> str | None:
-    """The prompt as text, its middle left out where it is long; None where nothing can spell it."""
-    ids = row.get("prompt_ids") or []
-    if decode is not None:
-        text = visible(decode(ids), flow=True)
-    elif ids and all(token_id in facts.texts for token_id in ids):
-        text = visible("".join(facts.texts[token_id] for token_id in ids), flow=True)
-    else:
-        return None
-    if len(text) <= PROMPT_LENGTH:
-        return text
-    half = PROMPT_LENGTH // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
 def spelled(facts: Facts, row: dict[str, Any], scores: list[dict[str, Any]]) -> dict[int, str]:

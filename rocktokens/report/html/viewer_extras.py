@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from rocktokens.errors import RockTokensError
 from rocktokens.report.conclusions.evidence import decisions
 from rocktokens.report.figures.causal import ARMS
 from rocktokens.report.formats import visible
+from rocktokens.report.html.viewer_tokens import Types, prompt_text, quoted
 from rocktokens.report.run_facts import Facts
-
-if TYPE_CHECKING:
-    from rocktokens.report.html.viewer import Types
 
 MAX_CENSUS = 24
 """Baseline rollouts of the census that are shown with their other continuations."""
@@ -35,8 +33,6 @@ def top_tokens(facts: Facts, rollouts: list[dict[str, Any]], types: Types, steps
     """
     if not any((facts.run.path / "top_tokens").glob("step=*/*.parquet")):
         return
-    from rocktokens.report.html.viewer import quoted
-
     wanted, shown = ", ".join(map(str, steps)), {rollout["id"]: rollout for rollout in rollouts}
     found = facts.query(
         f"select * from top_tokens where step in ({wanted}) and rollout_id in ({quoted(shown)}) "
@@ -125,8 +121,6 @@ def census_rollouts(facts: Facts, types: Types, decode: Any) -> list[dict[str, A
     others = _others(facts)
     if not others or "token_ids" not in facts.columns("baseline"):
         return []
-    from rocktokens.report.html.viewer import prompt_text, quoted
-
     names = list(others)[:MAX_CENSUS]
     found = facts.query(f"select * from baseline where rollout_id in ({quoted(names)}) order by rollout_id")
     shown = []
