@@ -29,6 +29,11 @@ class Estimate(NamedTuple):
     high: float
     num_prompts: int
 
+    def within(self, least: float, greatest: float) -> Estimate:
+        """The same with an interval that ends where the possible ends."""
+        low, high = max(self.low, least), min(self.high, greatest)
+        return self._replace(low=min(low, self.value), high=max(high, self.value))
+
 
 class Intervals(NamedTuple):
     """Many estimates of one kind, one for each parallel statistic."""
@@ -36,6 +41,10 @@ class Intervals(NamedTuple):
     value_V: Floats
     low_V: Floats
     high_V: Floats
+
+    def within(self, least: float, greatest: float) -> Intervals:
+        """The same with intervals that end where the possible ends."""
+        return self._replace(low_V=np.maximum(self.low_V, least), high_V=np.minimum(self.high_V, greatest))
 
 
 def resample_counts(num_prompts: int, resamples: int, rng: np.random.Generator) -> Floats:

@@ -180,7 +180,7 @@ class Facts:
     @cached_property
     def definition(self) -> str:
         """The definition by which rocks are called rocks here."""
-        return self.stage("detect").get("definition") or self.config.get("detect", {}).get("definition") or "context"
+        return self.stage("detect").get("definition") or self.config.get("detect", {}).get("definition") or "certified"
 
     @property
     def signal(self) -> str:

@@ -37,7 +37,7 @@ __all__ += ["TABLES", "TOP_TOKENS", "TRAINING_STAGES", "Column", "Table", "table
 SCHEMA_VERSION = 1
 
 # Definition of a rock → the column of `types` that ranks by it.
-RANKED_BY = {"burden": "r", "context": "r_ctx", "excess": "excess_low"}
+RANKED_BY = {"certified": "r", "burden": "r", "context": "r_ctx", "excess": "excess_low"}
 
 METRICS = {
     "kl": "KL(student || teacher) over the full shared vocabulary, nats, >= 0",
@@ -99,8 +99,24 @@ TABLES: dict[str, Table] = {
             TOKEN_ID,
             ("token", STR, "Text of the token."),
             ("cluster", STR, "Kind of token: digits, punctuation, content words and so on."),
+            (
+                "class",
+                STR,
+                "rock, learning, learning, levelled off, or unclear; costly where the loss before OPD is not known; empty "
+                "for a type that is not costly beyond doubt.",
+            ),
+            ("confirmed", BOOL, "Whether the other half of the prompts says the same of it; empty without a class."),
+            (
+                "p_costly",
+                FLOAT,
+                "p of not costly: the larger of two tests on the half that chooses; empty below 5 prompts.",
+            ),
+            ("p_stagnant", FLOAT, "p of a fall by 1 − κ or more, on the half that chooses; empty where not tested."),
+            interval("fall", "Share of its loss that the type lost between the first and the last checkpoint."),
+            ("prompts_needed", FLOAT, "For an unclear type: prompts in all that would settle it, about."),
             ("count", INT, "Occurrences in the half of the prompts that measures."),
             ("count_all", INT, "Occurrences in all prompts."),
+            ("num_prompts", INT, "Prompts in which the type occurs, of all."),
             ("rock_count", INT, "Persistent occurrences in recurring contexts."),
             ("loss_pre", FLOAT, "Mean loss at the first checkpoint, nats; empty where only one was scored."),
             ("loss_post", FLOAT, "Mean loss at the last checkpoint, nats; empty where the half has no occurrence."),
@@ -112,6 +128,7 @@ TABLES: dict[str, Table] = {
             interval("excess", "Total loss above what as many average occurrences would cost, nats."),
             ("r_ctx", FLOAT, "Burden times ccr."),
             ("excess_p", FLOAT, "Adjusted p of an excess above 0, on the half that chooses."),
+            ("excess_rank_p", FLOAT, "The same for ranks within prompts; shown beside it, never decisive."),
             ("persistent_share", FLOAT, "Share of occurrences with a high loss before and after; empty if none."),
             ("rho", FLOAT, "Mean share of similar contexts among the persistent occurrences; empty if none."),
             ("grad_share", FLOAT, "Share of the total gradient norm; empty where norms were not recorded."),
@@ -202,6 +219,26 @@ TABLES: dict[str, Table] = {
             ("change_quartiles_q50", FLOAT, "Median of the types' change, nats."),
             ("change_quartiles_q75", FLOAT, "Third quartile of the types' change, nats."),
             ("p_value", FLOAT, "Wilcoxon signed-rank test over types."),
+        ),
+    ),
+    "positions": Table(
+        "detect",
+        "one row per position, the costliest first",
+        columns(
+            PROMPT,
+            ROLLOUT,
+            ("position", INT, "Position within the rollout, from 0."),
+            TOKEN_ID,
+            ("token", STR, "Text of the token."),
+            ("loss_pre", FLOAT, "Loss at the first checkpoint, nats; empty where only one was scored."),
+            ("loss_post", FLOAT, "Loss at the last checkpoint, nats."),
+            ("share_loss", FLOAT, "Share of the total loss."),
+            ("before", STR, "Text of the tokens before it."),
+            ("after", STR, "Text of the tokens after it."),
+            ("student_top_ids", IDS, "The student's most probable tokens, most probable first; empty if not kept."),
+            ("student_top_logprobs", LOGPROBS, "Their log-probabilities, nats."),
+            ("teacher_top_ids", IDS, "The teacher's most probable tokens: what it wanted instead; empty if not kept."),
+            ("teacher_top_logprobs", LOGPROBS, "Their log-probabilities, nats."),
         ),
     ),
     "geometry": Table(

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.config import DetectConfig, PairConfig
 from rocktokens.config.base import from_mapping, to_mapping
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
+from rocktokens.core.detection.rock_report import RockReport
 from rocktokens.errors import DataError, RockTokensError
 from rocktokens.progress import console
 from rocktokens.report.terminal.detect import render
+from rocktokens.runs.schema import TOP_TOKENS
 from rocktokens.runs.store import Run, open_run
 
 log = logging.getLogger(__name__)
@@ -40,11 +43,20 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
     by_step = {step: _step_table(run, step) for step in steps}
     occurrences = Occurrences.from_checkpoints(by_step, signal=config.signal)
     report = detect_rocks(occurrences, _tokenizer(run), config, embedding_VH=_embedding(run))
-    _write(run, report, config, _monitor_overlap(run, report))
+    more = {**_monitor_overlap(run, report), "command": more_prompts(path, report.enough.prompts_needed)}
+    _write(run, report, config, more)
     return run
 
 
-def _monitor_overlap(run: Run, report: Any) -> dict[str, Any]:
+def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
+    """The command that adds the prompts which would settle what is unclear."""
+    if prompts_needed is None:
+        return None
+    again = " && ".join(f"rocktokens {stage} {path} --again" for stage in ("score", "detect"))
+    return f"rocktokens sample {path} --limit {prompts_needed} --again && {again}"
+
+
+def _monitor_overlap(run: Run, report: RockReport) -> dict[str, Any]:
     """How far the rocks that training saw on its own (`TokenMonitor.rocks`) are those of detection."""
     if not run.done("distill") or "monitor_rocks" not in run.facts("distill"):
         return {}
@@ -72,23 +84,35 @@ def detect_table(occurrences: Path, out: Path, config: DetectConfig, *, tokenize
     return run
 
 
-def _write(run: Run, report: Any, config: DetectConfig, more: dict[str, Any]) -> None:
+def _write(run: Run, report: RockReport, config: DetectConfig, more: dict[str, Any]) -> None:
     run.reopen("detect")
-    for name in ("types", "sweep", "sensitivity", "persistence", "footprint", "cluster"):
-        table = getattr(report, f"{name}_table")()
-        if table.num_columns:
-            run.write({"cluster": "clusters", "footprint": "footprints"}.get(name, name), table)
+    for name, table in report.tables().items():
+        run.write(name, with_top_tokens(run, table) if name == "positions" else table)
     run.manifest["config"]["detect"] = to_mapping(config)
     groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
     run.finish("detect", {**report.facts(), "groups": groups, **more})
     out = console()
-    out.print(render(report))
+    out.print(render(report, more.get("command")))
     if "monitor" in more:
         online = more["monitor"]
         out.print(
             f"TokenMonitor, while training and without a scoring pass: {len(online['rocks'])} rocks, "
             f"Jaccard {online['jaccard']:.2f} with these."
         )
+
+
+def with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
+    """The costliest positions with both models' most probable tokens, where the scoring pass kept them; else empty."""
+    wanted = [field for field in TOP_TOKENS if field.name not in ("prompt_id", "rollout_id", "position")]
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    if run.steps() and any((run.path / "top_tokens").glob(f"step={run.steps()[-1]}/*.parquet")):
+        kept = run.query(f"select * from top_tokens where step = {int(run.steps()[-1])}").to_pylist()
+        found = {(row["prompt_id"], row["rollout_id"], row["position"]): row for row in kept}
+    keys = list(zip(*(positions[name].to_pylist() for name in ("prompt_id", "rollout_id", "position"))))
+    for field in wanted:
+        values = [found.get(key, {}).get(field.name) for key in keys]
+        positions = positions.append_column(field, pa.array(values, field.type))
+    return positions
 
 
 def _step_table(run: Run, step: int) -> Any:

@@ -100,6 +100,41 @@ def geometry(token_N, grad_NV):
     }
 
 
+def hall_p(values, degrees=None):
+    """One-sided p of "the mean is not above 0": Student's t after Hall's transformation, value by value."""
+    from scipy import stats
+
+    n = len(values)
+    mean = math.fsum(values) / n
+    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    third = math.fsum((v - mean) ** 3 for v in values) / n
+    if mean <= 0:
+        return 1.0
+    ratio, skew = mean / math.sqrt(variance), third / variance**1.5
+    hall = ratio + skew * ratio**2 / 3 + skew**2 * ratio**3 / 27 + skew / (6 * n)
+    return max(float(stats.t.sf(hall * math.sqrt(n), n - 1)), 0.5**n)
+
+
+def contrasts(prompt_N, token_N, loss_N, token):
+    """Per prompt that holds the token: its mean loss minus the mean loss of the other tokens of the prompt."""
+    found = []
+    for prompt in sorted(set(prompt_N.tolist())):
+        own = [float(loss) for p, t, loss in zip(prompt_N, token_N, loss_N) if p == prompt and t == token]
+        others = [float(loss) for p, t, loss in zip(prompt_N, token_N, loss_N) if p == prompt and t != token]
+        if own:
+            found.append(sum(own) / len(own) - sum(others) / len(others))
+    return found
+
+
+def leftovers(prompt_N, token_N, pre_N, post_N, token, kappa):
+    """Per prompt that holds the token: Σ (loss after − κ · loss before)."""
+    found = defaultdict(float)
+    for prompt, other, pre, post in zip(prompt_N, token_N, pre_N, post_N):
+        if other == token:
+            found[int(prompt)] += float(post) - kappa * float(pre)
+    return list(found.values())
+
+
 def simulate(
     rng,
     *,

@@ -1,39 +1,59 @@
 """Which token types stay expensive: the story of detection, from occurrences to a report (METHOD §3).
 
-Types are ranked on one half of the prompts, and every number about them is measured on the other half. Read this
-file top to bottom; the verbs live in ranking, context, sweep, footprint, controls and persistence. Nothing here reads
-a file or loads a model. A pipeline stage calls it like this:
+Types are declared on one half of the prompts, and every number about them is measured on the other half. Read this
+file top to bottom; the verbs live in certified, scores, context, sweep, footprint, controls, persistence, positions and
+enough. Nothing here reads a file or loads a model. A pipeline stage calls it like this:
 
     by_step = {step: table of occurrences/step=N}           # all kept checkpoints, scored on the same rollouts
     report = detect_rocks(Occurrences.from_checkpoints(by_step, signal=config.signal), tokenizer, config,
                           embedding_VH=student's input embeddings, or None)
-    write report.types_table(), .sweep_table(), .sensitivity_table(), .persistence_table()
+    write report.tables()
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import DetectConfig
+from rocktokens.core.detection.certified import CLASSES, MIN_PROMPTS, Certified, PairSums, falls
 from rocktokens.core.detection.clusters import CLUSTERS, clusters_of, token_texts
 from rocktokens.core.detection.context import Floats, type_vectors
 from rocktokens.core.detection.controls import Control, matched_control
+from rocktokens.core.detection.enough import EnoughData, enough_data
 from rocktokens.core.detection.footprint import Footprint, density, footprint
-from rocktokens.core.detection.halves import Choice, Halves, choose, measure, split_halves
+from rocktokens.core.detection.halves import Choice, Halves, choose, measure, second_opinion, split_halves
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.persistence import PersistenceRow, make_groups, persistence, type_means
+from rocktokens.core.detection.positions import FEW_PROMPTS, Concentration, concentration, costliest_positions
 from rocktokens.core.detection.rock_report import ClusterRow, RockReport
-from rocktokens.core.detection.scores import DEFINITIONS, Scores, burden_from_counts, rng_for, type_intervals
+from rocktokens.core.detection.scores import (
+    DEFINITIONS,
+    RANKED,
+    Scores,
+    burden_from_counts,
+    rng_for,
+    type_intervals,
+)
 from rocktokens.core.detection.sensitivity import overlaps, sensitivity, shares
 
 __all__ = ["DetectConfig", "Occurrences", "RockReport", "burden_from_counts", "detect_rocks"]
 
 # Shapes: N occurrences, V token types.
-FEW_PROMPTS = 20
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The declared classes with the other half's opinion, and what rests on both halves' sums."""
+
+    certified: Certified
+    pairs: PairSums
+    enough: EnoughData
+    concentration: Concentration
 
 
 def detect_rocks(
@@ -43,11 +63,17 @@ def detect_rocks(
     *,
     embedding_VH: Array | None = None,
 ) -> RockReport:
-    """Rock sets by every definition, their footprint, controls, sensitivity and persistence.
+    """Declare rocks; beside them the sets of every other definition, footprints, controls, sensitivity, persistence.
 
-    `occurrences`: an `Occurrences`, or a table with rollout_id, position, token_id, loss (and where there are loss_pre,
-    prompt_id, grad_norm, entropies). `tokenizer` (Hugging Face) names the tokens; `embedding_VH`, the student's input
-    embeddings, encodes contexts, else seeded random vectors do.
+    Args:
+        occurrences: An `Occurrences`, or a table with rollout_id, position, token_id, loss (and where there are
+            loss_pre, prompt_id, grad_norm, entropies).
+        tokenizer: A Hugging Face tokenizer that names the tokens; without one they are named by their ids.
+        config: Definition and thresholds.
+        embedding_VH: The student's input embeddings, which encode contexts; else seeded random vectors do.
+
+    Returns:
+        The report. `rocks` are the token ids declared by the chosen definition, and may be none at all.
     """
     config = config or DetectConfig()
     if not isinstance(occurrences, Occurrences):
@@ -62,33 +88,51 @@ def detect_rocks(
     halves = split_halves(occurrences, config)
     choice = choose(halves.selection, config, vector_VH)
     measured = measure(halves.measurement, config, vector_VH, choice.scores)
-    return _report(halves, config, tokenizer, texts, vector_VH, choice, measured)
+    verdicts = _verdicts(halves, choice, config)
+    kinds = np.array(clusters_of(texts, tokenizer))
+    return _report(halves, config, texts, kinds, vector_VH, choice, measured, verdicts)
+
+
+def _verdicts(halves: Halves, choice: Choice, config: DetectConfig) -> Verdicts:
+    certified, pairs = second_opinion(halves.measurement, config, choice)
+    enough = enough_data(choice.pairs, pairs, certified, kappa=config.kappa, q=config.q_of_a_look)
+    spread = concentration(
+        halves.selection,
+        halves.measurement,
+        rng=rng_for(config.seed, "concentration"),
+        resamples=config.resamples,
+        level=config.level,
+    )
+    return Verdicts(certified, pairs, enough, spread)
 
 
 def _report(
     halves: Halves,
     config: DetectConfig,
-    tokenizer: Any | None,
     texts: list[str],
+    kinds: Array,
     vector_VH: Floats,
     choice: Choice,
     measured: Scores,
+    verdicts: Verdicts,
 ) -> RockReport:
     everything, measurement = halves.everything, halves.measurement
     rocks = choice.rocks(config.definition)
-    ids_V = everything.token_ids_V
-    kinds = np.array(clusters_of(texts, tokenizer))
+    ids_V, certified = everything.token_ids_V, verdicts.certified
     controls = _controls(measurement, rocks, config)
     groups = _groups(halves.selection, choice.scores, rocks, config)
     rows, skipped = _persistence(halves, choice, measured, groups, config)
-    notes = [*everything.notes, *_notes(everything, choice, measured), *_control_notes(controls), *skipped]
+    notes = [*everything.notes, *_notes(everything, choice, measured, verdicts), *_control_notes(controls), *skipped]
     return RockReport(
         config=config,
         definition=config.definition,
-        k=choice.k,
+        ks=choice.ks,
         sets={name: ids_V[choice.rocks(name)] for name in DEFINITIONS},
+        classes={name: ids_V[certified.class_V == name] for name in CLASSES},
+        confirmed=_confirmed(choice, verdicts, ids_V),
+        has_pre=everything.loss_pre_N is not None,
         thresholds=choice.scores.thresholds,
-        types=_types(halves, config, texts, kinds, choice, measured),
+        types=_types(halves, config, texts, kinds, choice, measured, verdicts),
         sweep=choice.sweep,
         sensitivity=sensitivity(halves.selection, config, vector_VH, choice, measured),
         footprints=_footprints(measurement, choice, measured, controls, config),
@@ -98,6 +142,9 @@ def _report(
         overlaps=overlaps(halves.selection, config, vector_VH, choice),
         groups={name: ids_V[types] for name, types in groups.items()},
         persistence=rows,
+        concentration=verdicts.concentration,
+        positions=costliest_positions(everything, texts, config.positions),
+        enough=verdicts.enough,
         num_occurrences=len(everything),
         num_left_out=everything.num_left_out,
         num_prompts=everything.num_prompts,
@@ -106,6 +153,12 @@ def _report(
         num_prompts_measured=measured.sums.num_prompts,
         notes=tuple(notes),
     )
+
+
+def _confirmed(choice: Choice, verdicts: Verdicts, ids_V: Array) -> Array:
+    """Token ids of the declared rocks that the other half of the prompts declares as well."""
+    rocks, confirmed_V = choice.rocks("certified"), verdicts.certified.confirmed_V
+    return ids_V[rocks[confirmed_V[rocks]]] if confirmed_V is not None else ids_V[:0]
 
 
 def _control_notes(controls: dict[str, Control]) -> list[str]:
@@ -121,46 +174,79 @@ def _control_notes(controls: dict[str, Control]) -> list[str]:
     return notes
 
 
-def _notes(everything: Occurrences, choice: Choice, measured: Scores) -> list[str]:
+def _notes(everything: Occurrences, choice: Choice, measured: Scores, verdicts: Verdicts) -> list[str]:
     notes = []
-    if everything.num_prompts < FEW_PROMPTS:
-        notes.append(f"only {everything.num_prompts} prompts: intervals from fewer than {FEW_PROMPTS} are rough")
-    if choice.note:
-        notes.append(choice.note)
-    for name in DEFINITIONS:
-        if len(choice.rocks(name)) < choice.k:
-            notes.append(f"`{name}`: {len(choice.rocks(name))} token types qualify, fewer than K = {choice.k}")
-    if everything.loss_pre_N is None:
-        notes.append("no loss before OPD: an occurrence persists by its loss after OPD alone")
+    spread = verdicts.concentration
+    if spread.intervals_too_short:
+        notes.append(
+            f"only {spread.num_prompts_measured} prompts were measured and {100 * spread.positions_80:.1f} % of the "
+            f"positions carry 80 % of the loss: below {FEW_PROMPTS} such prompts intervals are too short"
+        )
+    elif spread.num_prompts_measured < FEW_PROMPTS:
+        notes.append(f"only {spread.num_prompts_measured} prompts were measured: intervals are rough")
+    notes += _cannot_declare(everything, choice, measured)
+    notes += choice.notes
+    for name in RANKED:
+        if len(choice.rocks(name)) < choice.ks[name]:
+            notes.append(f"`{name}`: {len(choice.rocks(name))} token types qualify, fewer than K = {choice.ks[name]}")
+    if verdicts.pairs.pre_S is not None and verdicts.pairs.late_S is None:
+        notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
+    return notes
+
+
+def _cannot_declare(everything: Occurrences, choice: Choice, measured: Scores) -> list[str]:
+    """Why rocks cannot be declared on these occurrences, where they cannot."""
+    notes = []
     if measured.r_V.sum() <= 0:
-        notes.append("the total loss is not positive: shares of the loss mean nothing here")
+        notes.append(
+            "no rock can be declared: the total loss is not positive, and shares of the loss mean nothing here"
+        )
+    elif np.ptp(everything.loss_post_N) <= 1e-6 * np.abs(everything.loss_post_N).max():
+        notes.append("no rock can be declared: all losses are equal, so no type costs more than another")
+    if everything.loss_pre_N is None:
+        notes.append(
+            "no rock can be declared: without the loss before OPD (loss_pre, or a second scored checkpoint) types are "
+            "called costly at most, and an occurrence persists by its loss after OPD alone"
+        )
+    if not choice.certified.tests.testable_V.any():
+        notes.append(
+            f"no rock can be declared: no token type occurs in {MIN_PROMPTS} of the {choice.pairs.num_prompts} prompts "
+            "that rocks are chosen on; score more prompts"
+        )
     return notes
 
 
 def _types(
-    halves: Halves, config: DetectConfig, texts: list[str], kinds: Array, choice: Choice, measured: Scores
+    halves: Halves,
+    config: DetectConfig,
+    texts: list[str],
+    kinds: Array,
+    choice: Choice,
+    measured: Scores,
+    verdicts: Verdicts,
 ) -> dict[str, Any]:
     """Columns of the types table: measured on the half that had no say, and ranks from the half that had."""
     occurrences, count_V = halves.measurement, measured.count_V
-    intervals = type_intervals(measured, config)
     number = len(count_V)
     columns: dict[str, Any] = {
         "token_id": occurrences.token_ids_V,
-        "token": texts,
-        "cluster": kinds.tolist(),
+        "token": np.array(texts, dtype=object),
+        "cluster": kinds.astype(object),
+        **_class_columns(choice, verdicts, config, non_negative=bool((halves.everything.loss_post_N >= 0).all())),
         "count": count_V,
         "count_all": count_V + choice.scores.count_V,
+        "num_prompts": choice.pairs.prompts_V + verdicts.pairs.prompts_V,
         "rock_count": measured.sums.totals["rock"].astype(np.int64),
     }
     losses = {"loss_pre": occurrences.loss_pre_N, "loss_post": occurrences.loss_post_N, **occurrences.entropies}
     for name, loss_N in losses.items():
-        values = np.full(number, np.nan) if loss_N is None else type_means(occurrences.type_N, loss_N, number)
-        columns[name] = values
+        columns[name] = np.full(number, np.nan) if loss_N is None else type_means(occurrences.type_N, loss_N, number)
+    intervals = type_intervals(measured, config)
     for name, values in (("r", measured.r_V), ("ccr", measured.ccr_V), ("excess", measured.excess_V)):
         columns[name] = values
         columns[f"{name}_low"], columns[f"{name}_high"] = intervals[name].low_V, intervals[name].high_V
     columns["r_ctx"] = measured.r_ctx_V
-    columns["excess_p"] = choice.excess.p_V
+    columns["excess_p"], columns["excess_rank_p"] = choice.excess.p_V, choice.excess.rank_p_V
     columns["persistent_share"], columns["rho"] = measured.persistent_V, measured.rho_V
     grad_V = measured.sums.totals.get("grad")
     columns["grad_share"] = np.full(number, np.nan) if grad_V is None else grad_V / max(grad_V.sum(), 1e-300)
@@ -170,11 +256,24 @@ def _types(
         columns[f"rank_{name}"] = rank_V
         columns[f"in_{name}"] = np.isin(np.arange(number), choice.rocks(name))
     observed_V = columns["count_all"] > 0
+    return {name: values[observed_V] for name, values in columns.items()}
+
+
+def _class_columns(choice: Choice, verdicts: Verdicts, config: DetectConfig, *, non_negative: bool) -> dict[str, Any]:
+    """Class, confirmation, p values (of the choosing half) and fall (on the other half) of every type."""
+    tests, class_V = choice.certified.tests, verdicts.certified.class_V
+    costly_V = class_V != ""
+    fall = falls(verdicts.pairs, config.level, non_negative=non_negative)
+    stagnant_V = tests.stagnant_V if tests.has_pre else np.full(len(class_V), np.nan)
     return {
-        name: np.asarray(values)[observed_V].tolist()
-        if name in ("token", "cluster")
-        else np.asarray(values)[observed_V]
-        for name, values in columns.items()
+        "class": np.where(costly_V, class_V, None),
+        "confirmed": np.where(costly_V, verdicts.certified.confirmed_V, None),
+        "p_costly": np.where(tests.testable_V, tests.costly_V, np.nan),
+        "p_stagnant": np.where(tests.testable_V, stagnant_V, np.nan),
+        "fall": fall.value_V,
+        "fall_low": fall.low_V,
+        "fall_high": fall.high_V,
+        "prompts_needed": verdicts.enough.needed_V,
     }
 
 
@@ -198,20 +297,20 @@ def _controls(measurement: Occurrences, rocks: Array, config: DetectConfig) -> d
 def _footprints(
     measurement: Occurrences, choice: Choice, measured: Scores, controls: dict[str, Control], config: DetectConfig
 ) -> dict[str, Footprint]:
-    """Footprint of every rock set and of the controls, where they cover anything."""
-    masks = {name: np.isin(measurement.type_N, choice.rocks(name)) for name in DEFINITIONS}
+    """Footprint of every rock set, of all costly types and of the controls, where they cover anything."""
+    types = {name: choice.rocks(name) for name in DEFINITIONS} | {"costly": choice.certified.costly}
+    masks = {name: np.isin(measurement.type_N, own) for name, own in types.items()}
     masks |= {name: control.chosen_N for name, control in controls.items()}
     found = {}
     for name, chosen_N in masks.items():
         if not chosen_N.any():
             continue
-        num_types = len(choice.rocks(name)) if name in DEFINITIONS else len(np.unique(measurement.type_N[chosen_N]))
         found[name] = footprint(
             name,
             measurement,
             chosen_N,
             measured.sums.unit_N,
-            num_types=num_types,
+            num_types=len(types[name]) if name in types else len(np.unique(measurement.type_N[chosen_N])),
             observed_types=int((measured.count_V + choice.scores.count_V > 0).sum()),
             rng=rng_for(config.seed, "resamples"),
             resamples=config.resamples,

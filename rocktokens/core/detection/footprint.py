@@ -74,21 +74,23 @@ def footprint(
         found = bootstrap_sums(statistic, columns, counts_BU, level=level)
         return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), num_prompts)
 
+    least = 0.0 if (occurrences.loss_post_N >= 0).all() else -np.inf  # a sampled log-ratio may be negative
+    greatest = 1.0 if least == 0 else np.inf
     own_n, all_n = sums(None)
     own_loss, all_loss = sums(occurrences.loss_post_N)
     share_grad = None
     if occurrences.grad_norm_N is not None:
-        share_grad = estimate(_share, *sums(np.nan_to_num(occurrences.grad_norm_N)))
+        share_grad = estimate(_share, *sums(np.nan_to_num(occurrences.grad_norm_N))).within(0.0, 1.0)
     return Footprint(
         name=name,
         num_types=num_types,
         share_types=num_types / max(observed_types, 1),
-        share_positions=estimate(_share, own_n, all_n),
+        share_positions=estimate(_share, own_n, all_n).within(0.0, 1.0),
         share_positions_median=_median(occurrences, chosen_N, unit_N, counts_BU[:MEDIAN_RESAMPLES], level),
-        share_loss=estimate(_share, own_loss, all_loss),
+        share_loss=estimate(_share, own_loss, all_loss).within(least, greatest),
         share_grad=share_grad,
-        enrichment=estimate(_enrichment, own_loss, all_loss, own_n, all_n),
-        mean_loss=estimate(_share, own_loss, own_n),
+        enrichment=estimate(_enrichment, own_loss, all_loss, own_n, all_n).within(least, np.inf),
+        mean_loss=estimate(_share, own_loss, own_n).within(least, np.inf),
     )
 
 

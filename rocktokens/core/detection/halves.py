@@ -10,9 +10,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rocktokens.config import DetectConfig
+from rocktokens.core.detection.certified import Certified, PairSums, TypeTests, confirm, declare
 from rocktokens.core.detection.context import Floats
 from rocktokens.core.detection.occurrences import Array, Occurrences
-from rocktokens.core.detection.scores import ExcessTest, Scores, base_sums, excess_test, rankings, rng_for, score
+from rocktokens.core.detection.scores import (
+    RANKED,
+    ExcessTest,
+    Scores,
+    base_sums,
+    excess_test,
+    ordered,
+    rankings,
+    rng_for,
+    score,
+)
 from rocktokens.core.detection.sweep import SweepRow, choose_k, k_grid, sweep
 from rocktokens.errors import DataError
 
@@ -37,14 +48,18 @@ class Choice:
     variants: dict[tuple[str, int], Scores]
     """The same half at one step either way of γ and η."""
     excess: ExcessTest
+    pairs: PairSums
+    certified: Certified
     ranked: dict[str, Array]
+    """Types in order by each definition; for `certified`, the declared rocks by burden."""
     sweep: list[SweepRow]
-    k: int
-    note: str | None
+    ks: dict[str, int]
+    """How many of the ranked types are rocks, by definition."""
+    notes: tuple[str, ...]
 
     def rocks(self, definition: str) -> Array:
         """Types that are rocks by the definition, best first."""
-        return self.ranked[definition][: self.k]
+        return self.ranked[definition][: self.ks[definition]]
 
 
 def split_halves(occurrences: Occurrences, config: DetectConfig) -> Halves:
@@ -64,16 +79,37 @@ def split_halves(occurrences: Occurrences, config: DetectConfig) -> Halves:
 
 
 def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> Choice:
-    """Rank types by every definition and settle K."""
+    """Declare rocks by tests; beside them, rank types by every other definition and settle its K."""
     sums = base_sums(selection, config, ranks=True)
     base, *stepped = score(selection, config, vector_VH, stepped=True, sums=sums)
     excess = excess_test(base, config)
+    pairs = PairSums.of(selection)
+    certified = declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
     ranked = rankings(base, excess)
     num_types = int((base.count_V > 0).sum())
-    rows = sweep(base, excess, ranked, k_grid(num_types, config.k), rng_for(config.seed, "parts"))
+    grid = k_grid(num_types, config.k, *(len(ranked[name]) for name in RANKED))
+    rows = sweep(base, excess, ranked, grid, rng_for(config.seed, "parts"))
     num_costly = int((base.excess_V > 0).sum())
-    k, note = choose_k(rows, config.definition, config.k, config.stability, num_types, num_costly)
-    return Choice(base, dict(zip(STEPS, stepped)), excess, ranked, rows, k, note)
+    found = {name: choose_k(rows, name, config.k, config.stability, num_types, num_costly) for name in RANKED}
+    ranked["certified"] = certified_rocks(certified, base, config)
+    ks = {"certified": len(ranked["certified"]), **{name: k for name, (k, _) in found.items()}}
+    notes = tuple(dict.fromkeys(note for _, note in found.values() if note))
+    return Choice(base, dict(zip(STEPS, stepped)), excess, pairs, certified, ranked, rows, ks, notes)
+
+
+def certified_rocks(certified: Certified, scores: Scores, config: DetectConfig) -> Array:
+    """The declared rocks by burden; those in recurring contexts alone where that is asked for."""
+    rock_V = np.zeros(len(scores.r_V), bool)
+    rock_V[certified.rocks] = True
+    if config.consistent:
+        rock_V &= scores.consistent_V
+    return ordered(scores.r_V, rock_V)
+
+
+def second_opinion(measurement: Occurrences, config: DetectConfig, choice: Choice) -> tuple[Certified, PairSums]:
+    """The classes with what the other half of the prompts says of each, and that half's sums."""
+    pairs = PairSums.of(measurement)
+    return confirm(choice.certified, TypeTests.of(pairs, config.kappa), config.q_of_a_look), pairs
 
 
 def measure(measurement: Occurrences, config: DetectConfig, vector_VH: Floats, chosen: Scores) -> Scores:

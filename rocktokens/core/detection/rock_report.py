@@ -1,6 +1,6 @@
-"""What detection found, as plain data: the tables of a run and the facts of its manifest.
+"""What detection found, as plain data and as tables.
 
-This room formats; it decides nothing. Tables are pyarrow, ready for a store that this room does not know.
+This room decides nothing and prints nothing. Tables are pyarrow, ready for a store that this room does not know.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import DetectConfig
+from rocktokens.core.detection import schemas
 from rocktokens.core.detection.controls import Control
+from rocktokens.core.detection.enough import EnoughData
 from rocktokens.core.detection.footprint import Density, Footprint
 from rocktokens.core.detection.occurrences import Array
 from rocktokens.core.detection.persistence import PersistenceRow
+from rocktokens.core.detection.positions import Concentration
 from rocktokens.core.detection.scores import Thresholds
 from rocktokens.core.detection.sensitivity import Overlap, SensitivityRow
 from rocktokens.core.detection.sweep import SweepRow
-from rocktokens.core.stats import Estimate
 
 
 class ClusterRow(NamedTuple):
@@ -39,9 +41,17 @@ class RockReport:
 
     config: DetectConfig
     definition: str
-    k: int
+    ks: dict[str, int]
+    """How many types each definition keeps; for `certified`, how many it declared."""
     sets: dict[str, Array]
     """Token ids of the rocks by each definition, best first."""
+    classes: dict[str, Array]
+    """Token ids of the costly types by class: rock, learning, "learning, levelled off", unclear; or costly, where the
+    loss before OPD is not known."""
+    confirmed: Array
+    """Token ids of the rocks by `certified` that the other half of the prompts declares as well."""
+    has_pre: bool
+    """Whether the loss before OPD is known; without it no type can be declared a rock."""
     thresholds: Thresholds
     types: dict[str, Any]
     """Columns of the types table."""
@@ -56,6 +66,10 @@ class RockReport:
     groups: dict[str, Array]
     """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""
     persistence: list[PersistenceRow]
+    concentration: Concentration
+    positions: dict[str, Any]
+    """Columns of the table of the costliest positions."""
+    enough: EnoughData
     num_occurrences: int
     num_left_out: int
     num_prompts: int
@@ -66,72 +80,132 @@ class RockReport:
 
     @property
     def rocks(self) -> Array:
-        """Token ids of the rocks by the chosen definition, best first."""
+        """Token ids of the rocks by the chosen definition, best first; may be none."""
         return self.sets[self.definition]
 
+    @property
+    def k(self) -> int:
+        """How many types the chosen definition keeps."""
+        return self.ks[self.definition]
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every table by its name in a run."""
+        return {
+            "types": self.types_table(),
+            "sweep": self.sweep_table(),
+            "sensitivity": self.sensitivity_table(),
+            "persistence": self.persistence_table(),
+            "footprints": self.footprint_table(),
+            "clusters": self.cluster_table(),
+            "positions": self.positions_table(),
+        }
+
     def types_table(self) -> pa.Table:
-        """One row a token type observed, rocks of the chosen definition first, then by burden."""
-        table = pa.table({name: _column(values) for name, values in self.types.items()})
+        """One row per token type observed: rocks of the chosen definition first, then other costly types, by burden."""
         rank = np.asarray(self.types[f"rank_{self.definition}"], float)
-        order = np.lexsort((-np.asarray(self.types["r"], float), np.where(rank > 0, rank, np.inf)))
-        return table.take(pa.array(order))
+        rock = np.asarray(self.types[f"in_{self.definition}"], bool)
+        costly = np.array([name is not None for name in self.types["class"]])
+        burden = -np.asarray(self.types["r"], float)
+        order = np.lexsort((burden, np.where(rock, rank, np.inf), ~costly, ~rock))
+        return _from_columns(self.types, schemas.TYPES).take(pa.array(order))
 
     def sweep_table(self) -> pa.Table:
-        """One row a definition and K."""
-        return _table(self.sweep, SweepRow._fields)
+        """One row per definition and K."""
+        return _table(self.sweep, SweepRow._fields, schemas.SWEEP)
 
     def sensitivity_table(self) -> pa.Table:
-        """One row a threshold, step and definition."""
-        return _table(self.sensitivity, SensitivityRow._fields)
+        """One row per threshold, step and definition."""
+        return _table(self.sensitivity, SensitivityRow._fields, schemas.SENSITIVITY)
 
     def persistence_table(self) -> pa.Table:
-        """One row a group and arm; no rows where only one checkpoint was scored."""
-        return _table(self.persistence, PersistenceRow._fields)
+        """One row per group and comparison; no rows where only one checkpoint was scored."""
+        return _table(self.persistence, PersistenceRow._fields, schemas.PERSISTENCE)
 
     def footprint_table(self) -> pa.Table:
-        """One row a definition or control."""
-        return _table(list(self.footprints.values()), Footprint._fields)
+        """One row per definition or control."""
+        return _table(list(self.footprints.values()), Footprint._fields, schemas.FOOTPRINTS)
 
     def cluster_table(self) -> pa.Table:
-        """One row a cluster."""
-        return _table(self.clusters, ClusterRow._fields)
+        """One row per cluster."""
+        return _table(self.clusters, ClusterRow._fields, schemas.CLUSTERS)
+
+    def positions_table(self) -> pa.Table:
+        """One row per position, the costliest first."""
+        return _from_columns(self.positions, schemas.POSITIONS)
 
     def facts(self) -> dict[str, Any]:
         """The few numbers a manifest keeps."""
+        spread = self.concentration
         return {
             "definition": self.definition,
             "signal": self.config.signal,
             "k": self.k,
-            "rocks": [int(token_id) for token_id in self.rocks],
+            "ks": self.ks,
+            "rocks": _ids(self.rocks),
+            "confirmed": _ids(self.confirmed),
+            "classes": {name: _ids(ids) for name, ids in self.classes.items() if len(ids)},
+            "can_declare": self.has_pre,
+            "kappa": self.config.kappa,
+            "q": self.config.q_of_a_look,
             "thresholds": {name: getattr(self.thresholds, name) for name in Thresholds.__dataclass_fields__},
+            "concentration": {
+                "positions_50": _known(spread.positions_50),
+                "positions_80": _known(spread.positions_80),
+                "positions_95": _known(spread.positions_95),
+                "variance_by_type": [_known(value) for value in spread.variance_by_type[:3]],
+                "a_matter_of_positions": spread.a_matter_of_positions,
+            },
+            "enough": {
+                "num_unclear": self.enough.num_unclear,
+                "num_in_reach": self.enough.num_in_reach,
+                "prompts_needed": self.enough.prompts_needed,
+            },
             "num_occurrences": self.num_occurrences,
             "num_left_out": self.num_left_out,
             "num_prompts": self.num_prompts,
+            "num_prompts_measured": self.num_prompts_measured,
             "num_types": self.num_types,
             "overlaps": [list(overlap) for overlap in self.overlaps],
             "notes": list(self.notes),
         }
 
 
-def _column(values: Any) -> pa.Array:
+def _ids(token_ids: Array) -> list[int]:
+    return [int(token_id) for token_id in token_ids]
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _from_columns(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
+    """Columns in the order and the types of a schema; a column that is not there is empty."""
+    number = len(next(iter(columns.values())))
+    arrays = [_column(columns[field.name], field.type) if field.name in columns else pa.nulls(number, field.type)
+              for field in schema]  # fmt: skip
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _column(values: Any, kind: pa.DataType) -> pa.Array:
     """An arrow column; what is not finite is empty."""
     array = np.asarray(values)
     if array.dtype.kind == "f":
-        return pa.array(array.astype(float), mask=~np.isfinite(array))
-    return pa.array(values)
+        array = array.astype(float)
+        return pa.array(array, mask=~np.isfinite(array)).cast(kind)
+    return pa.array(array.tolist() if array.dtype.kind in "OU" else array, type=kind)
 
 
-def _table(rows: Sequence[tuple[Any, ...]], names: tuple[str, ...]) -> pa.Table:
+def _table(rows: Sequence[tuple[Any, ...]], names: tuple[str, ...], schema: pa.Schema) -> pa.Table:
     """Rows as columns; an Estimate becomes value, _low and _high, quartiles become _q25, _q50 and _q75."""
     columns: dict[str, Any] = {}
     for position, name in enumerate(names):
         values = [row[position] for row in rows]
-        if any(isinstance(value, Estimate) for value in values):
+        if f"{name}_high" in schema.names:
             for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high")):
                 columns[name + suffix] = [np.nan if value is None else getattr(value, field) for value in values]
-        elif any(isinstance(value, tuple) for value in values):
+        elif f"{name}_q25" in schema.names:
             for index, suffix in enumerate(("_q25", "_q50", "_q75")):
                 columns[name + suffix] = [value[index] for value in values]
         else:
             columns[name] = values
-    return pa.table({name: _column(values) for name, values in columns.items()})
+    return _from_columns(columns, schema)

@@ -17,7 +17,9 @@ from rocktokens.core.detection.type_sums import TypeSums
 from rocktokens.core.stats import Intervals, bootstrap_sums, max_t, resample_counts
 
 # Shapes: N occurrences, V token types, U units of prompts, B resamples.
-DEFINITIONS = ("burden", "context", "excess")
+RANKED = ("burden", "context", "excess")
+"""Definitions that keep the top K of a ranking."""
+DEFINITIONS = ("certified", *RANKED)
 TAU_STEP, GAMMA_STEP, ETA_STEP = 0.05, 0.05, 0.05
 
 
@@ -64,17 +66,23 @@ def rng_for(seed: int, purpose: str) -> np.random.Generator:
     return np.random.default_rng([seed, *purpose.encode()])
 
 
-def loss_thresholds(occurrences: Occurrences, config: DetectConfig) -> tuple[float | None, float]:
-    """(τ_pre, τ_post): each stage's quantile over occurrences, or the number that was set."""
-    post = config.tau_post if config.tau_post is not None else _quantile(occurrences.loss_post_N, config.tau_quantile)
+def loss_thresholds(occurrences: Occurrences, config: DetectConfig, step: float = 0.0) -> tuple[float | None, float]:
+    """(τ_pre, τ_post): each stage's quantile over occurrences or its mean, whichever is larger, or the number set.
+
+    A quantile alone would call nearly everything persistent where most losses are nearly 0. `step` moves the quantile
+    by so much, and the mean or the number set by the same proportion.
+    """
+    post = _threshold(occurrences.loss_post_N, config.tau_quantile, config.tau_post, step)
     if occurrences.loss_pre_N is None:
         return None, post
-    pre = config.tau_pre if config.tau_pre is not None else _quantile(occurrences.loss_pre_N, config.tau_quantile)
-    return pre, post
+    return _threshold(occurrences.loss_pre_N, config.tau_quantile, config.tau_pre, step), post
 
 
-def _quantile(loss_N: Array, share: float) -> float:
-    return float(np.quantile(loss_N, share))
+def _threshold(loss_N: Array, quantile: float, number: float | None, step: float) -> float:
+    if number is not None:
+        return number * (1 + step)
+    moved = float(np.clip(quantile + step, 0.01, 0.99))
+    return max(float(np.quantile(loss_N, moved)), float(loss_N.mean(dtype=float)) * (1 + step))
 
 
 def persistent(occurrences: Occurrences, tau_pre: float | None, tau_post: float) -> Array:
@@ -189,6 +197,9 @@ class ExcessTest:
 
     low_V: Array
     p_V: Array
+    rank_p_V: Array
+    """The same test on ranks within prompts: shown beside the other, never decisive, for a type with another shape of
+    losses and the same mean has other ranks."""
     level: float
 
     @property
@@ -201,14 +212,16 @@ def excess_test(scores: Scores, config: DetectConfig) -> ExcessTest:
     """Which types cost more than the mean token, beyond doubt?
 
     A type that merely lives in hard prompts has an excess over the mean of all. So a type must also cost more than the
-    other tokens of its own prompts, in loss or in rank (which heavy tails cannot blur): flipping the sign of whole
-    prompts gives the law of the largest t over all types, loss and rank together, when none does. Lower bounds are
-    computed for types that pass; the others' are −inf. The scores' sums must hold ranks.
+    other tokens of its own prompts: flipping the sign of whole prompts gives the law of the largest t over all types
+    when none does. Lower bounds are computed for types that pass; the others' are −inf.
     """
     sums = scores.sums
-    both = np.concatenate([sums.cells["within"], sums.cells["rank"]]).T
-    p_both = max_t(both, rng=rng_for(config.seed, "flips"), resamples=config.resamples, side="greater")
-    p_V = p_both.reshape(2, -1).min(0)
+    p_V, rank_p_V = (
+        max_t(sums.cells[name].T, rng=rng_for(config.seed, "flips"), resamples=config.resamples, side="greater")
+        if name in sums.cells
+        else np.full(sums.num_types, np.nan)
+        for name in ("within", "rank")
+    )
     low_V = np.full(sums.num_types, -np.inf)
     passed = np.flatnonzero(p_V <= 1 - config.level)
     if len(passed):
@@ -218,7 +231,7 @@ def excess_test(scores: Scores, config: DetectConfig) -> ExcessTest:
             columns = [sums.cells["loss"][some].T, sums.cells["n"][some].T]
             columns += [sums.by_unit("loss")[:, None], sums.by_unit("n")[:, None]]
             low_V[some] = bootstrap_sums(excess_statistic, columns, counts_BU, level=config.level).low_V
-    return ExcessTest(low_V, p_V, config.level)
+    return ExcessTest(low_V, p_V, rank_p_V, config.level)
 
 
 def rankings(scores: Scores, excess: ExcessTest) -> dict[str, Array]:
@@ -237,12 +250,13 @@ def ordered(score_V: Array, eligible_V: Array) -> Array:
 
 
 def type_intervals(scores: Scores, config: DetectConfig) -> dict[str, Intervals]:
-    """Bootstrap-t intervals of burden, context-consistency rate and excess for every type."""
+    """Bootstrap-t intervals of burden, context-consistency rate and excess for every type, within what is possible."""
     sums = scores.sums
     counts_BU = resample_counts(sums.num_units, config.resamples, rng_for(config.seed, "resamples"))
+    least = 0.0 if (sums.cells["loss"] >= 0).all() else -np.inf
     return {
-        "r": sums.intervals(lambda loss: loss, ["loss"], counts_BU, config.level),
-        "ccr": sums.intervals(lambda rock, n: rock / n, ["rock", "n"], counts_BU, config.level),
+        "r": sums.intervals(lambda loss: loss, ["loss"], counts_BU, config.level).within(least, np.inf),
+        "ccr": sums.intervals(lambda rock, n: rock / n, ["rock", "n"], counts_BU, config.level).within(0.0, 1.0),
         "excess": sums.intervals(excess_statistic, EXCESS_COLUMNS, counts_BU, config.level),
     }
 

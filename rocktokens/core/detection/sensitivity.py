@@ -12,10 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from rocktokens.config import DetectConfig
+from rocktokens.core.detection.certified import PairSums, TypeTests, declare
 from rocktokens.core.detection.context import Floats
-from rocktokens.core.detection.halves import Choice
+from rocktokens.core.detection.halves import Choice, certified_rocks
 from rocktokens.core.detection.occurrences import Array, Occurrences
-from rocktokens.core.detection.scores import DEFINITIONS, TAU_STEP, Scores, base_sums, excess_test, rankings, score
+from rocktokens.core.detection.scores import (
+    DEFINITIONS,
+    RANKED,
+    TAU_STEP,
+    Scores,
+    base_sums,
+    excess_test,
+    loss_thresholds,
+    rankings,
+    score,
+)
 from rocktokens.core.detection.sweep import jaccard
 
 
@@ -23,7 +34,7 @@ class SensitivityRow(NamedTuple):
     """The rock set and its footprint with one threshold moved by one step."""
 
     parameter: str
-    """tau, gamma, eta, window or k; base for no step."""
+    """kappa, q, tau, gamma, eta, window or k; base for no step."""
     step: int
     value: float
     definition: str
@@ -52,34 +63,56 @@ def shares(types: Array, measured: Scores) -> tuple[float, float, float]:
         return float(positions), float(loss), float(loss / positions)
 
 
+KAPPA_STEP = 0.1
+Q_STEP = 2.0  # q is halved and doubled
+
+
 def sensitivity(
     selection: Occurrences, config: DetectConfig, vector_VH: Floats, choice: Choice, measured: Scores
 ) -> list[SensitivityRow]:
-    """Every definition's set with τ, γ, η, w or K moved by one step; footprints on the measured half."""
+    """Every definition's set with κ, q, τ, γ, η, w or K moved by one step; footprints on the measured half."""
     variants = dict(choice.variants)
-    quantile = config.tau_quantile
     for step in (-1, 1):
-        moved = replace(
-            config,
-            tau_quantile=float(np.clip(quantile + step * TAU_STEP, 0.01, 0.99)),
-            tau_pre=None if config.tau_pre is None else config.tau_pre * (1 + step * TAU_STEP),
-            tau_post=None if config.tau_post is None else config.tau_post * (1 + step * TAU_STEP),
-        )
+        pre, post = loss_thresholds(selection, config, step * TAU_STEP)
+        moved = replace(config, tau_pre=pre, tau_post=post)
         variants["tau", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
         if config.window + step >= 1:
             moved = replace(config, window=config.window + step)
             variants["window", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
     rows = []
     for (parameter, step), scores in {("base", 0): choice.scores, **variants}.items():
-        ranked = rankings(scores, choice.excess)
+        ranked = rankings(scores, choice.excess) | {"certified": certified_rocks(choice.certified, scores, config)}
         for definition in DEFINITIONS:
-            value = _value(parameter, scores)
-            rows.append(_sensitivity_row(parameter, step, value, definition, choice, ranked, choice.k, measured))
-    grid = [row.k for row in choice.sweep if row.definition == config.definition]
-    smaller, larger = [k for k in grid if k < choice.k], [k for k in grid if k > choice.k]
-    for step, near in ((-1, smaller[-1:]), (1, larger[:1])):
-        for k in near:
-            rows += [_sensitivity_row("k", step, k, name, choice, choice.ranked, k, measured) for name in DEFINITIONS]
+            value, k = _value(parameter, scores), choice.ks[definition]
+            rows.append(
+                _sensitivity_row(parameter, step, value, definition, choice, ranked[definition][:k], k, measured)
+            )
+    return rows + _certified_rows(config, choice, measured) + _k_rows(choice, measured)
+
+
+def _certified_rows(config: DetectConfig, choice: Choice, measured: Scores) -> list[SensitivityRow]:
+    """The declared rocks at one step either way of κ and of q."""
+    q = config.q_of_a_look
+    rows = []
+    for step in (-1, 1):
+        kappa = float(np.clip(config.kappa + step * KAPPA_STEP, 0.01, 0.99))
+        declared = declare(TypeTests.of(choice.pairs, kappa), q)
+        moved = min(q * Q_STEP**step, 0.99)
+        looser = declare(choice.certified.tests, moved)
+        for parameter, value, found in (("kappa", kappa, declared), ("q", moved, looser)):
+            own = certified_rocks(found, choice.scores, config)
+            rows.append(_sensitivity_row(parameter, step, value, "certified", choice, own, len(own), measured))
+    return rows
+
+
+def _k_rows(choice: Choice, measured: Scores) -> list[SensitivityRow]:
+    """Each definition's own K, one place on the grid either way."""
+    rows = []
+    for name in RANKED:
+        grid = [row.k for row in choice.sweep if row.definition == name]
+        smaller, larger = [k for k in grid if k < choice.ks[name]], [k for k in grid if k > choice.ks[name]]
+        for step, near in ((-1, smaller[-1:]), (1, larger[:1])):
+            rows += [_sensitivity_row("k", step, k, name, choice, choice.ranked[name][:k], k, measured) for k in near]
     return rows
 
 
@@ -89,16 +122,8 @@ def _value(parameter: str, scores: Scores) -> float:
 
 
 def _sensitivity_row(
-    parameter: str,
-    step: int,
-    value: float,
-    name: str,
-    choice: Choice,
-    ranked: dict[str, Array],
-    k: int,
-    measured: Scores,
+    parameter: str, step: int, value: float, name: str, choice: Choice, own: Array, k: int, measured: Scores
 ) -> SensitivityRow:
-    own = ranked[name][:k]
     return SensitivityRow(
         parameter, step, float(value), name, k, len(own), jaccard(own, choice.rocks(name)), *shares(own, measured)
     )
@@ -114,8 +139,11 @@ def overlaps(selection: Occurrences, config: DetectConfig, vector_VH: Floats, ch
         sums = base_sums(other, config, ranks=True)
         scores = score(other, settled, vector_VH, gamma=choice.scores.thresholds.gamma, sums=sums)[0]
         ranked = rankings(scores, excess_test(scores, config))
+        declared = declare(TypeTests.of(PairSums.of(other), config.kappa), config.q_of_a_look)
+        ranked["certified"] = certified_rocks(declared, scores, config)
+        ks = choice.ks | {"certified": len(ranked["certified"])}
         found += [
-            Overlap(f"{d} on {config.signal}", f"{d} on {name}", jaccard(choice.rocks(d), ranked[d][: choice.k]))
+            Overlap(f"{d} on {config.signal}", f"{d} on {name}", jaccard(choice.rocks(d), ranked[d][: ks[d]]))
             for d in DEFINITIONS
         ]
     return found

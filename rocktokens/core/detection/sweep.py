@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rocktokens.core.detection.occurrences import Array
-from rocktokens.core.detection.scores import DEFINITIONS, ExcessTest, Scores, ordered
+from rocktokens.core.detection.scores import RANKED, ExcessTest, Scores, ordered
 
 # Shapes: V token types, U units of prompts, F random parts of the prompts.
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -21,7 +21,7 @@ Z_LOWER = 1.96
 
 
 class SweepRow(NamedTuple):
-    """One K by one definition."""
+    """Stability and coverage of one definition's top K."""
 
     definition: str
     k: int
@@ -34,7 +34,7 @@ class SweepRow(NamedTuple):
     coverage: float
     """Share of the loss."""
     chance: float
-    """Jaccard of two random sets of this size: what stability must be read against."""
+    """Jaccard of two random sets of this size among the eligible types: what stability must be read against."""
 
 
 def jaccard(first: Array, second: Array) -> float:
@@ -43,31 +43,30 @@ def jaccard(first: Array, second: Array) -> float:
     return 1.0 if union == 0 else len(np.intersect1d(first, second)) / union
 
 
-def k_grid(num_types: int, extra: int | Literal["auto"] = "auto") -> list[int]:
-    """Values of K that are tried: up to the number of types observed, and the one asked for."""
+def k_grid(num_types: int, *extra: int | Literal["auto"]) -> list[int]:
+    """Values of K that are tried: a grid up to the number of types observed, and those asked for."""
     grid = {k for k in GRID if k <= num_types}
-    grid |= {min(extra, num_types)} if extra != "auto" else set()
+    grid |= {min(k, num_types) for k in extra if k != "auto" and k > 0}
     return sorted(grid)
 
 
 def sweep(
     scores: Scores, excess: ExcessTest, rankings: dict[str, Array], grid: list[int], rng: np.random.Generator
 ) -> list[SweepRow]:
-    """Stability and coverage of the top K by every definition."""
+    """Stability and coverage of the top K by every definition that keeps a top K."""
     parts, fractions = _parts(scores.sums.num_units, rng)
     ranked_parts = _ranked_parts(scores, excess, parts)
     loss_V = scores.r_V
     rows = []
-    for definition in DEFINITIONS:
+    for definition in RANKED:
         ranked = rankings[definition]
-        num_eligible = max(len(ranked), 1)
         for k in grid:
             top = ranked[:k]
             agreement_F = np.array([jaccard(top, part[:k]) for part in ranked_parts[definition]])
             by_fraction = [agreement_F[fractions == fraction].mean() for fraction in FRACTIONS]
-            size = min(k, num_eligible)
+            size = min(k, len(ranked))
             coverage = float(loss_V[top].sum() / loss_V.sum()) if loss_V.sum() > 0 else float("nan")
-            chance = size / (2 * len(loss_V) - size)
+            chance = size / (2 * len(ranked) - size) if len(ranked) else 1.0
             rows.append(
                 SweepRow(definition, k, len(top), float(np.mean(by_fraction)), float(by_fraction[0]), coverage, chance)
             )
@@ -109,20 +108,21 @@ def choose_k(
     num_types: int,
     num_costly: int,
 ) -> tuple[int, str | None]:
-    """(K, what to tell the user). Auto: the largest K that is stable beyond chance, up to the number of types that
-    cost more than the mean token.
+    """(K, what to tell the user). Auto: the largest K that is stable beyond chance, 0 where none is.
 
-    A type that costs no more than the mean is merely frequent, however stable its rank. Among few types any two large
-    sets overlap, hence "beyond chance"; with thousands of types, chance is near 0 and this is plain stability.
+    Looked for among eligible types, up to the number of types that cost more than the mean token: one that costs no
+    more is merely frequent, however stable its rank. Two sets that hold all eligible types agree by necessity, so such
+    a K says nothing. `excess` keeps every type that its own test declares.
     """
     if wanted != "auto":
         if wanted > num_types:
             return num_types, f"k = {wanted} is more than the {num_types} token types observed; all are ranked"
         return wanted, None
-    limit = max(1, num_costly)
-    own = [row for row in rows if row.definition == definition and row.k <= limit]
+    own = [row for row in rows if row.definition == definition]
+    if definition == "excess":
+        return max((row.num_rocks for row in own), default=0), None
+    own = [row for row in own if row.num_rocks == row.k <= num_costly and row.chance < 1]
     stable = [row.k for row in own if row.stability - row.chance >= stability * (1 - row.chance)]
     if stable:
         return max(stable), None
-    smallest = min(row.k for row in rows)
-    return smallest, f"no K is stable at {stability} by `{definition}`; K = {smallest} is a guess: score more prompts"
+    return 0, f"`{definition}`: no K is stable at {stability}, so it names no rocks; score more prompts"

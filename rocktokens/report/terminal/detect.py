@@ -1,51 +1,128 @@
-"""The rocks on the terminal: one line per rock, then the footprint of every set and how far the sets overlap."""
+"""Detection on the terminal: the declared rocks and every other costly type, with what supports them.
+
+"No rocks" is an answer and is printed as one. Without the loss before OPD the word is costly.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from rocktokens.core.detection.certified import COSTLY, LEARNING, LEVELLED, ROCK, UNCLEAR
 from rocktokens.core.detection.rock_report import RockReport
 from rocktokens.core.detection.scores import DEFINITIONS
-from rocktokens.report.formats import interval, number, percent
+from rocktokens.core.stats import Estimate
+
+LIMIT = 30
+COLUMNS = ("token", "class", "cluster", "count", "loss pre → post", "fall [95 %]", "R", "CCR", "excess [95 %]", "sets")
+TEXT = ("token", "class", "cluster", "sets")
 
 
-def render(report: RockReport, limit: int = 30) -> Table:
-    """The rocks by the chosen definition as a table."""
-    shown = report.types_table().slice(0, min(limit, max(len(report.rocks), 1))).to_pylist()
-    table = Table(title=title(report), caption="\n".join((*summary(report), *report.notes)), caption_justify="left")
-    for name in ("token", "cluster", "count", "loss pre → post", "R", "CCR", "R_ctx", "excess [95 %]", "sets"):
-        table.add_column(name, justify="left" if name in ("token", "cluster", "sets") else "right")
-    for row in shown:
-        excess = [number(row[name], 1) for name in ("excess", "excess_low", "excess_high")]
-        table.add_row(
-            escape(repr(row["token"])),
-            row["cluster"],
-            number(row["count"], 0),
-            f"{number(row['loss_pre'], 3)} → {number(row['loss_post'], 3)}",
-            number(row["r"], 1),
-            number(row["ccr"], 2),
-            number(row["r_ctx"], 1),
-            f"{excess[0]} \\[{excess[1]}, {excess[2]}]",
-            " ".join(name for name in DEFINITIONS if row[f"in_{name}"]),
-        )
+def render(report: RockReport, command: str | None = None, limit: int = LIMIT) -> Table:
+    """The rocks, then the other costly types; below them footprints, spread of the loss and what is still needed."""
+    rows = [row for row in report.types_table().to_pylist() if row["class"] or row[f"in_{report.definition}"]]
+    lines = [*footprint_lines(report), *spread_lines(report), *enough_lines(report, command), *report.notes]
+    table = Table(title=title(report), caption=escape("\n".join(lines)), caption_justify="left")
+    for name in COLUMNS:
+        table.add_column(escape(name), justify="left" if name in TEXT else "right")
+    for row in rows[:limit]:
+        table.add_row(*map(escape, _cells(row)))
     return table
 
 
+def _cells(row: dict[str, Any]) -> list[str]:
+    named = row["class"] or ""
+    return [
+        repr(row["token"]),
+        f"{named} (not confirmed)" if named and not row["confirmed"] else named,
+        row["cluster"],
+        f"{row['count']:,}",
+        f"{_number(row['loss_pre'])} → {_number(row['loss_post'])}",
+        "–"
+        if row["fall"] is None
+        else f"{_share(row['fall'])} [{_share(row['fall_low'])}, {_share(row['fall_high'])}]",
+        _number(row["r"], 1),
+        _number(row["ccr"], 2),
+        f"{_number(row['excess'], 1)} [{_number(row['excess_low'], 1)}, {_number(row['excess_high'], 1)}]",
+        " ".join(name for name in DEFINITIONS if row[f"in_{name}"]),
+    ]
+
+
 def title(report: RockReport) -> str:
-    """One line that says how many rocks there are, and by which definition."""
-    return f"{len(report.rocks)} rocks by `{report.definition}` on {report.config.signal}, K = {report.k}"
+    """One line that says how many rocks, by what; or that there are none."""
+    number, signal = len(report.rocks), report.config.signal
+    if report.definition != "certified":
+        return f"{number or 'No'} rocks by `{report.definition}` on {signal}, K = {report.k}"
+    if not report.has_pre:
+        return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks cannot be declared"
+    counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}
+    others = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    rest = f"; of other costly types: {others}" if others else ""
+    if not number:
+        return f"No rocks are declared on {signal}{rest or '; no token type is costly beyond doubt'}"
+    dropped = len(report.classes[ROCK]) - number
+    filtered = f" ({dropped} more in contexts that do not recur)" if dropped else ""
+    return f"{number} rocks declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
 
 
-def summary(report: RockReport) -> list[str]:
-    """The footprint of every set, and the overlaps, in a few lines."""
+def footprint_lines(report: RockReport) -> list[str]:
+    """The footprint of every set, and the overlaps."""
     lines = []
     for name, found in report.footprints.items():
-        grad = "" if found.share_grad is None else f", gradient norm {interval(found.share_grad, percent)}"
+        grad = "" if found.share_grad is None else f", gradient norm {_percent(found.share_grad)}"
         lines.append(
-            f"{name}: {percent(found.share_types)} of types, positions {interval(found.share_positions, percent)} "
-            f"(median rollout {percent(found.share_positions_median.value)}), "
-            f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment)}"
+            f"{name}: {found.num_types} types, positions {_percent(found.share_positions)} "
+            f"(median rollout {100 * found.share_positions_median.value:.1f} %), loss {_percent(found.share_loss)}"
+            f"{grad}, enrichment {_ratio(found.enrichment)}"
         )
-    lines.append("overlap: " + ", ".join(f"{o.first}/{o.second} {o.jaccard:.2f}" for o in report.overlaps))
-    return lines
+    named = ", ".join(f"{o.first}/{o.second} {o.jaccard:.2f}" for o in report.overlaps)
+    return [*lines, f"overlap (Jaccard): {named}"]
+
+
+def spread_lines(report: RockReport) -> list[str]:
+    """Whether the cost is a matter of types or of single positions."""
+    found = report.concentration
+    if found.positions_50 != found.positions_50:  # there is no loss
+        return []
+    shares = " / ".join(
+        f"{100 * share:.1f} %" for share in (found.positions_50, found.positions_80, found.positions_95)
+    )
+    explained = found.variance_by_type
+    line = f"50 / 80 / 95 % of the loss lie in {shares} of the positions"
+    if explained.value == explained.value:
+        line += f"; the token type explains {_percent(explained)} of its variance"
+    if found.a_matter_of_positions:
+        line += ". The cost is a matter of single positions; the table `positions` names them"
+    return [line]
+
+
+def enough_lines(report: RockReport, command: str | None) -> list[str]:
+    """How many prompts would settle what is unclear, and the command that adds them."""
+    enough = report.enough
+    if not enough.num_unclear:
+        return []
+    if enough.prompts_needed is None:
+        return [f"{enough.num_unclear} costly types are unclear: their falls lie too close to 1 − κ for more prompts"]
+    how = f": {command}" if command else ""
+    return [
+        f"{enough.num_unclear} costly types are unclear; about {enough.prompts_needed:,} prompts (there are "
+        f"{enough.num_prompts:,}) would settle {enough.num_in_reach} of them{how}"
+    ]
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _ratio(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"

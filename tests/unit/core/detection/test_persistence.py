@@ -12,7 +12,7 @@ from rocktokens.core.detection.persistence import make_groups, persistence, type
 from rocktokens.core.stats import wilcoxon
 from rocktokens.errors import DataError
 
-CONFIG = DetectConfig(k=8, resamples=300)
+CONFIG = DetectConfig(definition="context", k=8, resamples=300)
 
 
 def arms(report):
