@@ -261,13 +261,15 @@ def _types(
 
 def _class_columns(choice: Choice, verdicts: Verdicts, config: DetectConfig, *, non_negative: bool) -> dict[str, Any]:
     """Class, confirmation, p values (of the choosing half) and fall (on the other half) of every type."""
-    tests, class_V = choice.certified.tests, verdicts.certified.class_V
+    tests, class_V = choice.certified.tests, verdicts.certified.class_V.copy()
     costly_V = class_V != ""
+    confirmed_V = np.asarray(verdicts.certified.confirmed_V, dtype=object)
+    class_V[~costly_V] = confirmed_V[~costly_V] = None
     fall = falls(verdicts.pairs, config.level, non_negative=non_negative)
     stagnant_V = tests.stagnant_V if tests.has_pre else np.full(len(class_V), np.nan)
     return {
-        "class": np.where(costly_V, class_V, None),
-        "confirmed": np.where(costly_V, verdicts.certified.confirmed_V, None),
+        "class": class_V,
+        "confirmed": confirmed_V,
         "p_costly": np.where(tests.testable_V, tests.costly_V, np.nan),
         "p_stagnant": np.where(tests.testable_V, stagnant_V, np.nan),
         "fall": fall.value_V,

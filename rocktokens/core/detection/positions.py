@@ -47,9 +47,9 @@ def concentration(
     selection: Occurrences, measurement: Occurrences, *, rng: np.random.Generator, resamples: int, level: float
 ) -> Concentration:
     """Spread of the measured half's loss; negative values of a sampled signal count as no cost."""
-    shares = smallest_shares(measurement.loss_post_N, LOSS_SHARES)
+    half, most, nearly_all = smallest_shares(measurement.loss_post_N, LOSS_SHARES)
     explained = variance_by_type(selection, measurement, rng=rng, resamples=resamples, level=level)
-    return Concentration(*shares, explained, len(np.unique(measurement.prompt_N)))
+    return Concentration(half, most, nearly_all, explained, len(np.unique(measurement.prompt_N)))
 
 
 def smallest_shares(loss_N: Array, wanted: tuple[float, ...]) -> list[float]:
