@@ -102,8 +102,8 @@ TABLES: dict[str, Table] = {
             (
                 "class",
                 STR,
-                "rock, learning, learning, levelled off, or unclear; costly where the loss before OPD is not known; empty "
-                "for a type that is not costly beyond doubt.",
+                "rock, learning, learning, levelled off, or unclear; costly where the loss before OPD is not known; "
+                "empty for a type that is not costly beyond doubt.",
             ),
             ("confirmed", BOOL, "Whether the other half of the prompts says the same of it; empty without a class."),
             (

@@ -17,6 +17,7 @@ from rocktokens.core.detection.scores import base_sums, excess_test, ranks_withi
 from rocktokens.core.detection.sweep import SweepRow, choose_k
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.report.terminal.detect import render
+from rocktokens.runs.schema import TABLES
 
 QUICK = {"resamples": 200}
 
@@ -220,6 +221,7 @@ def test_tables_have_the_columns_of_the_design(report):
     assert {"group", "arm", "change", "change_low", "p_value"} <= set(report.persistence_table().column_names)
     for name, table in report.tables().items():
         assert isinstance(table, pa.Table)
+        assert set(table.column_names) <= set(TABLES[name].schema.names), name
         assert not any(pa.types.is_null(field.type) for field in table.schema), name
     assert report.facts()["rocks"] == report.rocks.tolist()
 
