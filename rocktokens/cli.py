@@ -1,4 +1,4 @@
-"""The command line: flags become a configuration, the configuration goes to the pipeline. It decides nothing.
+"""The command line: flags become a configuration, the configuration goes to a stage. It decides nothing.
 
 Nothing heavy is imported before a command is known to be valid, so that help and mistakes answer at once.
 Exit status: 0 done, 1 failed, 2 wrong usage.
@@ -6,15 +6,18 @@ Exit status: 0 done, 1 failed, 2 wrong usage.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import logging
 import os
 import sys
+import typing
 from dataclasses import MISSING, fields
 from typing import Any
 
 from rocktokens import __version__
-from rocktokens.commands import COMMANDS, StudyCommand, WorldCommand, fields_of
+from rocktokens.commands import COMMANDS, StudyCommand
+from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.recipes import recipes
 
@@ -60,52 +63,74 @@ def _main(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(name: str, rest: list[str]) -> Any:
-    """Flags over the YAML file over the defaults."""
+def _parse(name: str, words: list[str]) -> Any:
+    """Flags over the YAML file over the recipe over the defaults."""
+    kind = COMMANDS[name]
+    words = [_long_form(kind, word) for word in words]
+    file, words = _config_file(words)
+    default = None
+    if kind is StudyCommand:
+        asked = _tyro(name, [word for word in words if word not in ("-h", "--help")], StudyCommand()).recipe
+        yaml, default = _recipe(asked) if asked else (None, None)
+        file = file or yaml
+    return _tyro(name, words, _default(kind, file, default))
+
+
+def _tyro(name: str, words: list[str], default: Any) -> Any:
     import tyro
 
-    from rocktokens.config.base import from_mapping, load_yaml
-
-    kind = COMMANDS[name]
-    file, rest = _take_flag(rest, "--config")
-    word, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("-") else (None, rest)
-    default, values = None, {}
-    if word is not None and kind is StudyCommand:
-        file, default = _recipe(word)
-    elif kind is WorldCommand:
-        if word != "build" and not {"-h", "--help"} & set(rest):
-            raise ConfigError("say `rocktokens world build` or `rocktokens world build NAME`")
-        if rest and not rest[0].startswith("-"):
-            values["world"], rest = rest[0], rest[1:]
-    elif word is not None and "path" in fields_of(kind):
-        values["path"] = word
-    elif word is not None:
-        raise ConfigError(f"`rocktokens {name}` takes settings only, as --section.field value; got {word!r}")
-    values |= load_yaml(file) if file else {}
-    needs_path = any(item.name == "path" and item.default is MISSING for item in fields(kind))
-    if needs_path and "path" not in values:
-        if not {"-h", "--help"} & set(rest):
-            raise ConfigError(f"which run? Say `rocktokens {name} DIRECTORY`")
-        values["path"] = "RUN"
-    default = from_mapping(kind, values, default=default)
-    rest = ["--prompts.source" if word == "--prompts" else word for word in rest]
     return tyro.cli(
-        kind,
-        args=rest,
+        COMMANDS[name],
+        args=words,
         default=default,
         prog=f"rocktokens {name}",
-        description=kind.__doc__,
+        description=COMMANDS[name].__doc__,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
     )
 
 
-def _take_flag(words: list[str], flag: str) -> tuple[str | None, list[str]]:
-    if flag not in words:
-        return None, words
-    at = words.index(flag)
-    if at + 1 >= len(words):
-        raise ConfigError(f"{flag} needs a file")
-    return words[at + 1], words[:at] + words[at + 2 :]
+def _long_form(kind: type, word: str) -> str:
+    """`--steps` as `--distill.steps` on the command `distill`; `--prompts FILE` as `--prompts.source FILE`."""
+    flag, equals, value = word.partition("=")
+    if flag == "--prompts":
+        return f"--prompts.source{equals}{value}"
+    section = getattr(kind, "section", None)
+    if not flag.startswith("--") or section is None:
+        return word
+    field = flag[2:].partition(".")[0].removeprefix("no-").replace("-", "_")
+    own = {item.name for item in fields(kind)}
+    inner = {item.name for item in fields(typing.get_type_hints(kind)[section])}
+    near = field in inner or difflib.get_close_matches(field, inner | own, n=1)[:1] in [[name] for name in inner]
+    return f"--{section}.{word[2:]}" if near and field not in own else word  # tyro names the flag nearest to a typo
+
+
+def _config_file(words: list[str]) -> tuple[str | None, list[str]]:
+    """The file of --config, and the words without it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
+    try:
+        found, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError:
+        raise ConfigError("--config needs a YAML file") from None
+    return found.config, rest
+
+
+def _default(kind: type, file: str | None, default: Any) -> Any:
+    """What holds where no flag is given. A study's file serves every command: other stages' sections are ignored."""
+    import tyro
+
+    from rocktokens.config.base import from_mapping, load_yaml
+
+    values = load_yaml(file) if file else {}
+    section, own = getattr(kind, "section", None), {item.name for item in fields(kind)}
+    if section is not None:
+        inner = {item.name for item in fields(typing.get_type_hints(kind)[section])} - own
+        short = {key: values.pop(key) for key in list(values) if key in inner}
+        values |= {section: {**short, **(values.get(section) or {})}} if short else {}
+    known = {item.name for item in fields(StudyConfig)} - own
+    values = {key: value for key, value in values.items() if key not in known}
+    needed = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
+    return from_mapping(kind, values, default=default or kind(**dict.fromkeys(needed, tyro.MISSING)))
 
 
 def _recipe(word: str) -> tuple[str | None, Any]:
@@ -132,7 +157,8 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "`rocktokens COMMAND --help` lists a command's settings; `--version` the version.",
+            "`rocktokens COMMAND --help` lists a command's settings; `--version` prints the version. A stage's own",
+            "settings may be named without their section: `rocktokens distill RUN --steps 10`.",
         ]
     )
 

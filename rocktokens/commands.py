@@ -1,5 +1,8 @@
 """The commands as dataclasses: a stage's configuration, which run, and the call that does it. They decide nothing.
 
+A setting has one flag name everywhere: `--distill.steps` for `study` and for `distill`. On its own command a stage's
+section may be left out (`rocktokens distill RUN --steps 10`); `section` names it.
+
 What a command needs is imported when it runs, so that help and mistakes answer at once.
 """
 
@@ -8,7 +11,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import Positional, arg
 
 from rocktokens.config import (
     BaselineConfig,
@@ -26,17 +31,20 @@ from rocktokens.config import (
 from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError
 
-T = TypeVar("T")
+RunPath = Annotated[Positional[Path], arg(metavar="DIRECTORY")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyCommand(StudyConfig):
-    """Run the whole story: distil, sample, score, find the rocks; `study RECIPE` or `study config.yaml`."""
+    """Run all stages in order, from distillation to the report: `study [RECIPE | FILE.yaml]`."""
+
+    recipe: Annotated[Positional[str | None], arg(metavar="[RECIPE | FILE.yaml]")] = None
+    """A recipe by name, or a YAML file with settings."""
 
     def run(self) -> None:
         from rocktokens.stages.study import study
 
-        study(_part(StudyConfig, self))
+        study(StudyConfig(**{item.name: getattr(self, item.name) for item in fields(StudyConfig)}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +62,13 @@ class CheckCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillCommand(DistillConfig):
+class DistillCommand:
     """Distil the student on its own rollouts, with a weight and a record for every token."""
 
-    path: Path
+    section: ClassVar[str] = "distill"
+    path: RunPath
     """The run directory; made if it is not there."""
+    distill: DistillConfig = field(default_factory=DistillConfig)
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     problems: int = 200
@@ -69,7 +79,7 @@ class DistillCommand(DistillConfig):
     def run(self) -> None:
         from rocktokens.stages.distill import distill
 
-        config = _part(DistillConfig, self)
+        config = self.distill
         run = distill(self.path, self.pair, self.prompts, config, problems=self.problems, again=self.again)
         if os.environ.get("RANK", "0") == "0":  # torchrun starts this command once a process
             print(f"run: {run.path}")
@@ -83,13 +93,14 @@ class DistillCommand(DistillConfig):
 class SampleCommand:
     """Sample rollouts of the student into a run."""
 
-    path: Path
+    section: ClassVar[str] = "rollouts"
+    path: RunPath
     """The run directory; made if it is not there."""
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     checkpoint: str = "last"
-    """Who writes: last (kept checkpoint, else the student), student, teacher, or a step."""
+    """Which model samples: last (kept checkpoint, else the student), student, teacher, or a step."""
     again: bool = False
     """Run the stage again although it is complete."""
 
@@ -104,41 +115,28 @@ class SampleCommand:
 class ScoreCommand:
     """Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint."""
 
-    path: Path
+    section: ClassVar[str] = "score"
+    path: RunPath
     """The run directory."""
-    checkpoints: str = "all"
-    """all kept checkpoints, or their steps as a comma-separated list."""
-    token_budget: int = ScoreConfig.token_budget
-    """Padded tokens in one forward pass; sets the memory scoring takes."""
-    chunk: int | None = None
-    """Rows of logits that exist at once; unset: chosen for the vocabulary."""
-    gradients: bool = True
-    """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
-    top: int = ScoreConfig.top
-    """Most probable tokens of both models to keep at every position of the rollouts that the report shows; 0: none."""
+    score: ScoreConfig = field(default_factory=ScoreConfig)
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.stages.score import score
 
-        config = ScoreConfig(
-            checkpoints=self.checkpoints,
-            token_budget=self.token_budget,
-            chunk=self.chunk,
-            gradients=self.gradients,
-            top=self.top,
-        )
-        run = score(self.path, config, again=self.again)
+        run = score(self.path, self.score, again=self.again)
         _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectCommand(DetectConfig):
+class DetectCommand:
     """Find the rocks of a scored run, or of anybody's occurrences (--occurrences FILE --out DIR)."""
 
-    path: Path | None = None
+    section: ClassVar[str] = "detect"
+    path: Annotated[Positional[Path | None], arg(metavar="[DIRECTORY]")] = None
     """The run directory."""
+    detect: DetectConfig = field(default_factory=DetectConfig)
     occurrences: Path | None = None
     """A Parquet file with rollout_id, position, token_id and loss, in place of a run."""
     out: Path | None = None
@@ -151,7 +149,7 @@ class DetectCommand(DetectConfig):
     def run(self) -> None:
         from rocktokens.stages.detect import detect, detect_table
 
-        config = _part(DetectConfig, self)
+        config = self.detect
         if self.occurrences is not None:
             if self.out is None:
                 raise ConfigError("say where the results go: --out DIRECTORY")
@@ -166,26 +164,30 @@ class DetectCommand(DetectConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometryCommand(GeometryConfig):
+class GeometryCommand:
     """Say which way the token types' gradients point and how much they pull."""
 
-    path: Path
+    section: ClassVar[str] = "geometry"
+    path: RunPath
     """The run directory."""
+    geometry: GeometryConfig = field(default_factory=GeometryConfig)
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.stages.geometry import geometry
 
-        print(f"run: {geometry(self.path, _part(GeometryConfig, self), again=self.again).path}")
+        print(f"run: {geometry(self.path, self.geometry, again=self.again).path}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnockoutCommand(KnockoutConfig):
+class KnockoutCommand:
     """Ban the candidates one at a time and say what each ban does to accuracy."""
 
-    path: Path
+    section: ClassVar[str] = "knockout"
+    path: RunPath
     """The run directory."""
+    knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     again: bool = False
     """Run the stage again although it is complete."""
@@ -193,15 +195,17 @@ class KnockoutCommand(KnockoutConfig):
     def run(self) -> None:
         from rocktokens.stages.knockout import knockout
 
-        print(f"run: {knockout(self.path, _part(KnockoutConfig, self), self.baseline, again=self.again).path}")
+        print(f"run: {knockout(self.path, self.knockout, self.baseline, again=self.again).path}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftCommand(GraftConfig):
+class GraftCommand:
     """Let the teacher draw the rocks in the student's place: what learning them perfectly would gain."""
 
-    path: Path
+    section: ClassVar[str] = "graft"
+    path: RunPath
     """The run directory."""
+    graft: GraftConfig = field(default_factory=GraftConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     again: bool = False
     """Run the stage again although it is complete."""
@@ -209,15 +213,17 @@ class GraftCommand(GraftConfig):
     def run(self) -> None:
         from rocktokens.stages.graft import graft
 
-        print(f"run: {graft(self.path, _part(GraftConfig, self), self.baseline, again=self.again).path}")
+        print(f"run: {graft(self.path, self.graft, self.baseline, again=self.again).path}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand(CompareConfig):
+class CompareCommand:
     """Train the regimes from one start and say what leaving out the rocks costs and saves."""
 
-    path: Path
+    section: ClassVar[str] = "compare"
+    path: RunPath
     """The run directory."""
+    compare: CompareConfig = field(default_factory=CompareConfig)
     results: Path | None = None
     """Also write the comparison with its circumstances (command, versions, hardware, date) to this JSON file."""
     again: bool = False
@@ -227,7 +233,7 @@ class CompareCommand(CompareConfig):
         from rocktokens.stages.compare import compare
         from rocktokens.stages.compare_tables import save_results
 
-        run = compare(self.path, _part(CompareConfig, self), again=self.again)
+        run = compare(self.path, self.compare, again=self.again)
         if self.results is not None and run.done("compare"):
             save_results(run, self.results)
         print(f"run: {run.path}")
@@ -237,17 +243,17 @@ class CompareCommand(CompareConfig):
 class ReportCommand:
     """Write a run's report: one HTML file that holds everything, and its figures beside it."""
 
-    path: Path
+    path: RunPath
     """The run directory."""
-    images: bool = True
-    """Also write every figure as SVG and PNG, where a Chromium is at hand."""
+    no_images: bool = False
+    """Do not write the figures as SVG and PNG beside the page; without it they are, where a Chromium is at hand."""
     again: bool = False
     """Write the report again although nothing changed since."""
 
     def run(self) -> None:
         from rocktokens.stages.report import report
 
-        run = report(self.path, again=self.again, images=self.images)
+        run = report(self.path, again=self.again, images=not self.no_images)
         print(f"report: {run.path / 'report.html'}")
 
 
@@ -255,7 +261,7 @@ class ReportCommand:
 class ViewCommand:
     """Show a run's report, or the runs of a folder and any two of them side by side, on 127.0.0.1."""
 
-    path: Path
+    path: RunPath
     """A run directory, or a folder of them."""
     port: int = 8707
     """Port on 127.0.0.1; 0 takes a free one."""
@@ -272,7 +278,9 @@ class ViewCommand:
 class WorldCommand:
     """Make a built-in world's pair again from its seeds: `world build [NAME]`."""
 
-    world: str = "arithmetic"
+    action: Positional[Literal["build"]]
+    """What to do with the world."""
+    world: Annotated[Positional[str], arg(metavar="[NAME]")] = "arithmetic"
     """Which world: arithmetic, market or cornerstone."""
     out: Path | None = None
     """Where the pair goes; unset: worlds/NAME."""
@@ -312,16 +320,6 @@ COMMANDS: dict[str, type] = {
     "report": ReportCommand,
     "view": ViewCommand,
 }
-
-
-def _part(kind: type[T], command: Any) -> T:
-    """The stage's configuration out of a command that extends it."""
-    return kind(**{name: getattr(command, name) for name in fields_of(kind)})
-
-
-def fields_of(kind: type) -> set[str]:
-    """Names of a configuration's fields."""
-    return {item.name for item in fields(kind)}  # type: ignore[arg-type]
 
 
 def _say_facts(run: Any, *stages: str) -> None:

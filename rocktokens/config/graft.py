@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from typing_extensions import Doc
 
 from rocktokens.config.base import require
 from rocktokens.config.detect import Definition
@@ -18,7 +21,7 @@ class GraftConfig:
     """Whose rock set is grafted; unset: the one `detect` chose."""
     rocks: tuple[str, ...] = ()
     """The set itself, as text, or as ids like #17; unset: the run's rocks."""
-    clusters: bool = True
+    clusters: Annotated[bool, Doc("Do not graft each cluster of token types by itself.")] = True
     """Also graft each cluster of token types by itself."""
     level: float = 0.95
     """Coverage of intervals."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from typing_extensions import Doc
 
 from rocktokens.config.base import require
 from rocktokens.config.detect import Definition
@@ -70,7 +72,7 @@ class KnockoutConfig:
     family (with its other surface forms: leading space, case)."""
     window_share: float = 0.1
     """A candidate belongs to a window set if it stands in so many of the occurrences' windows, as a share of them."""
-    controls: bool = True
+    controls: Annotated[bool, Doc("Do not ban, for every rock, a non-rock that is as frequent.")] = True
     """For every rock also ban a non-rock that is as frequent."""
     until: Literal["decided", "budget"] = "decided"
     """decided: problems are added in rounds and a set stops when its verdict is in; budget: all problems for all."""

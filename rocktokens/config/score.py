@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from typing_extensions import Doc
 
 from rocktokens.config.base import require
 
@@ -17,7 +20,7 @@ class ScoreConfig:
     """Padded tokens in one forward pass; sets the memory scoring takes."""
     chunk: int | None = None
     """Rows of logits that exist at once; unset: chosen for the vocabulary."""
-    gradients: bool = True
+    gradients: Annotated[bool, Doc("Do not gather the gradients per token type that `geometry` needs.")] = True
     """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
     top: int = 5
     """Most probable tokens of both models to keep at every position of the rollouts that the report shows; 0: none."""

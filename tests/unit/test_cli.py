@@ -142,7 +142,7 @@ def test_yaml_fills_the_configuration(pair: Path, tmp_path: Path) -> None:
 
 def test_wrong_words_are_refused_with_the_nearest(pair: Path, tmp_path: Path) -> None:
     refused(rocktokens("sampel"), 2, "did you mean 'sample'")
-    refused(rocktokens("sample"), 2, "rocktokens sample DIRECTORY")
+    refused(rocktokens("sample"), 2, "Missing from rocktokens sample", "DIRECTORY")
     refused(rocktokens("sample", tmp_path / "x", "--rollouts.temprature", "1"), 2, "--rollouts.temperature")
     refused(rocktokens("sample", tmp_path / "x", *flags(pair), "--rollouts.temperature", "0"), 2, "greedy")
 
@@ -266,5 +266,109 @@ def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:
 
 
 def test_world_build_says_what_it_takes(tmp_path: Path) -> None:
-    refused(rocktokens("world"), 2, "rocktokens world build")
+    refused(rocktokens("world"), 2, "rocktokens world", "build")
     refused(rocktokens("world", "build", "arithmetik", "--out", tmp_path / "w"), 2, "arithmetic")
+
+
+def asked(*words: str | Path) -> object:
+    """The command that words ask for, without running it."""
+    from rocktokens.cli import _parse
+
+    return _parse(str(words[0]), [str(word) for word in words[1:]])
+
+
+def test_a_setting_has_one_flag_name_wherever_it_is_used() -> None:
+    """Every section of a stage's command is a section of the study, with the same fields."""
+    import dataclasses
+    import typing
+
+    from rocktokens.commands import COMMANDS
+    from rocktokens.config.study import StudyConfig
+
+    study = typing.get_type_hints(StudyConfig)
+    for name, kind in COMMANDS.items():
+        hints = typing.get_type_hints(kind)
+        sections = {item.name: hints[item.name] for item in dataclasses.fields(kind) if item.name in study}
+        assert all(study[section] == hint for section, hint in sections.items() if section != "path"), name
+    for stage, section in (
+        ("distill", "distill"),
+        ("sample", "rollouts"),
+        ("detect", "detect"),
+        ("compare", "compare"),
+    ):
+        assert COMMANDS[stage].section == section
+        assert typing.get_type_hints(COMMANDS[stage])[section] == study[section]
+
+
+def test_long_and_short_flags_mean_the_same(tmp_path: Path) -> None:
+    assert asked("study", "--distill.steps", "10").distill.steps == 10
+    assert asked("distill", tmp_path, "--distill.steps", "10").distill.steps == 10
+    assert asked("distill", tmp_path, "--steps", "10").distill.steps == 10
+    assert asked("distill", tmp_path, "--steps=10", "--selector.name", "freeze").distill.selector.name == "freeze"
+    assert asked("score", tmp_path, "--no-gradients").score.gradients is False
+    assert asked("score", tmp_path, "--score.no-gradients").score.gradients is False
+    assert asked("compare", tmp_path, "--problems", "9").compare.problems == 9
+    assert asked("distill", tmp_path, "--problems", "9").problems == 9
+    assert asked("sample", tmp_path, "--prompts", "mine.jsonl").prompts.source == "mine.jsonl"
+
+
+def test_the_run_may_stand_anywhere_among_the_flags(tmp_path: Path) -> None:
+    assert asked("distill", "--steps", "10", tmp_path).path == tmp_path
+    assert asked("study", "--path", tmp_path, "arithmetic").path == tmp_path
+    assert asked("study", "--distill.steps", "7", "market").prompts.source == "market"
+
+
+def test_a_studys_file_serves_every_command(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("distill: {steps: 7}\ndetect: {k: 3}\nproblems: 11\n")
+    assert asked("study", config).distill.steps == 7
+    assert asked("distill", tmp_path, "--config", config).distill.steps == 7
+    assert asked("distill", tmp_path, "--config", config).problems == 11
+    assert asked("distill", tmp_path, "--config", config, "--steps", "8").distill.steps == 8
+    assert asked("detect", tmp_path, "--config", config).detect.k == 3
+    config.write_text("steps: 7\n")
+    assert asked("distill", tmp_path, "--config", config).distill.steps == 7
+    refused(rocktokens("distill", tmp_path, "--config"), 2, "--config needs a YAML file")
+    config.write_text("distil: {steps: 7}\n")
+    refused(rocktokens("distill", tmp_path, "--config", config), 2, "did you mean 'distill'")
+
+
+def test_flags_that_switch_off_say_so() -> None:
+    """A setting that is on by default has a flag that begins with no-, and its help begins with "Do not"."""
+    import dataclasses
+    import typing
+
+    from rocktokens.commands import COMMANDS
+
+    def check(kind: type) -> int:
+        hints, found = typing.get_type_hints(kind, include_extras=True), 0
+        for item in dataclasses.fields(kind):
+            inner = getattr(item, "default_factory", None)
+            if dataclasses.is_dataclass(inner):
+                found += check(inner)
+            if item.default is True:
+                said = [note.documentation for note in typing.get_args(hints[item.name])[1:]]
+                assert said, f"{kind.__name__}.{item.name} needs Annotated[bool, Doc('Do not ...')]"
+                assert said[0].startswith("Do not ")
+                found += 1
+        return found
+
+    assert sum(map(check, COMMANDS.values())) >= 3
+    for command, flag, said in (
+        ("score", "--score.no-gradients", "Do not gather"),
+        ("report", "--no-images", "Do not write"),
+    ):
+        assert f"{flag} {said}" in " ".join(rocktokens(command, "--help").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["distill", "run", "--stepz", "3"], "--distill.steps"),
+        (["study", "--distil.steps", "3"], "--distill.steps"),
+        (["detect", "run", "--detect.kk", "3"], "--detect.k"),
+        (["study", "arithmetik"], "arithmetic"),
+    ],
+)
+def test_wrong_flags_end_with_status_two_and_the_nearest_name(words: list[str], near: str) -> None:
+    refused(rocktokens(*words), 2, near)
