@@ -101,13 +101,23 @@ class SampleCommand:
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     checkpoint: str = "last"
     """Which model samples: last (kept checkpoint, else the student), student, teacher, or a step."""
+    detection_prompts: int | None = None
+    """Prompts at most; unset: as many as --prompts.limit says."""
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.stages.sample import sample
 
-        run = sample(self.path, self.pair, self.prompts, self.rollouts, checkpoint=self.checkpoint, again=self.again)
+        run = sample(
+            self.path,
+            self.pair,
+            self.prompts,
+            self.rollouts,
+            checkpoint=self.checkpoint,
+            limit=self.detection_prompts,
+            again=self.again,
+        )
         _say_facts(run, "sample")
 
 

@@ -41,8 +41,8 @@ class StudyConfig:
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     problems: int = 200
     """Held-out problems on which accuracy is measured while training."""
-    detection_prompts: int = 400
-    """Held-out prompts on which rocks are looked for."""
+    detection_prompts: int | None = 400
+    """Held-out prompts on which rocks are looked for; unset: as many as --prompts.limit says."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
@@ -55,4 +55,5 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.stages), f"name at least one stage of {', '.join(STAGES)}")
-        require(self.detection_prompts >= 2, "detection_prompts must be at least 2: one half chooses, one measures")
+        few = self.detection_prompts is not None and self.detection_prompts < 2
+        require(not few, "detection_prompts must be at least 2: one half chooses, one measures")

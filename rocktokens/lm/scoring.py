@@ -114,7 +114,8 @@ def score(
                 table = _table(layout, measured, eos_ids)
                 write(step, table)
                 if top is not None:
-                    top.see(step, layout.batch, states_NH, source.head, teacher_NG, theirs.head)
+                    loss_N = table["kl"].to_numpy()
+                    top.see(step, layout.batch, states_NH, source.head, teacher_NG, theirs.head, loss_N)
                 facts[step].occurrences += len(table)
                 facts[step].real_tokens += layout.real_tokens
                 facts[step].padded_tokens += layout.padded_tokens - layout.real_tokens

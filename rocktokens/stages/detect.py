@@ -53,7 +53,7 @@ def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
     if prompts_needed is None:
         return None
     again = " && ".join(f"rocktokens {stage} {path} --again" for stage in ("score", "detect"))
-    return f"rocktokens sample {path} --limit {prompts_needed} --again && {again}"
+    return f"rocktokens sample {path} --detection-prompts {prompts_needed} --again && {again}"
 
 
 def _monitor_overlap(run: Run, report: RockReport) -> dict[str, Any]:

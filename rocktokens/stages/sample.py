@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig
-from rocktokens.config.base import to_mapping
+from rocktokens.config.base import from_mapping, to_mapping
 from rocktokens.progress import progress
 from rocktokens.runs.schema import ROLLOUTS
-from rocktokens.runs.store import Run
+from rocktokens.runs.store import MANIFEST, Run, open_run
 from rocktokens.stages.stage import resolve, student_source
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,9 @@ def sample(
 ) -> Run:
     """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet."""
     pair, prompts = resolve(path, pair, prompts)
+    if again and rollouts == RolloutConfig() and (path / MANIFEST).exists():
+        known = open_run(path).manifest["config"].get("rollouts")
+        rollouts = rollouts if known is None else from_mapping(RolloutConfig, known)
     run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "rollouts": to_mapping(rollouts)})
     if run.done("sample") and not again:
         log.info("%s: rollouts are there; nothing to do", path)

@@ -111,7 +111,7 @@ def _score_group(run: Run, rollouts: list, students: dict, models: Any, config: 
 
 
 def _top_tokens(run: Run, config: ScoreConfig, models: Any, write: Callable[[int, Any], None]) -> Any:
-    """Keeps both models' most probable tokens for the rollouts that the report shows."""
+    """Keeps both models' most probable tokens for the rollouts that the report shows and the costliest positions."""
     from rocktokens.core.shown import shown_rollouts
     from rocktokens.lm.top_tokens import TopTokenRecorder
 
@@ -121,7 +121,8 @@ def _top_tokens(run: Run, config: ScoreConfig, models: Any, write: Callable[[int
     ids = table["rollout_id"].to_pylist()
     lengths = [len(tokens) for tokens in table["token_ids"]]
     shown = shown_rollouts(table["correct"].to_pylist(), lengths)
-    return TopTokenRecorder([ids[place] for place in shown], config.top, models.vocabulary, write)
+    last = max([0, *run.checkpoints()])
+    return TopTokenRecorder([ids[place] for place in shown], config.top, models.vocabulary, write, costly_step=last)
 
 
 def _groups(steps: list[int], model: Any) -> Iterable[list[int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.config.study import STAGES, Stage, StudyConfig
+from rocktokens.stages.until_decided import prompts_for_detection, until_decided
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def _complete(path: Path) -> set[str]:
 
 
 def _run_stage(stage: Stage, config: StudyConfig) -> None:
-    from rocktokens.stages import compare, detect, distill, geometry, graft, knockout, report, sample, score
+    from rocktokens.stages import compare, distill, geometry, graft, knockout, report, sample, score
 
     path = config.path
     if stage in ("knockout", "graft", "compare") and not _has_answers(path):
@@ -59,10 +60,10 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
     work: dict[Stage, Callable[[], object]] = {
         "distill": lambda: distill.distill(path, config.pair, config.prompts, config.distill, problems=config.problems),
         "sample": lambda: sample.sample(
-            path, config.pair, config.prompts, config.rollouts, limit=config.detection_prompts
+            path, config.pair, config.prompts, config.rollouts, limit=prompts_for_detection(config)
         ),
         "score": lambda: score.score(path, config.score),
-        "detect": lambda: detect.detect(path, config.detect),
+        "detect": lambda: _detect(config),
         "geometry": lambda: geometry.geometry(path, config.geometry),
         "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline),
         "graft": lambda: graft.graft(path, config.graft, config.baseline),
@@ -70,6 +71,14 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
         "report": lambda: report.report(path),
     }
     work[stage]()
+
+
+def _detect(config: StudyConfig) -> None:
+    from rocktokens.stages.detect import detect
+
+    detect(config.path, config.detect)
+    if config.detect.until_decided:
+        until_decided(config)
 
 
 def _has_answers(path: Path) -> bool:

@@ -21,7 +21,7 @@ def expected(config: StudyConfig, complete: Collection[str] = ()) -> dict[str, f
     """Stage → how much of the work it is expected to be, in sampled rollouts; next to nothing if it is complete."""
     distill, compare = config.distill, config.compare
     trained = TRAINED * distill.prompts_per_step * distill.rollouts_per_prompt
-    sampled = config.detection_prompts * config.rollouts.num_rollouts
+    sampled = (config.detection_prompts or config.prompts.limit or 0) * config.rollouts.num_rollouts
     arms = len({"uniform", *compare.regimes}) * compare.seeds
     readings = compare.problems * (compare.evaluations * compare.curve_rollouts + compare.rollouts)
     checked = config.problems * distill.evaluate_rollouts * distill.steps / (distill.evaluate_every or distill.steps)

@@ -93,3 +93,29 @@ def test_the_table_is_one_arrow_column_of_lists_per_model():
     score(ROLLOUTS[:1], {0: student}, student, write=lambda *_: None, **options)
     assert parts[0].column_names == TOP_TOKENS.names
     assert [len(row) for row in parts[0]["student_top_ids"].to_pylist()] == [3] * len(ROLLOUTS[0].token_ids)
+
+
+def test_the_costliest_positions_of_one_checkpoint_are_kept_too(monkeypatch):
+    monkeypatch.setattr("rocktokens.lm.top_tokens.NUM_COSTLY", 3)
+    student, teacher = tiny_model("llama"), tiny_model("llama", seed=1, width=48)
+    parts, scored = [], []
+    recorder = TopTokenRecorder(set(), 5, VOCABULARY, lambda step, table: parts.append((step, table)), costly_step=0)
+    score(
+        ROLLOUTS,
+        {0: student, 7: teacher},
+        teacher,
+        eos_ids=(1,),
+        vocabulary=VOCABULARY,
+        token_budget=24,
+        top=recorder,
+        write=lambda step, table: scored.extend({"step": step, **row} for row in table.to_pylist()),
+    )
+    assert {step for step, _ in parts} == {0}
+    rows = {(row["rollout_id"], row["position"]): row for _, table in parts for row in table.to_pylist()}
+    costly = sorted((row for row in scored if row["step"] == 0), key=lambda row: -row["kl"])[:3]
+    assert {(row["rollout_id"], row["position"]) for row in costly} <= set(rows)
+    assert len(rows) < len(scored) / 2
+    rollout = next(r for r in ROLLOUTS if r.rollout_id == costly[0]["rollout_id"])
+    p = own_probabilities(teacher, rollout)[costly[0]["position"]]
+    row = rows[costly[0]["rollout_id"], costly[0]["position"]]
+    assert row["teacher_top_ids"] == sorted(range(len(p)), key=lambda token: -p[token])[:5]

@@ -1,0 +1,62 @@
+"""More prompts until every costly type is decided: `study --detect.until-decided`, within a budget of prompts.
+
+Detection says how many prompts would settle what is unclear; this stage samples and scores so many and asks again. Each
+look tests at a share of q (`DetectConfig.q_of_a_look`), so looking several times does not add false rocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rocktokens.config.study import StudyConfig
+from rocktokens.runs.store import MANIFEST, open_run
+
+log = logging.getLogger(__name__)
+
+
+def prompts_for_detection(config: StudyConfig) -> int | None:
+    """Prompts to sample: those of the last look where prompts were added, else the study's own number."""
+    if not config.detect.until_decided or not (config.path / MANIFEST).exists():
+        return config.detection_prompts
+    run = open_run(config.path)
+    looked = run.facts("detect") if run.done("detect") else {}
+    return max(config.detection_prompts or 0, looked.get("prompts_asked") or 0) or None
+
+
+def until_decided(config: StudyConfig) -> None:
+    """After a first look: add prompts and look again while something is unclear, in reach and within the budget."""
+    from rocktokens.stages import detect, sample, score
+
+    path = config.path
+    while True:
+        facts = open_run(path).facts("detect")
+        asked = next_prompts(facts, config)
+        if asked is None:
+            return
+        look = facts.get("look", 1) + 1
+        log.info("look %d of %d: %d prompts", look, config.detect.looks, asked)
+        before = facts["num_prompts"]
+        sample.sample(path, config.pair, config.prompts, config.rollouts, limit=asked, again=True)
+        score.score(path, config.score, again=True)
+        run = detect.detect(path, config.detect, again=True)
+        found = run.facts("detect")
+        run.finish("detect", {**found, "look": look, "prompts_asked": asked})
+        if found["num_prompts"] <= before:
+            log.info("the source has no more than %d prompts for detection; what is unclear stays so", before)
+            return
+
+
+def next_prompts(facts: dict[str, Any], config: StudyConfig) -> int | None:
+    """How many prompts the next look needs; None where nothing is left to settle, to spend or to look."""
+    settings, needed, there = config.detect, facts["enough"]["prompts_needed"], facts["num_prompts"]
+    if needed is None:
+        log.info("no costly type is unclear that more prompts would settle")
+        return None
+    if there >= settings.budget_prompts:
+        log.info("%d types stay unclear: the budget of %d prompts is used up", facts["enough"]["num_unclear"], there)
+        return None
+    if facts.get("look", 1) >= settings.looks:
+        log.info("%d types stay unclear after %d looks", facts["enough"]["num_unclear"], settings.looks)
+        return None
+    return min(int(needed), settings.budget_prompts)
