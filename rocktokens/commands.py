@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
+from rocktokens.commands_interop import ImportCommand
 from rocktokens.config import (
     BaselineConfig,
     CompareConfig,
@@ -329,6 +330,7 @@ COMMANDS: dict[str, type] = {
     "compare": CompareCommand,
     "report": ReportCommand,
     "view": ViewCommand,
+    "import": ImportCommand,
 }
 
 

@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "smollm2": ("smollm2", "lm", "core", "runs", "world", *LIGHT),
     "recipes": ("smollm2", "world", "config", "errors"),
     "stages": ("stages", *BELOW_STAGES),
-    "commands": ("stages", *BELOW_STAGES),
+    "commands_interop": ("stages", *BELOW_STAGES),
+    "commands": ("commands_interop", "stages", *BELOW_STAGES),
     "cli": ("commands", "stages", *BELOW_STAGES),
 }
 

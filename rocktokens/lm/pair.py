@@ -120,7 +120,7 @@ def _dtype(config: PairConfig) -> Any:
 
 def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
     """The tokenizer that lies beside a model."""
-    source, options = _source(name, config)
+    source, options = _source(name, config, ("tokenizer.json", "tokenizer_config.json", "config.json"))
     with _named_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(source, **options)
 
@@ -300,8 +300,8 @@ def _head_rows(model: PreTrainedModel) -> int:
     return int(layer.weight.shape[0])
 
 
-def _source(name: str, config: PairConfig) -> tuple[str, dict[str, Any]]:
-    """Where transformers is to look, and with which options."""
+def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.json",)) -> tuple[str, dict[str, Any]]:
+    """Where transformers is to look, and with which options; a directory must hold one of the files named."""
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
@@ -309,8 +309,8 @@ def _source(name: str, config: PairConfig) -> tuple[str, dict[str, Any]]:
             raise ConfigError(f"there is no file {name}")
         return str(path.parent), {**options, "gguf_file": path.name}
     if path.is_dir():
-        if not (path / "config.json").exists():
-            raise ConfigError(f"{name} holds no config.json; a model directory is what save_pretrained wrote")
+        if not any((path / file).exists() for file in holds):
+            raise ConfigError(f"{name} holds no {holds[0]}; a model directory is what save_pretrained wrote")
         return str(path), options
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ConfigError(f"there is no directory {name}; give a model directory, a hub name or a .gguf file")

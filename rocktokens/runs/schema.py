@@ -86,6 +86,27 @@ TABLES: dict[str, Table] = {
         ),
         path="top_tokens/step=N/part-*.parquet",
     ),
+    "imported": Table(
+        "import",
+        "one row per rollout of another trainer's dump",
+        columns(
+            PROMPT,
+            ROLLOUT,
+            ("step", INT, "The trainer's step that the rollout was sampled for."),
+            ("source", STR, "File and place in it."),
+        ),
+    ),
+    "engine": Table(
+        "import",
+        "one row per token of a dump that has log-probabilities of the engine and of the trainer",
+        columns(
+            PROMPT,
+            ROLLOUT,
+            ("position", INT32, "Position within the rollout, from 0."),
+            ("engine_logprob", FLOAT32, "Log-probability of the token by the engine that sampled it, nats."),
+            ("student_logprob", FLOAT32, "The same by the trainer's forward pass, nats."),
+        ),
+    ),
     "telemetry": Table(
         "distill",
         "one row per response position of training step N's own rollouts",

@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.config import DetectConfig, PairConfig
-from rocktokens.config.base import from_mapping, to_mapping
+from rocktokens.config.base import to_mapping
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
 from rocktokens.core.detection.rock_report import RockReport
-from rocktokens.errors import DataError, RockTokensError
+from rocktokens.errors import DataError
 from rocktokens.progress import console
 from rocktokens.report.terminal.detect import render
 from rocktokens.runs.schema import TOP_TOKENS
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.tokens import run_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,9 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         raise DataError(f"{path} has no scored occurrences; run `rocktokens score {path}` first")
     by_step = {step: _step_table(run, step) for step in steps}
     occurrences = Occurrences.from_checkpoints(by_step, signal=config.signal)
-    report = detect_rocks(occurrences, _tokenizer(run), config, embedding_VH=_embedding(run))
-    more = {**_monitor_overlap(run, report), "command": more_prompts(path, report.enough.prompts_needed)}
+    report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=_embedding(run))
+    needed = None if "import" in run.manifest["config"] else report.enough.prompts_needed  # no pair, nothing to sample
+    more = {**_monitor_overlap(run, report), "command": more_prompts(path, needed)}
     _write(run, report, config, more)
     return run
 
@@ -126,19 +128,6 @@ def _source(run: Run) -> Path | None:
         return run.checkpoint(kept[-1])
     student = run.manifest["config"].get("pair", {}).get("student", "")
     return Path(student) if student and Path(student).is_dir() else None
-
-
-def _tokenizer(run: Run) -> Any | None:
-    from rocktokens.lm.pair import load_tokenizer
-
-    pair = from_mapping(PairConfig, run.manifest["config"].get("pair", {}))
-    if not pair.student:
-        return None
-    try:
-        return load_tokenizer(pair.student, pair)
-    except RockTokensError as error:
-        log.warning("tokens are named by their ids: %s", error)
-        return None
 
 
 def _embedding(run: Run) -> np.ndarray | None:

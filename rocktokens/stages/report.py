@@ -9,12 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rocktokens.config import PairConfig
-from rocktokens.config.base import from_mapping
-from rocktokens.errors import RockTokensError
 from rocktokens.report.build import is_current
 from rocktokens.report.build import report as build
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.tokens import FOLDER, run_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +25,9 @@ def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
-    """Token ids to text, by the tokenizer beside the student; it is loaded when the first prompt is to be shown."""
-    pair = run.manifest["config"].get("pair")
-    if not pair or not Path(pair.get("student", "")).exists():
+    """Token ids to text, by the run's tokenizer where it is on this disk."""
+    student = (run.manifest["config"].get("pair") or {}).get("student", "")
+    if not (run.path / FOLDER).is_dir() and not (student and Path(student).exists()):
         return None
-    try:
-        from rocktokens.lm.pair import load_tokenizer
-
-        settings = from_mapping(PairConfig, pair)
-        tokenizer = load_tokenizer(settings.student, settings)
-    except RockTokensError as error:
-        log.info("prompts are shown by name: %s", error)
-        return None
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    tokenizer = run_tokenizer(run)
+    return None if tokenizer is None else lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

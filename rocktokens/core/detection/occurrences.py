@@ -164,6 +164,10 @@ def _numbers(column: Any) -> Array:
     return np.asarray(column)
 
 
+def _recorded(column: Any) -> bool:
+    return bool(np.isfinite(_numbers(column).astype(np.float64)).any())
+
+
 def _factorise(column: Any, name: str) -> tuple[Array, pa.Array]:
     """(codes, values in ascending order): codes do not depend on the order of rows."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "iu" and len(column) and column.min() >= 0:
@@ -231,6 +235,9 @@ def _assemble(
     loss_by_step: Mapping[int, Any],
 ) -> Occurrences:
     """Canonical order, types, and the rows that can be measured."""
+    # Other trainers record one signal and few of the extras: a column that is empty throughout was not recorded.
+    losses = {name: column for name, column in losses.items() if not name.startswith("other") or _recorded(column)}
+    extras = {name: column for name, column in extras.items() if _recorded(column)}
     rollout_M, prompt_M, rollout_ids, prompt_ids = _rollout_codes(columns)
     if len(rollout_M) == 0:
         raise DataError("no occurrences: the table has no rows")

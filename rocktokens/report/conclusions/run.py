@@ -76,10 +76,9 @@ def _frequent(enrichment: Estimate) -> str:
 def _learn(facts: Facts) -> str:
     rows = [row for row in persistence_rows(facts) if row["arm"] == "checkpoint"]
     if not rows and len(facts.steps) == 1:
-        return (
-            "Whether they learn is not known: only one checkpoint was scored; distil with "
-            f"`{facts.command('distill') or 'rocktokens distill'}` and score every checkpoint."
-        )
+        unknown = "Whether they learn is not known: only one checkpoint was scored"
+        command = facts.command("distill")
+        return f"{unknown}; distil with `{command}` and score every checkpoint." if command else f"{unknown}."
     if not rows:
         return _ask(facts, "score", "Whether they learn")
     last = max(row["step"] for row in rows)

@@ -1,0 +1,30 @@
+"""The tokenizer that names a run's tokens: a copy in the run itself, else the one beside the pair's student."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rocktokens.config import PairConfig
+from rocktokens.errors import RockTokensError
+from rocktokens.runs.store import Run
+
+log = logging.getLogger(__name__)
+
+FOLDER = "tokenizer"
+
+
+def run_tokenizer(run: Run) -> Any | None:
+    """The run's tokenizer; None, with a word in the log, where it cannot be loaded."""
+    from rocktokens.lm.pair import load_tokenizer
+
+    known = run.manifest["config"].get("pair") or {}
+    own = run.path / FOLDER
+    source = str(own) if own.is_dir() else known.get("student", "")
+    if not source:
+        return None
+    try:
+        return load_tokenizer(source, PairConfig(trust_remote_code=bool(known.get("trust_remote_code", False))))
+    except RockTokensError as error:
+        log.warning("tokens are named by their ids: %s", error)
+        return None
