@@ -5,6 +5,7 @@ It is imported on the `--help` path and therefore imports nothing heavy.
 
 from __future__ import annotations
 
+from rocktokens.config.alarms import AlarmConfig
 from rocktokens.config.base import require
 from rocktokens.config.compare import CompareConfig, Regime
 from rocktokens.config.detect import Definition, DetectConfig, Signal
@@ -21,6 +22,7 @@ from rocktokens.config.servers import ServersConfig, Wire
 
 __all__ = [
     "SELECTOR_OPTIONS",
+    "AlarmConfig",
     "BaselineConfig",
     "CompareConfig",
     "Definition",

@@ -27,6 +27,14 @@ FLOP_STAGES = STEP_STAGES[:5]
 # Columns of `training` that `compare` repeats.
 COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
 
+# Alarms of the trainer → what they are for.
+ALARMS = {
+    "length": "exploding lengths",
+    "entropy": "a collapsed entropy",
+    "floor": "a loss below rounding",
+    "invalid": "divergences that are not numbers",
+}
+
 REGIME = Column("regime", STR, "Name of the training regime.")
 SEED = Column("seed", INT, "Number of the training seed.")
 OUTCOME_COLUMNS = columns(
@@ -46,6 +54,14 @@ TRAINING_COLUMNS = columns(
     ("prompt_tokens", INT, "Prompt tokens of the step."),
     ("rollouts", INT, "Rollouts of the step."),
     ("invalid", INT, "Tokens whose divergence was not a number."),
+    ("mean_length", FLOAT, "Mean length of the step's rollouts, in tokens that carry loss."),
+    ("truncated_share", FLOAT, "Share of the step's rollouts that do not end with an end token."),
+    ("entropy", FLOAT, "Mean entropy of the student at the tokens that were trained on, nats."),
+    ("rocks_online", INT, "Rocks that the monitor declares so far; empty between two log lines."),
+    (
+        Column(f"alarm_{name}", INT, f"1 where the alarm for {meaning} held after the step; else empty.")
+        for name, meaning in ALARMS.items()
+    ),
     ("learning_rate", FLOAT, "Learning rate of the step."),
     interval("accuracy", "Accuracy on held-out prompts after the step; empty where it was not evaluated."),
     ("seconds", FLOAT, "Wall-clock seconds of the step on the first rank, evaluation and checkpoint included."),

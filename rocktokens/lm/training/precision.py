@@ -42,6 +42,12 @@ def as_factors(head: Head, states: Tensor, dtype: torch.dtype | None) -> tuple[H
     return replace(head, weight_VH=head.weight_VH.to(dtype)), states.to(dtype)
 
 
+def forward_format(accelerator: Any, autocast: bool, weight: Tensor) -> str:
+    """The format in which hidden states are computed: what the loss's numerical floor follows from."""
+    dtype = DTYPES.get(accelerator.mixed_precision) if autocast else None
+    return str(dtype if dtype is not None else weight.dtype).removeprefix("torch.")
+
+
 def describe(accelerator: Any, autocast: bool, weight: Tensor) -> str:
     """One sentence on the precision of weights, forward passes and output heads."""
     stored = str(weight.dtype).removeprefix("torch.")

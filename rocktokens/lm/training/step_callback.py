@@ -6,6 +6,7 @@ holds everything up to its own step. It reads what the trainer gathered during t
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
+from rocktokens.lm.training.step_alarms import ALARMS
 from rocktokens.lm.training.step_meter import step_flops
 from rocktokens.lm.training.step_record import SATURATION_EVERY, StepPlan, has_saturated, is_out_of_time, saturation_of
 from rocktokens.lm.training.step_updates import head_update_table
@@ -21,6 +23,8 @@ from rocktokens.lm.training.step_weights import Rows, compare_shadows, with_loss
 
 if TYPE_CHECKING:
     from rocktokens.lm.training.trainer import RockDistillationTrainer
+
+log = logging.getLogger(__name__)
 
 # training.parquet is rewritten this often, so that a run can be watched.
 WRITE_EVERY = 25
@@ -32,6 +36,7 @@ class StepHooks(TrainerCallback):
     def __init__(self, trainer: RockDistillationTrainer) -> None:
         self.trainer = trainer
         self._began = self._learning_rate = 0.0
+        self._rocks: list[int] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
@@ -66,7 +71,8 @@ class StepHooks(TrainerCallback):
             trainer.monitor.update(trained.token_K, trained.value_K, trained.grad_norm_K)
             self._observe()
             row = {"step": state.global_step, "learning_rate": self._learning_rate}
-            row |= self._shares() | self._losses(trained, others) | self._shadows(trained, others)
+            row |= self._shares() | self._rollouts(trained) | self._losses(trained, others)
+            row |= self._shadows(trained, others) | self._online(control)
             self._write_occurrences(state.global_step, trained, others)
         if trainer.run is not None and state.global_step in trainer.keep_at:
             trainer.keep_checkpoint()
@@ -78,6 +84,7 @@ class StepHooks(TrainerCallback):
         row["seconds_processor"] = trainer.meter.take_processor()
         row |= {f"seconds_{stage}": seconds for stage, seconds in trainer.meter.take().items()}
         trainer.record.add(row)
+        row |= trainer.alarms.look(trainer.record, state.global_step)
         self._announce(row)
         self._stop_if_enough(state, control, row)
         if trainer.run is not None and args.should_save and self._due(state, WRITE_EVERY):
@@ -119,6 +126,39 @@ class StepHooks(TrainerCallback):
             "rollouts": len(response_R),
             **{f"flops_{stage}": value for stage, value in flops.items()},
         }
+
+    def _rollouts(self, trained: Rows) -> dict[str, Any]:
+        """Lengths of the step's rollouts, how many have no end token, and the student's entropy, over all ranks."""
+        trainer = self.trainer
+        assert trainer.grid is not None
+        mask_RC = trainer.grid.mask_RC
+        token_RC = torch.zeros(mask_RC.shape, dtype=torch.long)
+        token_RC[mask_RC] = trainer.grid.batch.token_N
+        has_tokens_R = mask_RC.any(1)
+        if not bool(has_tokens_R.any()):
+            return {}
+        last_R = (mask_RC * torch.arange(1, mask_RC.shape[1] + 1)).argmax(1, keepdim=True)
+        ended_R = torch.isin(token_RC.gather(1, last_R).squeeze(1), torch.tensor(list(trainer.eos_token_ids)))
+        entropy_K = trained.student_entropy_K[torch.isfinite(trained.student_entropy_K)].double()
+        sums = torch.tensor([float(entropy_K.sum()), float(len(entropy_K))], dtype=torch.float64)
+        total, count = trainer.accelerator.reduce(sums.to(trainer.accelerator.device), reduction="sum").tolist()
+        return {
+            "mean_length": float(mask_RC[has_tokens_R].sum(1).double().mean()),
+            "truncated_share": float((~ended_R[has_tokens_R]).double().mean()),
+            "entropy": total / count if count else None,
+        }
+
+    def _online(self, control: Any) -> dict[str, Any]:
+        """Rocks as the monitor declares them without a scoring pass, at every log line."""
+        trainer = self.trainer
+        if not control.should_log:
+            return {}
+        rocks = trainer.monitor.gathered().rocks()
+        if set(rocks) != set(self._rocks) and trainer.accelerator.is_main_process:
+            names = ", ".join(repr(trainer._tokenizer.decode([id_])) for id_ in rocks[:20]) or "none"
+            log.info("step %d: %d rocks so far: %s", trainer.state.global_step, len(rocks), names)
+        self._rocks = rocks
+        return {"rocks_online": len(rocks)}
 
     def _losses(self, trained: Rows, others: Rows) -> dict[str, Any]:
         """The step's loss, and apart from it the mean on rocks and on the rest where all of them were measured."""
@@ -207,6 +247,8 @@ class StepHooks(TrainerCallback):
             "loss_rest": "rest/loss",
             "kept_share": "kept_share",
             "accuracy": "accuracy",
+            "rocks_online": "rocks/online",
+            **{f"alarm_{name}": f"alarm/{name}" for name in ALARMS},
         }
         for name, title in series.items():
             if row.get(name) is not None:
@@ -218,6 +260,7 @@ class StepHooks(TrainerCallback):
         """The loss no longer falls, the time is up, or the accuracy asked for is there."""
         trainer = self.trainer
         enough = trainer.hours is not None and self._is_any_out_of_time()
+        enough |= trainer.alarms.stops
         if trainer.until_accuracy is not None and row.get("accuracy") is not None:
             enough |= row["accuracy"] >= trainer.until_accuracy
         if enough or state.global_step % SATURATION_EVERY == 0 or state.global_step == state.max_steps:

@@ -30,6 +30,11 @@ class RunDirectory(Protocol):
     """What training asks of a run; `rocktokens.Run` is one."""
 
     path: Path
+    manifest: dict[str, Any]
+
+    def describe(self, sections: dict[str, Any]) -> None:
+        """Add sections to the configuration in the manifest."""
+        ...
 
     def write(self, name: str, table: pa.Table) -> Path:
         """Write NAME.parquet whole."""

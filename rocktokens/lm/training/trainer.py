@@ -19,6 +19,7 @@ from datasets import IterableDataset
 from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 
+from rocktokens.config import AlarmConfig
 from rocktokens.core.divergence import Divergence, Head, Kind, fused_divergence
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
@@ -28,7 +29,9 @@ from rocktokens.lm.pair import head_of
 from rocktokens.lm.training.arguments import default_directory, device_arguments, length_limited, processes  # noqa: F401
 from rocktokens.lm.training.checkpoints import CheckpointMixin
 from rocktokens.lm.training.generation import Generation, GenerationMixin
-from rocktokens.lm.training.precision import as_factors, describe, mixed, product_dtype
+from rocktokens.lm.training.precision import as_factors, describe, forward_format, mixed, product_dtype
+from rocktokens.lm.training.provenance import describe_run
+from rocktokens.lm.training.step_alarms import Alarms
 from rocktokens.lm.training.step_callback import StepHooks
 from rocktokens.lm.training.step_inputs import IMAGE_KEYS, chunk_rows, head_rows, loss_mask, prompt_names, whole
 from rocktokens.lm.training.step_meter import Meter, ModelShape
@@ -50,6 +53,8 @@ Normalise = Literal["kept", "all"]
 
 log = logging.getLogger(__name__)
 
+NORMAL = AlarmConfig()
+
 
 class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrainer):
     """TRL's trainer plus `selector=` and `run=`; with neither it trains exactly what TRL trains.
@@ -60,7 +65,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     `normalise` divides the loss by the kept weight or by all tokens. `generation="ours"` samples with our own sampler:
     each rollout has a seed of its own, from (seed, step, row). `until_saturated` stops when the loss stops falling,
     `until_accuracy` when the evaluator measures it, `hours` when so many have gone into training. `autocast=False`
-    leaves the training forwards in the weights' precision although `bf16` is set, as TRL itself does.
+    leaves the training forwards in the weights' precision although `bf16` is set, as TRL itself does. `alarms` says
+    when the trainer warns of a run that goes wrong, or stops it (None: never).
     """
 
     samples = True
@@ -89,6 +95,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         until_accuracy: float | None = None,
         hours: float | None = None,
         autocast: bool = True,
+        alarms: AlarmConfig | None = NORMAL,
         on_step: Callable[[dict[str, Any]], None] | None = None,
         **trl_settings: Any,
     ) -> None:
@@ -135,7 +142,11 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.prompt_lengths = torch.zeros(0, dtype=torch.long)
         self.left = 0.0
         self._check_settings()
-        log.info("%s", describe(self.accelerator, autocast, student.get_output_embeddings().weight))
+        precision = describe(self.accelerator, autocast, student.get_output_embeddings().weight)
+        log.info("%s", precision)
+        self.alarms = Alarms(alarms, forward_format(self.accelerator, autocast, student.get_output_embeddings().weight))
+        if run is not None:
+            describe_run(self, model, teacher_model, precision)
         self.add_callback(StepHooks(self))
 
     def _check_settings(self) -> None:
