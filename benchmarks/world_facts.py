@@ -75,16 +75,32 @@ def bans(run: Any, world: World) -> dict[str, dict[str, Any]]:
     return found
 
 
+def detection(run: Any, world: World) -> dict[str, Any]:
+    """Precision and recall against what cannot be learned (markers, and delimiters where the table chooses them)."""
+    truth, texts = world.truth(), {token_id: text for text, token_id in world.vocabulary.items()}
+    unlearnable, found = set(truth.unlearnable.ids), {}
+    for definition in ("certified", "burden", "context", "excess"):
+        ids = run.rocks(definition)["token_id"].to_pylist()
+        hits = len(unlearnable & set(ids))
+        found[definition] = {
+            "precision": hits / len(ids) if ids else None,
+            "recall": hits / len(unlearnable),
+            "named": [texts[token_id] for token_id in ids],
+        }
+    kept = ("class", "confirmed", "loss_pre", "loss_post", "fall", "fall_low", "fall_high")
+    found["types"] = {
+        texts[row["token_id"]]: {name: row[name] for name in kept}
+        for row in run.types().to_pylist()
+        if row["class"] or row["token_id"] in unlearnable
+    }
+    found["confirmed"] = [texts[token_id] for token_id in run.facts("detect")["confirmed"]]
+    return found
+
+
 def facts(name: str, runs: Path) -> dict[str, Any]:
     """Everything one world's run shows of what was planted."""
     world, run = get_world(name), open_run(runs / name)
-    truth, done = world.truth(), run.facts
-    planted, detection = set(truth.rocks.ids), {}
-    for definition in ("burden", "context", "excess"):
-        ids = run.rocks(definition)["token_id"].to_pylist()
-        hits = len(planted & set(ids[: len(planted)]))
-        at_planted = min(len(ids), len(planted))
-        detection[definition] = {"precision": hits / max(1, at_planted), "recall": hits / len(planted), "k": len(ids)}
+    done = run.facts
     census = done("knockout")
     return {
         "manifest": json.loads((world.path / "manifest.json").read_text())["accuracy"],
@@ -92,7 +108,7 @@ def facts(name: str, runs: Path) -> dict[str, Any]:
         "saturation": done("distill")["saturation"],
         "seconds_distill": round(done("distill")["summary"]["seconds"]),
         "losses": losses(run, world),
-        "detection_at_number_planted": detection,
+        "detection": detection(run, world),
         "bans": bans(run, world),
         "grafts": [
             {key: row[key] for key in ("arm", "gain", "gain_low", "gain_high")}
@@ -108,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     results = {name: facts(name, options.runs) for name in options.worlds}
     for name, found in results.items():
-        print(f"\n{name}: after OPD {found['after_opd']}, {found['detection_at_number_planted']}")
+        print(f"\n{name}: after OPD {found['after_opd']}, {found['detection']}")
         for key, value in found["losses"].items():
             print(f"  {key:26} {value[0]:8.4f} [{value[1]:.4f}, {value[2]:.4f}]")
         for key, ban in found["bans"].items():

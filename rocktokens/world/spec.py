@@ -68,6 +68,15 @@ class Truth:
     """Whether the working after a rock depends on which one it was. False: rocks are neutral as well."""
     rocks_matter_in_training: bool
     """Whether the teacher is worth following only where markers of its own kind stand: freezing them costs accuracy."""
+    rocks_level_off: bool
+    """Whether part of what chooses the markers is learned first (which pair belongs to which step) and the rest never:
+    their loss falls, and then stays. False: none of it is learned."""
+
+    @property
+    def unlearnable(self) -> TokenSet:
+        """Every type that the table chooses: what a student without the table cannot learn within a run. The delimiters
+        of `costly` are as unlearnable as the markers; only their contexts do not recur."""
+        return TokenSet(self.rocks.tokens + self.costly.tokens, self.rocks.ids + self.costly.ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +173,7 @@ class World:
             stumbling_blocks=self.token_set(grammar.stumble[:1]),
             rocks_matter_at_inference=careless,
             rocks_matter_in_training=careless,
+            rocks_level_off=grammar.paired,
         )
 
 

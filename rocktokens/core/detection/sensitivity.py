@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rocktokens.config import DetectConfig
-from rocktokens.core.detection.certified import PairSums, TypeTests, declare
+from rocktokens.core.detection.certified import PairSums, TypeTests, declare, p_stagnant
 from rocktokens.core.detection.context import Floats
 from rocktokens.core.detection.halves import Choice, certified_rocks
 from rocktokens.core.detection.occurrences import Array, Occurrences
@@ -96,7 +96,7 @@ def _certified_rows(config: DetectConfig, choice: Choice, measured: Scores) -> l
     rows = []
     for step in (-1, 1):
         kappa = float(np.clip(config.kappa + step * KAPPA_STEP, 0.01, 0.99))
-        declared = declare(TypeTests.of(choice.pairs, kappa), q)
+        declared = declare(replace(choice.certified.tests, stagnant_V=p_stagnant(choice.pairs, kappa)), q)
         moved = min(q * Q_STEP**step, 0.99)
         looser = declare(choice.certified.tests, moved)
         for parameter, value, found in (("kappa", kappa, declared), ("q", moved, looser)):
