@@ -14,8 +14,19 @@ from rocktokens.errors import ConfigError
 
 C = TypeVar("C")
 
-# Settings that change how fast a result is had, not the result: a run may go on with others.
-IMMATERIAL = {"threads", "batch_size", "token_budget", "chunk"}
+# Marks in a field's metadata; `to_mapping` leaves such fields out of manifests.
+IMMATERIAL = "immaterial"
+PERMISSION = "permission"
+
+
+def immaterial(default: Any) -> Any:
+    """A field that changes speed or memory, not the result: a run may go on with another value."""
+    return dataclasses.field(default=default, metadata={IMMATERIAL: True})
+
+
+def permission(default: Any = False) -> Any:
+    """A field that permits something dangerous. It holds for this call only: no run records it or grants it."""
+    return dataclasses.field(default=default, metadata={PERMISSION: True})
 
 
 def require(condition: bool, message: str) -> None:
@@ -101,6 +112,31 @@ def _describe(hint: Any) -> str:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """What of a configuration decides the result, as plain values for a manifest."""
-    values = dataclasses.asdict(config)
-    return {key: value for key, value in values.items() if key not in IMMATERIAL}
+    """What of a configuration decides the result, as plain values for a manifest: lists for tuples, text for paths."""
+    return {
+        item.name: _plain(getattr(config, item.name))
+        for item in dataclasses.fields(config)
+        if not item.metadata.get(IMMATERIAL) and not item.metadata.get(PERMISSION)
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_mapping(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_manifest(kind: type[C], values: Any, where: str) -> C:
+    """A configuration as a run recorded it: permissions that somebody wrote into it are not granted.
+
+    Args:
+        kind: the configuration's dataclass.
+        values: the section of the manifest.
+        where: what to call the section where it is not one.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is not a section of settings; restore run.json or start a new run")
+    withheld = {item.name for item in dataclasses.fields(kind) if item.metadata.get(PERMISSION)}  # type: ignore[arg-type]
+    return from_mapping(kind, {key: value for key, value in values.items() if key not in withheld}, f"{where}.")

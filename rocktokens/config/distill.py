@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rocktokens.config.base import require
+from rocktokens.config.base import immaterial, require
 from rocktokens.config.selector import SELECTOR_OPTIONS, SelectorConfig
 
 
@@ -86,7 +86,7 @@ class DistillConfig:
     """Train adapters of this rank instead of the whole student."""
     keep: int = 7
     """Checkpoints kept for scoring, evenly spaced, beside the one that OPD starts from."""
-    save_every: int | None = None
+    save_every: int | None = immaterial(None)
     """Steps between checkpoints to resume from; unset: a tenth of the run, at most 100."""
     telemetry_every: int | None = 10
     """Steps between two recordings of every token's occurrence; unset: none."""
@@ -94,7 +94,7 @@ class DistillConfig:
     """Steps between two evaluations on held-out problems; unset: a tenth of the run."""
     evaluate_rollouts: int = 1
     """Responses to each held-out problem."""
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[str, ...] = immaterial(())
     """Trackers: wandb, tensorboard, trackio."""
     seed: int = 0
     """Seed of the order of prompts, of rollouts and of evaluation."""

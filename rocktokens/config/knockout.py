@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typing_extensions import Doc
 
-from rocktokens.config.base import require
+from rocktokens.config.base import immaterial, require
 from rocktokens.config.detect import Definition
 
 
@@ -37,7 +37,7 @@ class BaselineConfig:
     """Sample only among the k most probable tokens. Knock-outs are then generated in full: resuming is not exact."""
     top_p: float | None = None
     """Sample only among the most probable tokens that together hold this probability. As with top_k."""
-    batch_size: int = 256
+    batch_size: int = immaterial(256)
     """Rollouts in flight at once."""
     seed: int = 0
     """Every rollout's and every resumption's own seed derives from this."""

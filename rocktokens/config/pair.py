@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rocktokens.config.base import require
+from rocktokens.config.base import immaterial, permission, require
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -27,11 +27,11 @@ class PairConfig:
     """Where the models live; auto takes CUDA or MPS where there is one."""
     device_map: str | None = None
     """Passed to transformers for models larger than one device, e.g. auto."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = permission()
     """Run Python code that comes with the model. Off: such models are refused."""
-    allow_pickle: bool = False
+    allow_pickle: bool = permission()
     """Load pickled weights (.bin, .pt). Off: only safetensors and GGUF."""
-    threads: int | None = None
+    threads: int | None = immaterial(None)
     """CPU threads for torch; unset: one for tiny models, otherwise the free cores."""
 
     def __post_init__(self) -> None:

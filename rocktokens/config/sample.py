@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.config.base import require
+from rocktokens.config.base import immaterial, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class RolloutConfig:
     """Sample only among the k most probable tokens."""
     top_p: float | None = None
     """Sample only among the most probable tokens that together hold this probability."""
-    batch_size: int = 64
+    batch_size: int = immaterial(64)
     """Rollouts in flight at once."""
     seed: int = 0
     """Every rollout's own seed derives from this, its prompt and its number."""

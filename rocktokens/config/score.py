@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typing_extensions import Doc
 
-from rocktokens.config.base import require
+from rocktokens.config.base import immaterial, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +16,9 @@ class ScoreConfig:
 
     checkpoints: str = "all"
     """all kept checkpoints of the run, or their steps as a comma-separated list."""
-    token_budget: int = 8192
+    token_budget: int = immaterial(8192)
     """Padded tokens in one forward pass; sets the memory scoring takes."""
-    chunk: int | None = None
+    chunk: int | None = immaterial(None)
     """Rows of logits that exist at once; unset: chosen for the vocabulary."""
     gradients: Annotated[bool, Doc("Do not gather the gradients per token type that `geometry` needs.")] = True
     """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""

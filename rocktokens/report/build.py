@@ -5,13 +5,10 @@ Reads Parquet and the manifest, loads no model. What a run does not have is left
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from rocktokens.errors import RunError
 from rocktokens.report.conclusions.run import answer
 from rocktokens.report.figures import causal, compare, detect, distill, geometry, sensitivity
 from rocktokens.report.figures.figure import Figure
@@ -20,6 +17,7 @@ from rocktokens.report.formats import to_csv
 from rocktokens.report.html.page import as_json, packed, page
 from rocktokens.report.html.viewer import Decode, fitted, payload
 from rocktokens.report.run_facts import Facts
+from rocktokens.runs.files import digest_of_value, write_text
 from rocktokens.runs.store import Run, open_run
 
 log = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
     ids into text for the viewer; `images` also writes every figure as SVG and PNG where a Chromium is at hand.
     """
     run = open_run(path)
-    made_of = _digest(run)
+    made_of = contents(run)
     if not again and is_current(run):
         log.info("%s: the report is there; nothing to do", path)
         return run
@@ -61,10 +59,10 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
     if viewer is not None:
         viewer = fitted(viewer, lambda some: len(packed(as_json(some))))
     html = page(facts, answer(facts), figures, viewer)
-    _write(run.path / REPORT, html)
+    write_text(run.path / REPORT, html)
     folder = run.path / "figures"
     for figure in figures:
-        _write(folder / f"{figure.name}.csv", to_csv(figure.rows))
+        write_text(folder / f"{figure.name}.csv", to_csv(figure.rows))
     written, note = (
         export(run.path / REPORT, folder, [figure.name for figure in figures]) if images else (0, "not asked for")
     )
@@ -77,21 +75,12 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
 def is_current(run: Run) -> bool:
     """Whether the run's report is there and nothing happened since."""
     known = run.facts("report").get("made_of") if run.done("report") else None
-    return known == _digest(run) and (run.path / REPORT).exists()
+    return known == contents(run) and (run.path / REPORT).exists()
 
 
-def _digest(run: Run) -> str:
-    """Tells apart what runs hold: settings, versions and what every stage recorded, in whatever order."""
-    stages = {name: facts for name, facts in run.manifest["stages"].items() if name != "report"}
-    text = json.dumps([run.manifest["config"], run.manifest.get("versions"), stages], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8", newline="\n")
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; free some space, then repeat") from error
+def contents(run: Run) -> str:
+    """A digest of what a run holds: settings, versions, what every stage recorded and wrote, in whatever order."""
+    known = run.manifest
+    stages = {name: facts for name, facts in known["stages"].items() if name != "report"}
+    config = {name: own for name, own in known["config"].items() if name != "report"}
+    return digest_of_value([config, known.get("versions"), stages, known.get("files", {})])

@@ -7,26 +7,38 @@ it does not know what they mean.
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import json
-import os
+import logging
 import shutil
-import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RunError
+from rocktokens.runs.files import (
+    digest,
+    digest_of_value,
+    drafting,
+    failing,
+    first_line,
+    is_draft,
+    reading,
+    write_text,
+    writing,
+)
+from rocktokens.runs.lock import LOCK
 from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS, table_of
+from rocktokens.runs.sql import query
+from rocktokens.runs.tables import PART_ROWS, PartWriter, read_parquet, write_draft, write_parquet
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "run.json"
-DRAFT = f"{MANIFEST}.tmp"
-# Rows buffered before a Parquet part is written: about 50 MB.
-PART_ROWS = 1_000_000
+SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored checkpoint
 
 
 class Run:
@@ -35,6 +47,8 @@ class Run:
     def __init__(self, path: str | Path, manifest: dict[str, Any]) -> None:
         self.path = Path(path)
         self.manifest = manifest
+        self._written: set[Path] = set()
+        """Files written since the last stage was recorded."""
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any] | None = None) -> Run:
@@ -46,9 +60,9 @@ class Run:
         if (path / MANIFEST).exists():
             run = open_run(path)
             known = run.manifest["config"]
-            if not any(item.name not in (MANIFEST, DRAFT) for item in path.iterdir()):
+            if not any(item.name != MANIFEST for item in _content(path)):
                 known.update(config)  # nothing was made yet (the first command failed early): nothing to protect
-                run._save()
+                run.save()
             for section in sorted(known.keys() & config.keys()):
                 difference = _first_difference(section, known[section], config[section])
                 if difference is not None:
@@ -58,32 +72,19 @@ class Run:
                     )
             if config.keys() - known.keys():
                 known.update({section: config[section] for section in config.keys() - known.keys()})
-                run._save()
+                run.save()
             return run
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is a directory. Choose another path.")
-        if path.exists() and any(item.name != DRAFT for item in path.iterdir()):
+        if path.exists() and _content(path):
             raise RunError(f"{path} is not empty and holds no {MANIFEST}; choose another directory for the run")
         run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": _versions(), "stages": {}})
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            run._save()
-        except OSError as error:
-            raise RunError(f"cannot write to {path}: {error.strerror}. Choose a directory you can write to.") from error
+        run.save()
         return run
 
-    def _save(self) -> None:
-        draft = self.path / DRAFT
-        try:
-            with draft.open("w") as file:
-                json.dump(self.manifest, file, indent=2, allow_nan=False)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.path / MANIFEST)
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.path / MANIFEST}: {error.strerror}; free some space, then repeat"
-            ) from error
+    def save(self) -> None:
+        """Write the manifest, whole, in place of the one that is there."""
+        write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
 
     def describe(self, sections: dict[str, Any]) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
@@ -91,14 +92,56 @@ class Run:
         self._save()
 
     def finish(self, stage: str, facts: dict[str, Any] | None = None) -> None:
-        """Record a stage as complete. Written last and atomically: what is not listed here does not exist."""
-        self.manifest["stages"][stage] = facts or {}
-        self._save()
+        """Record a stage as complete. Written last and atomically: what is not listed here does not exist.
+
+        What the stage wrote through this object is listed with its size and digest, so that damage is noticed.
+        """
+        if not (self.path / MANIFEST).exists():
+            raise RunError(f"{self.path / MANIFEST} is gone: the run was moved or deleted while {stage} worked on it")
+        stages, files = dict(self.manifest["stages"]), self._files()
+        stages[stage] = facts or {}
+        for path in self._written:
+            name = str(path.relative_to(self.path))
+            found = None if ".parts/" in name else digest(path)  # parts are removed when their stage is complete
+            if found is not None:
+                files[name] = {"size": path.stat().st_size, "digest": found, "stage": stage}
+        before = self.manifest
+        self.manifest = {**before, "stages": stages, "files": files} if files else {**before, "stages": stages}
+        try:
+            self.save()
+        except BaseException:
+            self.manifest = before
+            raise
+        self._written.clear()
 
     def reopen(self, stage: str) -> None:
         """Forget that a stage was completed, so that it runs again."""
         if self.manifest["stages"].pop(stage, None) is not None:
-            self._save()
+            self.manifest.get("records", {}).pop(stage, None)
+            self._forget_files(lambda known: known.get("stage") == stage)
+            self.save()
+
+    def forget_stages(self) -> None:
+        """Forget that any stage was completed."""
+        self.manifest = {**self.manifest, "stages": {}, "records": {}, "files": {}}
+        self.save()
+
+    def adopt(self, other: Run, stage: str) -> None:
+        """Record a stage as another run recorded it, whose files have been moved here."""
+        known = other.manifest
+        self.manifest["config"].update(known["config"])
+        self.manifest.setdefault("records", {}).update(known.get("records", {}))
+        self.manifest["files"] = {**self._files(), **other._files()}
+        self.finish(stage, other.facts(stage))
+
+    def _files(self) -> dict[str, Any]:
+        known = self.manifest.get("files", {})
+        return dict(known) if isinstance(known, dict) else {}
+
+    def _forget_files(self, which: Callable[[dict[str, Any]], bool]) -> None:
+        kept = {name: known for name, known in self._files().items() if not (isinstance(known, dict) and which(known))}
+        if "files" in self.manifest:
+            self.manifest["files"] = kept
 
     def done(self, stage: str) -> bool:
         """Whether a stage is complete."""
@@ -114,34 +157,39 @@ class Run:
 
     def mark(self, stage: str) -> str | None:
         """A digest of what a stage recorded. A stage that rests on another keeps its mark, and so sees it change."""
-        if not self.done(stage):
-            return None
-        text = json.dumps(self.facts(stage), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-    def rests_on(self, stage: str, other: str) -> bool:
-        """Whether a completed stage read the other as it is now; older runs, which did not say, are believed."""
-        return self.facts(stage).get(f"mark_{other}", self.mark(other)) == self.mark(other)
+        return digest_of_value(self.facts(stage)) if self.done(stage) else None
 
     # Tables
 
     def write(self, name: str, table: pa.Table) -> Path:
         """Write NAME.parquet whole, in place of what was there; columns as runs/schema.py has them."""
         path = self.path / f"{name}.parquet"
-        known = table_of(name)
-        table = table if known is None else known.conform(table)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_parquet(table, path)
+        write_parquet(_conforming(name, table), path)
+        self._written.add(path)
         return path
+
+    def write_all(self, tables: Mapping[str, pa.Table], *, stage: str) -> None:
+        """Write tables of a stage beside the old ones, forget that the stage was complete, then swap them in."""
+        with ExitStack() as drafts:
+            waiting = [(drafts.enter_context(drafting(self.path / f"{name}.parquet")), name) for name in tables]
+            for draft, name in waiting:
+                with failing(self.path / f"{name}.parquet"):
+                    write_draft(_conforming(name, tables[name]), draft)
+            self.reopen(stage)
+            for draft, name in waiting:
+                path = self.path / f"{name}.parquet"
+                with failing(path):
+                    draft.replace(path)
+                self._written.add(path)
 
     def write_tensors(self, name: str, tensors: dict[str, Any]) -> Path:
         """Write NAME.safetensors whole, in place of what was there."""
         from safetensors.torch import save_file
 
         path = self.path / f"{name}.safetensors"
-        draft = _draft(path)
-        save_file(tensors, draft)
-        draft.replace(path)
+        with writing(path) as draft:
+            save_file(tensors, draft)
+        self._written.add(path)
         return path
 
     def has(self, name: str) -> bool:
@@ -153,59 +201,110 @@ class Run:
         path = self.path / f"{name}.parquet"
         if not path.exists():
             raise RunError(f"{self.path} has no {name}.parquet; the stage that writes it has not run")
-        return _read_parquet(path, columns)
+        self.verify(path)
+        return read_parquet(path, columns, self._remedy(path))
+
+    def read_tensors(self, name: str) -> dict[str, Any]:
+        """NAME.safetensors as a mapping of tensors."""
+        from safetensors.torch import load_file
+
+        path = self.path / f"{name}.safetensors"
+        self.verify(path)
+        with reading(path, self._remedy(path)):
+            return load_file(path)
+
+    def verify(self, path: Path) -> None:
+        """Refuse a file whose bytes are not those that its stage wrote.
+
+        Only a file of the recorded size counts as damaged: one of another size was replaced on purpose, or is cut short
+        and cannot be read at all.
+        """
+        known = self._files().get(str(path.relative_to(self.path)))
+        if not isinstance(known, dict) or path in self._written or not path.exists():
+            return
+        if path.stat().st_size == known.get("size") and digest(path) != known.get("digest"):
+            raise DataError(f"{path} is damaged: its content is not what was written; {self._remedy(path)}")
+
+    def damaged_files(self, stage: str) -> list[str]:
+        """Files that a stage wrote and that are gone, or hold something else at the same size."""
+        found = []
+        for name, known in self._files().items():
+            if isinstance(known, dict) and known.get("stage") == stage:
+                path = self.path / name
+                size = path.stat().st_size if path.is_file() else None
+                if size is None or (size == known.get("size") and digest(path) != known.get("digest")):
+                    found.append(name)
+        return sorted(found)
+
+    def _remedy(self, path: Path) -> str:
+        known = self._files().get(str(path.relative_to(self.path)), {})
+        stage = str(known.get("stage", "") if isinstance(known, dict) else "").split("/")[0]
+        return f"run `rocktokens {stage} {self.path} --again`" if stage else "remove it and run its stage again"
 
     def steps(self) -> list[int]:
         """Checkpoints whose occurrences are recorded, in order."""
-        return sorted(int(path.name.removeprefix("step=")) for path in (self.path / "occurrences").glob("step=*"))
+        return _steps_in(self.path / "occurrences")
 
-    def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> PartWriter:
-        """Writes occurrences of one checkpoint in parts; `part` tells apart ranks side by side.
+    def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS, beside: bool = False) -> PartWriter:
+        """Writes occurrences of one checkpoint in parts; flush it at the end.
 
-        Use it as a `with` block, or flush it at the end.
+        Args:
+            step: the checkpoint.
+            part: tells apart ranks that write side by side.
+            part_rows: rows of one Parquet file.
+            beside: write where nobody reads, until `replace_occurrences` puts the parts in place of the old ones.
         """
-        return PartWriter(self.path / "occurrences" / f"step={step}", OCCURRENCES, prefix=part, part_rows=part_rows)
+        folder = self._step_folder("occurrences", step, beside)
+        return PartWriter(folder, OCCURRENCES, prefix=part, part_rows=part_rows, written=self._written)
 
     def telemetry_writer(self, step: int, *, part: str = "") -> PartWriter:
         """The same for one training step's own rollouts: other texts at every step, unlike `occurrences`."""
-        return PartWriter(self.path / "telemetry" / f"step={step}", OCCURRENCES, prefix=part)
+        folder = self._step_folder("telemetry", step, False)
+        return PartWriter(folder, OCCURRENCES, prefix=part, written=self._written)
 
-    def top_token_writer(self, step: int, *, part: str = "") -> PartWriter:
-        """Writes the most probable tokens at the positions of the shown rollouts, in parts; flush it at the end."""
-        return PartWriter(self.path / "top_tokens" / f"step={step}", TOP_TOKENS, prefix=part)
+    def top_token_writer(self, step: int, *, part: str = "", beside: bool = False) -> PartWriter:
+        """Writes the most probable tokens at the positions of the shown rollouts, as `part_writer` does."""
+        folder = self._step_folder("top_tokens", step, beside)
+        return PartWriter(folder, TOP_TOKENS, prefix=part, written=self._written)
 
     def clear_occurrences(self, step: int) -> None:
         """Remove a checkpoint's occurrences and top tokens (those of a stage that did not complete)."""
-        for folder in ("occurrences", "top_tokens"):
-            shutil.rmtree(self.path / folder / f"step={step}", ignore_errors=True)
+        for folder in SCORED:
+            shutil.rmtree(self._step_folder(folder, step, False), ignore_errors=True)
+
+    def clear_new_occurrences(self, step: int) -> None:
+        """Remove what a stopped stage wrote beside a checkpoint's occurrences and top tokens."""
+        for folder in SCORED:
+            shutil.rmtree(self._step_folder(folder, step, True), ignore_errors=True)
+
+    def replace_occurrences(self, step: int) -> None:
+        """Put the parts that were written beside in place of a checkpoint's occurrences and top tokens."""
+        self.clear_occurrences(step)
+        for folder in SCORED:
+            new, final = self._step_folder(folder, step, True), self._step_folder(folder, step, False)
+            if folder == "occurrences" or new.exists():
+                with failing(final):
+                    new.mkdir(parents=True, exist_ok=True)
+                    new.replace(final)
+            moved = {path for path in self._written if path.parent == new}
+            self._written.difference_update(moved)
+            self._written.update(final / path.name for path in moved)
+
+    def _step_folder(self, folder: str, step: int, beside: bool) -> Path:
+        return self.path / folder / (f".new-step={step}" if beside else f"step={step}")
 
     def occurrences(self, sql: str | None = None) -> pa.Table:
         """All occurrences, with their checkpoint as `step`; or the answer to a query over the view `occurrences`."""
         return self.query(sql or "select * from occurrences")
 
-    def query(self, sql: str) -> pa.Table:
-        """Ask DuckDB; every table of the run is a view, the scored checkpoints `occurrences`, training `telemetry`."""
-        import duckdb
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """Ask DuckDB; every table of the run is a view, the scored checkpoints `occurrences`, training `telemetry`.
 
-        with duckdb.connect() as connection:
-            try:
-                for path in sorted(self.path.glob("*.parquet")):
-                    if path.stem in sql.lower():  # a damaged table must not hide the others
-                        connection.execute(f"create view {path.stem} as select * from read_parquet({_quote(path)})")
-                for folder in ("occurrences", "telemetry", "top_tokens"):
-                    if folder in sql.lower() and any(self.path.glob(f"{folder}/step=*/*.parquet")):
-                        parts = _quote(self.path, f"/{folder}/step=*/*.parquet")
-                        connection.execute(
-                            f"create view {folder} as select * from "
-                            f"read_parquet({parts}, hive_partitioning = true, hive_types = {{'step': bigint}})"
-                        )
-                return connection.sql(sql).to_arrow_table()
-            except duckdb.CatalogException as error:
-                raise RunError(f"{self.path}: {_first_line(error)}; the stage that writes it has not run") from error
-            except (duckdb.InvalidInputException, duckdb.IOException) as error:
-                raise DataError(f"a table of {self.path} cannot be read: {_first_line(error)}") from error
-            except duckdb.Error as error:
-                raise DataError(f"the query failed: {_first_line(error)}") from error
+        Args:
+            sql: a query; values that are not ours (ids, texts) go in as `?`.
+            parameters: what the question marks stand for.
+        """
+        return query(self.path, sql, parameters, self.verify)
 
     def types(self) -> pa.Table:
         """One row a token type, as `detect` wrote it."""
@@ -224,43 +323,7 @@ class Run:
 
     def checkpoints(self) -> list[int]:
         """Steps of the kept checkpoints, in order."""
-        return sorted(int(path.name.removeprefix("step=")) for path in (self.path / "checkpoints").glob("step=*"))
-
-
-class PartWriter:
-    """Buffers rows and writes them as Parquet parts, each whole or absent."""
-
-    def __init__(self, directory: Path, schema: pa.Schema, *, prefix: str = "", part_rows: int = PART_ROWS) -> None:
-        self.directory, self.schema, self.part_rows = directory, schema, part_rows
-        self.prefix = f"{prefix}-" if prefix else ""
-        self.num_rows = 0
-        self._tables: list[pa.Table] = []
-        self._buffered = 0
-        self._parts = 0
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            self.flush()
-
-    def write(self, table: pa.Table) -> None:
-        """Add rows; a part is written when enough have gathered."""
-        self._tables.append(table.select(self.schema.names).cast(self.schema))
-        self._buffered += len(table)
-        self.num_rows += len(table)
-        if self._buffered >= self.part_rows:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is buffered as a part."""
-        if not self._buffered:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"part-{self.prefix}{self._parts:05d}.parquet"
-        _write_parquet(pa.concat_tables(self._tables), path)
-        self._tables, self._buffered, self._parts = [], 0, self._parts + 1
+        return _steps_in(self.path / "checkpoints")
 
 
 def open_run(path: str | Path) -> Run:
@@ -270,10 +333,14 @@ def open_run(path: str | Path) -> Run:
     if not manifest_path.exists():
         raise RunError(f"{path} is no run: it holds no {MANIFEST}")
     try:
-        manifest = json.loads(manifest_path.read_text())
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise RunError(
             f"{manifest_path} is not valid JSON (line {error.lineno}); restore it or start a new run"
+        ) from error
+    except (OSError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise RunError(
+            f"{manifest_path} cannot be read ({first_line(error)}); restore it or start a new run"
         ) from error
     if not isinstance(manifest, dict) or not {"schema_version", "config", "stages"} <= manifest.keys():
         raise RunError(f"{manifest_path} is not the manifest of a run; restore it or start a new run")
@@ -282,45 +349,29 @@ def open_run(path: str | Path) -> Run:
             f"{path} has schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}; "
             "use the rocktokens version that made it"
         )
+    for section in ("config", "stages", "records", "files", "versions"):
+        if not isinstance(manifest.get(section, {}), dict):
+            raise RunError(f"{manifest_path}: {section} is not a mapping; restore it or start a new run")
+    for stage, facts in manifest["stages"].items():
+        if not isinstance(facts, dict):
+            raise RunError(f"{manifest_path}: the facts of {stage} are not a mapping; restore it or start a new run")
     return Run(path, manifest)
 
 
-def _draft(path: Path) -> Path:
-    """A name to write under; drafts of the same file that a killed process left are removed."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        left.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+def _conforming(name: str, table: pa.Table) -> pa.Table:
+    """A table with its columns as runs/schema.py has them."""
+    known = table_of(name)
+    return table if known is None else known.conform(table)
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    draft = _draft(path)
-    try:
-        # Parquet's min and max pass over NaN, and DuckDB concludes from them that no row is NaN: none for floats.
-        plain = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
-        pq.write_table(table, draft, compression="zstd", write_statistics=plain)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot write {path}: {error}; free some space or choose another directory, then repeat"
-        ) from error
+def _steps_in(folder: Path) -> list[int]:
+    names = (path.name.removeprefix("step=") for path in folder.glob("step=*"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def _read_parquet(path: Path, columns: list[str] | None) -> pa.Table:
-    try:
-        return pq.read_table(path, columns=columns)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} cannot be read ({_first_line(error)}); remove it and run its stage again") from error
-
-
-def _quote(path: Path, pattern: str = "") -> str:
-    """A path, taken literally, and a pattern below it, as a SQL string; DuckDB reads every path as a pattern."""
-    literal = "".join(f"[{letter}]" if letter in "[*?" else letter for letter in str(path))
-    return "'" + (literal + pattern).replace("'", "''") + "'"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _content(path: Path) -> list[Path]:
+    """What lies in a directory, but for the lock and drafts that a killed process left."""
+    return [item for item in path.iterdir() if item.name != LOCK and not is_draft(item)]
 
 
 def _versions() -> dict[str, str]:
@@ -328,8 +379,17 @@ def _versions() -> dict[str, str]:
 
 
 def _first_difference(section: str, old: Any, new: Any) -> str | None:
-    """What to tell of two settings that differ. One that is missing is unset: an older version did not know it."""
+    """The first of `differences`, or None."""
+    return next(differences(section, old, new), None)
+
+
+def differences(section: str, old: Any, new: Any) -> Iterator[str]:
+    """What to tell of settings that differ.
+
+    One that the old lacks is unset: an older version did not know it. One that the new lacks no longer decides results.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
-        found = (_first_difference(f"{section}.{key}", old.get(key), new.get(key)) for key in sorted({*old, *new}))
-        return next((difference for difference in found if difference is not None), None)
-    return None if old == new else f"{section} was {old!r}, now {new!r}"
+        for key in sorted(new):
+            yield from differences(f"{section}.{key}" if section else key, old.get(key), new[key])
+    elif old != new:
+        yield f"{section} was {old!r}, now {new!r}"

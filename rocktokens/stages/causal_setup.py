@@ -3,59 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
-from rocktokens.config import BaselineConfig, PairConfig, PromptsConfig, RolloutConfig
-from rocktokens.config.base import from_mapping
+from rocktokens.config import BaselineConfig, PromptsConfig, RolloutConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.progress import progress
 from rocktokens.runs.store import Run
-from rocktokens.stages.stage import student_source
+from rocktokens.stages.stage import Parts, Stage, inputs_of, pair_of, prompts_of, student_source
+
+__all__ = ["CausalSetup", "Parts", "bar", "causal_stage"]
 
 log = logging.getLogger(__name__)
 
 
-def is_done(run: Run, stage: str, wanted: dict[str, Any], again: bool) -> bool:
-    """Whether a causal stage is complete with these settings and on the detection as it is now."""
-    same = all(run.manifest["config"].get(section) == json.loads(json.dumps(own)) for section, own in wanted.items())
-    if run.done(stage) and same and run.rests_on(stage, "detect") and not again:
-        log.info("%s: %s is complete; nothing to do", run.path, stage)
-        return True
-    return False
+def causal_stage(run: Run, name: str, settings: dict[str, Any], baseline: BaselineConfig) -> Stage:
+    """The stage with all that a causal test reads: models, prompts, and the detection with its tables."""
+    pair, prompts = pair_of(run), prompts_of(run)
+    if baseline.checkpoint == "teacher":
+        raise ConfigError("knock-outs and grafts are of the student; checkpoint must be last, student or a step")
+    models = {"student": student_source(run, pair, baseline.checkpoint), "teacher": pair.teacher}
+    prompts = dataclasses.replace(prompts, source=baseline.source or prompts.source)
+    files = ("types.parquet", "rollouts.parquet")
+    inputs = inputs_of(run, files=files, stages=("detect",), models=models, prompts=prompts)
+    return Stage(run, name, settings, inputs, guards=("settings",))
 
 
 def bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     """A progress bar that counts rollouts."""
     return progress(description, total, "rollouts")
-
-
-class Parts:
-    """Finished pieces of a stage on disk, under the settings and the detection they belong to."""
-
-    def __init__(self, run: Run, name: str, wanted: dict[str, Any]) -> None:
-        text = json.dumps([wanted, run.checkpoints(), run.mark("detect")], sort_keys=True, default=str)
-        self.run, self.folder = run, f"{name}.parts"
-        self.name = f"{self.folder}/{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
-
-    def keep(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-        """The part of that name, made and written if it is not there."""
-        part = f"{self.name}/{name.replace(' ', '-')}"
-        if not self.run.has(part):
-            self.run.write(part, make())
-        return self.run.read(part)
-
-    def clear(self) -> None:
-        """Remove the pieces; what they made up is written whole."""
-        shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -78,12 +57,7 @@ class CausalSetup:
         from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler
 
         known = run.manifest["config"]
-        if "pair" not in known or "prompts" not in known:
-            raise DataError(f"{run.path} names no pair and no prompts; run `rocktokens sample` or `distill` first")
-        pair_config = from_mapping(PairConfig, known["pair"])
-        prompts = from_mapping(PromptsConfig, known["prompts"])
-        if baseline.checkpoint == "teacher":
-            raise ConfigError("knock-outs and grafts are of the student; checkpoint must be last, student or a step")
+        pair_config, prompts = pair_of(run), prompts_of(run)
         checker = make_checker(prompts)
         answerable([], checker) if checker is None else None
         source = student_source(run, pair_config, baseline.checkpoint)

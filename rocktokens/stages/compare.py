@@ -21,17 +21,22 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, Regime, RolloutConfig
-from rocktokens.config.base import from_mapping, to_mapping
+from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.core.comparison.regimes import NEED_ROCKS, check_arms, common_base, regime_config
 from rocktokens.core.selection.adaptive import least_updates
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
 from rocktokens.report.terminal.compare import show
+from rocktokens.runs.files import digest_of_value, failing
+from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.compare_tables import write_comparison
+from rocktokens.stages.stage import Stage, inputs_of, pair_of, prompts_of
 
 log = logging.getLogger(__name__)
 
+# `--again` trains beside the old arms, which are replaced when the new ones are complete.
+ARMS, BESIDE, REPLACED = "compare", ".compare-again", ".compare-replaced"
 READING_BATCH = 256  # rollouts in flight while a student is read
 
 
@@ -49,55 +54,70 @@ class Plan:
     cut: int | None
     arms: dict[tuple[int, str], DistillConfig]
     """(seed, regime) → its distillation, in the order of training."""
+    folder: str = "compare"
+    """Where the arms live, below the run."""
 
     def directory(self, seed: int, regime: str) -> Path:
         """Where an arm lives."""
-        return self.run.path / "compare" / regime / f"seed={seed}"
+        return self.run.path / self.folder / regime / f"seed={seed}"
 
 
 def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
     """Train and read the regimes; writes compare.parquet and its companions, prints the table and the verdicts."""
-    run = open_run(path)
-    same = run.manifest["config"].get("compare") == _plain(config)
-    rocks = list(_rocks(run, config))
-    if run.done("compare") and same and run.facts("compare").get("rocks", rocks) == rocks and not again:
-        log.info("%s: the regimes are compared; nothing to do", path)
-        return run
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("compare trains its regimes in one process; start it without torchrun")
-    if again:
-        shutil.rmtree(run.path / "compare", ignore_errors=True)
-    plan = make_plan(run, config)
-    run.reopen("compare")
-    if len(plan.arms) == config.seeds:
+    with working_on(path):
+        run = open_run(path)
+        if set(config.regimes) == {"uniform"}:
+            raise ConfigError("regimes must name at least one beside uniform: there would be nothing to compare")
+        stage = _stage(run, config)
+        if stage.due(again):
+            _compare(stage, make_plan(run, config, beside=again))
+        return run
+
+
+def _stage(run: Run, config: CompareConfig) -> Stage:
+    """No guards: what is trained protects itself (`_arm_run`), and tables are made from it at no cost."""
+    inputs = inputs_of(run, files=("rollouts.parquet",), stages=("distill",))
+    rocks = digest_of_value(list(_rocks(run, config)))
+    return Stage(run, "compare", {"compare": config}, {**inputs, "the rocks": rocks})
+
+
+def _compare(stage: Stage, plan: Plan) -> None:
+    run = stage.run
+    if len(plan.arms) == plan.config.seeds:
         log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
-        return run
+        return
     if not _train_and_read(plan):
-        return run
-    run.manifest["config"]["compare"] = _plain(config)
+        return
+    if plan.folder != ARMS:
+        _replace_arms(run, plan.folder)
+        plan = dataclasses.replace(plan, folder=ARMS)
     arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
     facts = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps, "rocks": list(plan.rocks)}
-    readings = write_comparison(run, arms, config, facts)
-    show(readings, run.facts("compare")["verdicts"], config, facts)
-    return run
+    readings = write_comparison(stage, arms, plan.config, facts)
+    shutil.rmtree(run.path / REPLACED, ignore_errors=True)
+    show(readings, run.facts("compare")["verdicts"], plan.config, facts)
 
 
-def _plain(config: Any) -> dict[str, Any]:
-    """A configuration as it comes back from a manifest: tuples are lists there."""
-    import json
-
-    return json.loads(json.dumps(to_mapping(config)))
+def _replace_arms(run: Run, folder: str) -> None:
+    """Put trainings that were made beside the old ones in their place; the old ones go when the tables are written."""
+    old = run.path / ARMS
+    with failing(old):
+        if old.exists():
+            shutil.rmtree(run.path / REPLACED, ignore_errors=True)
+            old.replace(run.path / REPLACED)
+        (run.path / folder).replace(old)
 
 
 # ---------------------------------------------------------------- what will be trained
 
 
-def make_plan(run: Run, config: CompareConfig) -> Plan:
+def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
     """The arms of a comparison, refused before anything is trained if one cannot be had or differs in anything else."""
     if not run.done("distill"):
         raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
-    known = run.manifest["config"]
-    trained = from_mapping(DistillConfig, known["distill"])
+    trained = from_manifest(DistillConfig, run.manifest["config"].get("distill"), "distill")
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
     rocks = _rocks(run, config)
     regimes: tuple[Regime, ...] = ("uniform", *(name for name in dict.fromkeys(config.regimes) if name != "uniform"))
@@ -118,9 +138,10 @@ def make_plan(run: Run, config: CompareConfig) -> Plan:
             configs[name] = regime_config(name, base, config, seed=seed, rocks=rocks, cut=cut)
         check_arms(configs)
         arms |= {(seed, name): configs[name] for name in regimes}
-    pair = from_mapping(PairConfig, known["pair"])
+    pair = pair_of(run)
     pair = dataclasses.replace(pair, student=_start(run, pair, trained))
-    return Plan(run, config, pair, from_mapping(PromptsConfig, known["prompts"]), base, rocks, cut, arms)
+    folder = BESIDE if beside and (run.path / ARMS).exists() else ARMS
+    return Plan(run, config, pair, prompts_of(run), base, rocks, cut, arms, folder)
 
 
 def _rocks(run: Run, config: CompareConfig) -> tuple[int, ...]:
@@ -185,12 +206,13 @@ def _train_and_read(plan: Plan) -> bool:
     if checker is None or len(problems) < 2:
         log.warning("no answers to check: regimes cannot be compared on accuracy, and the stage is left out")
         return False
+    arms = {key: _arm_run(plan, *key, config, len(problems)) for key, config in plan.arms.items()}
     contexts = _contexts(plan, models, problems)
     prompts = load_prompts(plan.prompts, models.tokenizer, part="train")
     total = sum(config.steps + config.keep + 1 for config in plan.arms.values())
     with progress(f"comparing {len(plan.arms)} trainings", total, "steps and readings") as advance:
         for number, ((seed, regime), config) in enumerate(plan.arms.items(), start=1):
-            arm = _arm_run(plan, seed, regime, config, len(problems))
+            arm = arms[seed, regime]
             share = config.steps + config.keep + 1
             if not arm.done("read"):
                 log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(plan.arms))
@@ -208,9 +230,13 @@ def _arm_run(plan: Plan, seed: int, regime: str, config: DistillConfig, num_prob
         "curve_rollouts": asked.curve_rollouts,
     }
     reading |= {"contexts": asked.contexts, "rocks": list(plan.rocks)}
+    sections, directory = {"distill": to_mapping(config), "reading": reading}, plan.directory(seed, regime)
     try:
-        return Run.create(plan.directory(seed, regime), {"distill": to_mapping(config), "reading": reading})
+        return Run.create(directory, sections)
     except RunError as error:
+        if plan.folder == BESIDE:  # a stopped `--again` with other settings
+            shutil.rmtree(directory, ignore_errors=True)
+            return Run.create(directory, sections)
         raise RunError(f"{error} Or pass --again to train every regime anew.") from error
 
 
@@ -221,12 +247,13 @@ def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
     run, count = plan.run, plan.config.contexts
     if run.done("sample"):
         return rollouts_of(run.read("rollouts"))[:count]
-    if not run.has("compare/contexts"):
+    name = f"{plan.folder}/contexts"
+    if not run.has(name):
         settings = RolloutConfig(num_rollouts=1, max_new_tokens=plan.base.max_new_tokens, seed=plan.base.seed)
         engine = make_sampler(models, settings)
         table = sample_rollouts(engine, list(problems)[:count], settings, models.tokenizer, None)
-        run.write("compare/contexts", table)
-    return rollouts_of(run.read("compare/contexts"))[:count]
+        run.write(name, table)
+    return rollouts_of(run.read(name))[:count]
 
 
 def _train(

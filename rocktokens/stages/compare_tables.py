@@ -29,6 +29,7 @@ from rocktokens.errors import DataError
 from rocktokens.report.conclusions.compare import words
 from rocktokens.runs.schema import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.runs.store import Run
+from rocktokens.stages.stage import Stage
 
 ESTIMATORS = (
     "Accuracy and its change: mean over seeds and problems, both random and crossed, paired by seed and problem; t "
@@ -41,7 +42,7 @@ ESTIMATORS = (
 
 
 def write_comparison(
-    run: Run, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: dict[str, Any]
+    stage: Stage, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: dict[str, Any]
 ) -> dict[str, Reading]:
     """Read all arms, write the tables, and complete the stage."""
     parts, outcomes, made = [], [], []
@@ -52,11 +53,10 @@ def write_comparison(
         made.append(arm_of(regime, seed, table, problems, clock=config.clock))
     readings = read_all(made, config)
     verdicts = words(readings, margin=config.margin)
-    run.write("compare", pa.concat_tables(parts))
-    run.write("compare_problems", pa.concat_tables(outcomes))
     rows = [reading.row() for reading in readings.values()]
-    run.write("compare_summary", pa.Table.from_pylist(rows, schema=TABLES["compare_summary"].schema))
-    run.finish("compare", {**facts, "regimes": rows, "verdicts": verdicts, "estimators": ESTIMATORS})
+    tables = {"compare": pa.concat_tables(parts), "compare_problems": pa.concat_tables(outcomes)}
+    tables["compare_summary"] = pa.Table.from_pylist(rows, schema=TABLES["compare_summary"].schema)
+    stage.publish(tables, {**facts, "regimes": rows, "verdicts": verdicts, "estimators": ESTIMATORS})
     return readings
 
 

@@ -16,14 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.config import DetectConfig, PairConfig
-from rocktokens.config.base import to_mapping
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
 from rocktokens.core.detection.rock_report import RockReport
-from rocktokens.errors import DataError
+from rocktokens.errors import DataError, RunError
 from rocktokens.progress import console
 from rocktokens.report.terminal.detect import render
+from rocktokens.runs.files import digest
+from rocktokens.runs.lock import working_on
 from rocktokens.runs.schema import TOP_TOKENS
-from rocktokens.runs.store import Run, open_run
+from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.stages.stage import Stage, inputs_of
 from rocktokens.stages.tokens import run_tokenizer
 
 log = logging.getLogger(__name__)
@@ -34,20 +36,24 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "em
 
 def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
     """Which token types are rocks, by every definition; writes the tables and prints one."""
-    run = open_run(path)
-    if run.done("detect") and not again and run.manifest["config"].get("detect") == to_mapping(config):
-        log.info("%s: rocks are there; nothing to do", path)
+    with working_on(path):
+        run = open_run(path)
+        folder = "occurrences" if run.steps() else "telemetry"
+        source = _source(run)
+        inputs = inputs_of(run, files=(folder, "monitor.parquet"), models={"embeddings": str(source or "")})
+        stage = Stage(run, "detect", {"detect": config}, inputs)
+        if stage.due(again):
+            occurrences = _fixed_contexts(run, config) if run.steps() else _telemetry(run, config)
+            report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=_embedding(run))
+            imported = "import" in run.manifest["config"]  # no pair, nothing to sample
+            command = more_prompts(path, None if imported else report.enough.prompts_needed)
+            _write(stage, report, {**_monitor_overlap(run, report), "command": command})
         return run
-    steps = run.steps()
-    if not steps:
-        raise DataError(f"{path} has no scored occurrences; run `rocktokens score {path}` first")
-    by_step = {step: _step_table(run, step) for step in steps}
-    occurrences = Occurrences.from_checkpoints(by_step, signal=config.signal)
-    report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=_embedding(run))
-    needed = None if "import" in run.manifest["config"] else report.enough.prompts_needed  # no pair, nothing to sample
-    more = {**_monitor_overlap(run, report), "command": more_prompts(path, needed)}
-    _write(run, report, config, more)
-    return run
+
+
+def _fixed_contexts(run: Run, config: DetectConfig) -> Occurrences:
+    by_step = {step: _step_table(run, step) for step in run.steps()}
+    return Occurrences.from_checkpoints(by_step, signal=config.signal)
 
 
 def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
@@ -67,7 +73,32 @@ def _monitor_overlap(run: Run, report: RockReport) -> dict[str, Any]:
     return {"monitor": {"rocks": online, "jaccard": len(both) / len(either) if either else 1.0}}
 
 
-def detect_table(occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None) -> Run:
+def _telemetry(run: Run, config: DetectConfig) -> Occurrences:
+    """What a trainer recorded of its own rollouts in the last third of the recorded steps, as one unpaired sample."""
+    if not (run.path / "telemetry").is_dir():
+        raise DataError(
+            f"{run.path} has no scored occurrences; run `rocktokens score {run.path}` first, or train with telemetry"
+        )
+    steps = run.query("select distinct step from telemetry order by step")["step"].to_pylist()
+    last = steps[-max(1, len(steps) // 3) :]
+    log.warning(
+        "%s has no fixed contexts: detection reads the trainer's telemetry of steps %d to %d. Each step has other "
+        "rollouts, of the student as it was then, so no loss before training is paired with one after it: what is "
+        "costly can be told, what does not learn cannot. For that, run `rocktokens sample` and `rocktokens score`.",
+        run.path,
+        last[0],
+        last[-1],
+    )
+    table = run.query(
+        "select * exclude (step, rollout_id), step || '/' || rollout_id as rollout_id from telemetry where step >= ?",
+        [last[0]],
+    )
+    return Occurrences.from_table(table, signal=config.signal)
+
+
+def detect_table(
+    occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None, again: bool = False
+) -> Run:
     """The same for anybody's Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
     if not occurrences.exists():
         raise DataError(f"there is no file {occurrences}")
@@ -75,24 +106,39 @@ def detect_table(occurrences: Path, out: Path, config: DetectConfig, *, tokenize
         table = pq.read_table(occurrences)
     except (OSError, ValueError) as error:
         raise DataError(f"{occurrences} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
-    run = Run.create(out, {"occurrences": {"source": str(occurrences), "tokenizer": tokenizer}})
     named = None
     if tokenizer is not None:
         from rocktokens.lm.pair import load_tokenizer
 
         named = load_tokenizer(tokenizer, PairConfig())
-    report = detect_rocks(Occurrences.from_table(table, signal=config.signal), named, config)
-    _write(run, report, config, {})
-    return run
+    with working_on(out):
+        _refuse_other_runs(out)
+        run = Run.create(out, {"occurrences": {"source": str(occurrences), "tokenizer": tokenizer}})
+        stage = Stage(run, "detect", {"detect": config}, {"occurrences": digest(occurrences)})
+        if stage.due(again):
+            _write(stage, detect_rocks(Occurrences.from_table(table, signal=config.signal), named, config), {})
+        return run
 
 
-def _write(run: Run, report: RockReport, config: DetectConfig, more: dict[str, Any]) -> None:
-    run.reopen("detect")
-    for name, table in report.tables().items():
-        run.write(name, with_top_tokens(run, table) if name == "positions" else table)
-    run.manifest["config"]["detect"] = to_mapping(config)
+def _refuse_other_runs(out: Path) -> None:
+    """Results for a table of one's own never go into a run that something else made."""
+    if not (out / MANIFEST).exists():
+        return
+    run = open_run(out)
+    others = sorted({stage.split("/")[0] for stage in run.manifest["stages"]} - {"detect", "report"})
+    if "occurrences" not in run.manifest["config"] and (others or run.manifest["config"] or run.done("detect")):
+        raise RunError(
+            f"{out} is a run of its own ({', '.join(others) or 'made by something else'}); its detection would be "
+            "overwritten. Choose another directory with --out."
+        )
+
+
+def _write(stage: Stage, report: RockReport, more: dict[str, Any]) -> None:
+    run, tables = stage.run, report.tables()
+    if "positions" in tables:
+        tables["positions"] = with_top_tokens(run, tables["positions"])
     groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
-    run.finish("detect", {**report.facts(), "groups": groups, **more})
+    stage.publish(tables, {**report.facts(), "groups": groups, **more})
     out = console()
     out.print(render(report, more.get("command")))
     if "monitor" in more:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocktokens.config import DistillConfig, PairConfig, PromptsConfig
 from rocktokens.config.base import to_mapping
-from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.stage import is_complete, resolve
+from rocktokens.errors import RunError
+from rocktokens.runs.files import failing
+from rocktokens.runs.lock import working_on
+from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.stages.stage import Stage, inputs_of, resolve
 
 log = logging.getLogger(__name__)
+
+# `--again` trains here, beside the old training, which is replaced when the new one is complete.
+BESIDE, OLD = ".again", ".replaced"
+# What a training and the stages after it leave in a run, beside its Parquet tables.
+FOLDERS = ("checkpoints", "telemetry", "occurrences", "top_tokens", "compare", "figures")
+FILES = ("gradients.safetensors", "report.html", "bypass.json")
 
 
 def distill(
@@ -29,59 +41,126 @@ def distill(
 
     Under torchrun every process calls this; only the first writes the run's manifest.
     """
-    if not again and is_complete(path, "distill"):  # said before anything heavy is loaded
+    with working_on(path):
         pair, prompts = resolve(path, pair, prompts)
-        run = Run.create(path, _sections(pair, prompts, config))
-        log.info("%s: the student is distilled; nothing to do", path)
-        return run
+        if _is_first_rank() and (path / BESIDE / MANIFEST).exists() and open_run(path / BESIDE).done("distill"):
+            _take_over(open_run(path), open_run(path / BESIDE))  # a killed process had not come to this
+            again = False
+        if (path / MANIFEST).exists():
+            run = Run.create(path, _identity(pair, prompts))
+            if not _stage(run, pair, prompts, config, problems).due(again):
+                return run
+        return _train(path, Request(pair, prompts, config, problems), again)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a training."""
+
+    pair: PairConfig
+    prompts: PromptsConfig
+    config: DistillConfig
+    problems: int
+
+
+def _train(path: Path, asked: Request, again: bool) -> Run:
     from rocktokens.lm.checkers import make_checker
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.tasks import load_prompts
     from rocktokens.lm.training.distill import distill as train
     from rocktokens.lm.training.trainer import processes
 
-    ranks = processes()
-    with ranks.main_process_first():  # the others open what the first has made
-        pair, prompts = resolve(path, pair, prompts)
-        run = Run.create(path, _sections(pair, prompts, config))
-        if again and ranks.is_main_process:
-            _forget_training(run)
-    models = load_pair(pair)
-    checker = make_checker(prompts)
+    models = load_pair(asked.pair)  # everything that can be refused is refused before anything is written
+    prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
+    checker = make_checker(asked.prompts)
     held_out = []
     if checker is not None:
-        asked = dataclasses.replace(prompts, limit=problems, seed=prompts.seed + 1)
-        held_out = [p for p in load_prompts(asked, models.tokenizer, part="detection") if p.answer is not None]
+        few = dataclasses.replace(asked.prompts, limit=asked.problems, seed=asked.prompts.seed + 1)
+        held_out = [p for p in load_prompts(few, models.tokenizer, part="detection") if p.answer is not None]
     if not held_out:
         log.info("no answers to check: accuracy is not measured while training")
+    ranks = processes()
+    with ranks.main_process_first():  # the others open what the first has made
+        run, target = _target(path, asked, again)
+        rocks = asked.config.selector.rocks or _known_rocks(run)
     found = train(
-        config,
+        asked.config,
         models,
-        load_prompts(prompts, models.tokenizer, part="train"),
-        run,
-        rocks=config.selector.rocks or _known_rocks(run),
+        prompts,
+        target,
+        rocks=rocks,
         problems=held_out,
         check=checker if held_out else None,
     )
     if ranks.is_main_process:
-        run.finish("distill", found.facts)
+        _stage(target, asked.pair, asked.prompts, asked.config, asked.problems).finish(found.facts)
+        if target.path != run.path:
+            _take_over(run, target)
     ranks.wait_for_everyone()
     return run if ranks.is_main_process else open_run(path)
 
 
-def _sections(pair: PairConfig, prompts: PromptsConfig, config: DistillConfig) -> dict[str, Any]:
-    return {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "distill": to_mapping(config)}
+def _target(path: Path, asked: Request, again: bool) -> tuple[Run, Run]:
+    """The run, and where the training is written: the run itself, or beside it where it replaces an older one."""
+    sections = {**_identity(asked.pair, asked.prompts), "distill": to_mapping(asked.config)}
+    if not again or not (path / MANIFEST).exists():
+        try:
+            run = Run.create(path, sections)
+        except RunError as error:
+            raise RunError(f"{error} Or pass --again to train anew.") from error
+        return run, run
+    run = Run.create(path, _identity(asked.pair, asked.prompts))
+    try:
+        return run, Run.create(path / BESIDE, sections)
+    except RunError:  # a training with other settings that was stopped
+        shutil.rmtree(path / BESIDE, ignore_errors=True)
+        return run, Run.create(path / BESIDE, sections)
+
+
+def _stage(run: Run, pair: PairConfig, prompts: PromptsConfig, config: DistillConfig, problems: int) -> Stage:
+    models = {"student": pair.student, "teacher": pair.teacher}
+    return Stage(
+        run,
+        "distill",
+        {"distill": config, "evaluation": {"problems": problems}},
+        inputs_of(run, models=models, prompts=prompts),
+        guards=("settings", "inputs"),
+        checks_outputs=False,  # a deleted telemetry is no reason to train for hours
+    )
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _identity(pair: PairConfig, prompts: PromptsConfig) -> dict[str, Any]:
+    return {"pair": to_mapping(pair), "prompts": to_mapping(prompts)}
 
 
 def _known_rocks(run: Run) -> tuple[int, ...]:
     return tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()
 
 
-def _forget_training(run: Run) -> None:
-    """Remove what a training left, and with it every stage that rested on it."""
-    for stage in list(run.manifest["stages"]):
-        run.reopen(stage)
-    for name in ("checkpoints", "telemetry", "occurrences", "compare"):
-        shutil.rmtree(run.path / name, ignore_errors=True)
-    for table in run.path.glob("*.parquet"):
-        table.unlink()
+def _take_over(run: Run, new: Run) -> None:
+    """Put a complete training in place of the run's own, and with it remove every stage that rested on the old one.
+
+    Each step can be repeated: a process that is killed in between goes on here the next time.
+    """
+    run.forget_stages()
+    old, moving = run.path / OLD, run.path / f"{OLD}.part"
+    with failing(run.path):
+        if not old.exists():  # once it has that name, what lies in the run is the new training
+            moving.mkdir(exist_ok=True)
+            for item in _artefacts(run.path):
+                item.replace(moving / item.name)
+            moving.replace(old)
+        for item in _artefacts(new.path):
+            item.replace(run.path / item.name)
+    run.adopt(new, "distill")
+    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(new.path, ignore_errors=True)
+
+
+def _artefacts(path: Path) -> Iterator[Path]:
+    names = {*FOLDERS, *FILES, *(item.name for pattern in ("*.parquet", "*.parts") for item in path.glob(pattern))}
+    return iter([path / name for name in sorted(names) if (path / name).exists()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,32 @@ from typing import Any
 from rocktokens.config import BaselineConfig, GraftConfig
 from rocktokens.config.base import to_mapping
 from rocktokens.progress import console
+from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.causal_setup import CausalSetup, Parts, bar, is_done
+from rocktokens.stages.causal_setup import CausalSetup, bar, causal_stage
+from rocktokens.stages.stage import Stage
 
 log = logging.getLogger(__name__)
 
 
 def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row an arm, and prints it."""
-    run = open_run(path)
-    wanted = {"graft": to_mapping(config), "graft_baseline": to_mapping(baseline)}
-    if is_done(run, "graft", wanted, again):
+    with working_on(path):
+        run = open_run(path)
+        stage = causal_stage(run, "graft", {"graft": config, "graft_baseline": baseline}, baseline)
+        if stage.due(again):
+            _graft(stage, config, baseline)
         return run
+
+
+def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig) -> None:
     from rocktokens.core.census.graft_report import graft_table
     from rocktokens.lm.causal.graft import graft as graft_sets
     from rocktokens.lm.sampling.graft_sampler import GraftSampler
     from rocktokens.lm.sampling.rollouts import make_sampler
     from rocktokens.report.terminal.graft import render
 
-    parts = Parts(run, "grafts", wanted)
-    run.reopen("graft")
-    if again:
-        parts.clear()
+    run, parts = stage.run, stage.parts("grafts")
     stand = CausalSetup.of(run, baseline)
     teacher = make_sampler(stand.pair, stand.rollouts, of_teacher=True)
     rocks, clusters = _rocks(run, config, stand), _clusters(run) if config.clusters else {}
@@ -52,14 +55,10 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
     )
     types = run.types().to_pylist() if run.has("types") else []
     table = graft_table(found.rows, types, rocks, clusters)
-    run.write("grafts", table)
-    run.write("graft_rollouts", found.grafts)
-    run.manifest["config"].update(wanted)
     gains = {row["arm"]: [row["gain"], row["gain_low"], row["gain_high"]] for row in table.to_pylist()}
-    run.finish("graft", {"accuracy": found.accuracy, "gains": gains, "mark_detect": run.mark("detect")})
+    stage.publish({"grafts": table, "graft_rollouts": found.grafts}, {"accuracy": found.accuracy, "gains": gains})
     parts.clear()
     console().print(render(table, found.accuracy))
-    return run
 
 
 def _rocks(run: Run, config: GraftConfig, stand: CausalSetup) -> list[int]:
@@ -83,9 +82,7 @@ def _clusters(run: Run) -> dict[str, list[int]]:
 
 def _known_rollouts(run: Run, baseline: BaselineConfig) -> dict[str, list[dict[str, Any]]]:
     """Baseline rollouts that the knock-out stage sampled, if it did so with the same settings."""
-    if not run.done("knockout") or run.manifest["config"].get("baseline") != json.loads(
-        json.dumps(to_mapping(baseline))
-    ):
+    if not run.done("knockout") or run.manifest["config"].get("baseline") != to_mapping(baseline):
         return {}
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in run.read("baseline").to_pylist():

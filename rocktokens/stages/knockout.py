@@ -10,32 +10,35 @@ from typing import Any
 import numpy as np
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
-from rocktokens.config.base import to_mapping
 from rocktokens.errors import ConfigError
 from rocktokens.progress import console
+from rocktokens.runs.lock import working_on
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.causal_setup import CausalSetup, Parts, bar, is_done
+from rocktokens.stages.causal_setup import CausalSetup, bar, causal_stage
+from rocktokens.stages.stage import Stage
 
 log = logging.getLogger(__name__)
 
 
 def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
     """Ban every candidate in turn; writes the census and prints it."""
-    run = open_run(path)
-    wanted = {"knockout": to_mapping(config), "baseline": to_mapping(baseline)}
-    if is_done(run, "knockout", wanted, again):
+    with working_on(path):
+        run = open_run(path)
+        stage = causal_stage(run, "knockout", {"knockout": config, "baseline": baseline}, baseline)
+        if stage.due(again):
+            _knockout(stage, config, baseline)
         return run
+
+
+def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig) -> None:
     from rocktokens.core.census.census import Census
     from rocktokens.core.census.census_report import census_facts, census_table
     from rocktokens.core.census.correlates import PREDICTORS, correlate
     from rocktokens.lm.causal.knockout import check_sets, knockout_census
     from rocktokens.report.terminal.knockout import render
 
-    parts = Parts(run, "knockouts", wanted)
-    run.reopen("knockout")
-    if again:
-        parts.clear()
+    run, parts = stage.run, stage.parts("knockouts")
     stand = CausalSetup.of(run, baseline)
     sets = _sets(run, config, stand)
     check_sets(sets, stand.pair.eos_ids, stand.pair.vocabulary)
@@ -60,14 +63,10 @@ def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, ag
     if missing:
         log.info("predictors that the run does not have, left out: %s", ", ".join(missing))
     correlations = correlate(census, predictors)
-    run.write("baseline", found.baseline.cast(ROLLOUTS))
-    run.write("knockouts", found.knockouts)
-    run.write("census", census_table(census, predictors))
-    run.manifest["config"].update(wanted)
-    run.finish("knockout", {**census_facts(census, correlations, missing), "mark_detect": run.mark("detect")})
+    tables = {"baseline": found.baseline.cast(ROLLOUTS), "knockouts": found.knockouts}
+    stage.publish({**tables, "census": census_table(census, predictors)}, census_facts(census, correlations, missing))
     parts.clear()
     console().print(render(census, correlations))
-    return run
 
 
 def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:

@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rocktokens.report.build import is_current
+from rocktokens.report.build import REPORT, contents
 from rocktokens.report.build import report as build
+from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.stage import Stage
 from rocktokens.stages.tokens import FOLDER, run_tokenizer
 
 log = logging.getLogger(__name__)
@@ -19,9 +21,13 @@ log = logging.getLogger(__name__)
 
 def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
     """Write a run's report.html and figures/."""
-    run = open_run(path)
-    needed = again or not is_current(run)
-    return build(path, again=again, images=images, decode=_decoder(run) if needed else None)
+    with working_on(path):
+        run = open_run(path)
+        stage = Stage(run, "report", {"report": {"images": images}}, {"the run": contents(run)})
+        if not (path / REPORT).exists() or stage.due(again):
+            stage.run = build(path, again=True, images=images, decode=_decoder(run))
+            stage.finish(stage.run.facts("report"))
+        return stage.run
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig
-from rocktokens.config.base import from_mapping, to_mapping
+from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.progress import progress
+from rocktokens.runs.lock import working_on
 from rocktokens.runs.schema import ROLLOUTS
-from rocktokens.runs.store import MANIFEST, Run, open_run
-from rocktokens.stages.stage import resolve, student_source
+from rocktokens.runs.store import Run
+from rocktokens.stages.stage import Stage, inputs_of, resolve, student_source
+
+if TYPE_CHECKING:
+    from rocktokens.lm.tasks import Part
 
 log = logging.getLogger(__name__)
+
+# Prompts of one part on disk. It does not depend on the batch size, with another of which a killed run may go on.
+PART_PROMPTS = 128
 
 
 def sample(
@@ -30,47 +36,78 @@ def sample(
     limit: int | None = None,
     again: bool = False,
 ) -> Run:
-    """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet."""
-    pair, prompts = resolve(path, pair, prompts)
-    if again and rollouts == RolloutConfig() and (path / MANIFEST).exists():
-        known = open_run(path).manifest["config"].get("rollouts")
-        rollouts = rollouts if known is None else from_mapping(RolloutConfig, known)
-    run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts), "rollouts": to_mapping(rollouts)})
-    if run.done("sample") and not again:
-        log.info("%s: rollouts are there; nothing to do", path)
+    """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet.
+
+    Args:
+        path: the run directory.
+        pair: the models; empty: those that the run names.
+        prompts: where prompts come from; the default: what the run names.
+        rollouts: how many, how long and how random.
+        checkpoint: which model samples: last, student, teacher or the step of a kept checkpoint.
+        limit: how many prompts; unset: as before, or all that `prompts` gives.
+        again: replace rollouts that are there.
+    """
+    with working_on(path):
+        pair, prompts = resolve(path, pair, prompts)
+        run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
+        source = pair.teacher if checkpoint == "teacher" else student_source(run, pair, checkpoint)
+        # Rollouts of a distilled student are for detection: on prompts it was not trained on.
+        part: Part | None = "detection" if run.done("distill") else None
+        if limit is None:
+            limit = _known_limit(run)
+        if again and rollouts == RolloutConfig() and run.manifest["config"].get("rollouts") is not None:
+            rollouts = from_manifest(RolloutConfig, run.manifest["config"]["rollouts"], "rollouts")
+        stage = Stage(
+            run,
+            "sample",
+            {"rollouts": rollouts, "sample": {"checkpoint": checkpoint, "limit": limit, "part": part}},
+            inputs_of(run, models={f"model {checkpoint}": source}, prompts=prompts),
+            guards=("settings",),
+        )
+        if stage.due(again):
+            _sample(stage, pair, prompts, rollouts)
         return run
+
+
+def _known_limit(run: Run) -> int | None:
+    known = run.manifest["config"].get("sample", {})
+    return known.get("limit") if run.done("sample") and isinstance(known, dict) else None
+
+
+def _sample(stage: Stage, pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig) -> None:
     from rocktokens.lm.checkers import how_checked, make_checker
     from rocktokens.lm.pair import load_pair
     from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler, sample_rollouts
-    from rocktokens.lm.tasks import Part, load_prompts
+    from rocktokens.lm.tasks import load_prompts
 
-    run.reopen("sample")
-    if again:
-        shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
-
+    run, asked_for = stage.run, stage.settings["sample"]
+    checkpoint, limit = asked_for["checkpoint"], asked_for["limit"]
     models = load_pair(dataclasses.replace(pair, student=student_source(run, pair, checkpoint)))
-    # Rollouts of a distilled student are for detection: on prompts it was not trained on.
-    share: Part | None = "detection" if run.done("distill") else None
-    asked = load_prompts(dataclasses.replace(prompts, limit=limit or prompts.limit), models.tokenizer, part=share)
+    few = dataclasses.replace(prompts, limit=limit or prompts.limit)
+    asked = load_prompts(few, models.tokenizer, part=asked_for["part"])
     engine = make_sampler(models, rollouts, of_teacher=checkpoint == "teacher")
     check_lengths(asked, engine.context)
     checker = make_checker(prompts)
-    per_part = max(1, 4 * rollouts.batch_size // rollouts.num_rollouts)
-    parts = [asked[start : start + per_part] for start in range(0, len(asked), per_part)]
+    parts = stage.parts("rollouts")
+    groups = [asked[start : start + PART_PROMPTS] for start in range(0, len(asked), PART_PROMPTS)]
+    tables = []
     with progress("sampling", len(asked) * rollouts.num_rollouts, "rollouts") as advance:
-        for number, part in enumerate(parts):
-            name = f"rollouts.parts/{number:05d}"
-            if run.has(name):
-                advance.resumed(len(part) * rollouts.num_rollouts)
-                continue
-            table = sample_rollouts(engine, part, rollouts, models.tokenizer, checker, progress=advance)
-            run.write(name, table.cast(ROLLOUTS))
-    table = pa.concat_tables(run.read(f"rollouts.parts/{number:05d}") for number in range(len(parts)))
-    run.write("rollouts", table)
+        for number, group in enumerate(groups):
+            name = f"{number:05d}"
+            if parts.has(name):
+                advance.resumed(len(group) * rollouts.num_rollouts)
+            tables.append(
+                parts.keep(
+                    name,
+                    lambda group=group: sample_rollouts(  # type: ignore[misc]
+                        engine, group, rollouts, models.tokenizer, checker, progress=advance
+                    ).cast(ROLLOUTS),
+                )
+            )
+    table = pa.concat_tables(tables)
     checked_by = how_checked(checker, table["text"].to_pylist(), table["answer"].to_pylist())
-    run.finish("sample", {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by})
-    shutil.rmtree(run.path / "rollouts.parts", ignore_errors=True)
-    return run
+    stage.publish({"rollouts": table}, {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by})
+    parts.clear()
 
 
 def _rollout_facts(table: pa.Table) -> dict[str, Any]:

@@ -1,35 +1,249 @@
-"""What every stage shares: which pair and prompts a run names, and which student a checkpoint name means."""
+"""The one rule for what is fresh, for every stage.
+
+    stage = Stage(run, "detect", {"detect": config}, inputs={"occurrences": digest(...)})
+    if not stage.due(again):
+        return run                       # complete; it has said so
+    ...                                  # validate and compute everything, then
+    stage.publish({"types": table}, facts)   # write beside, swap, record
+
+A stage is complete if its settings and the digests of everything it read are those recorded when it finished, and what
+it wrote is still there. Where something changed, the stage says what. It runs again by itself, unless that would throw
+work away that the user did not ask to lose (`guards`): then it refuses and names `--again`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import pyarrow as pa
 
 from rocktokens.config import PairConfig, PromptsConfig
-from rocktokens.config.base import from_mapping
-from rocktokens.errors import ConfigError
-from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.config.base import from_manifest, to_mapping
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.runs.files import digest, digest_of_value
+from rocktokens.runs.store import MANIFEST, Run, differences, open_run
+
+log = logging.getLogger(__name__)
+
+Guard = Literal["settings", "inputs"]
+SHOWN = 4  # changes named in a message
+
+
+class Stage:
+    """One stage of one run: what it is set to, what it reads, and whether what is recorded still holds.
+
+    Args:
+        run: the run it works on.
+        name: its name in the manifest.
+        settings: section → configuration dataclass or plain mapping. The sections go to the manifest's `config`, too.
+        inputs: what it reads → digest (see `inputs_of`). None: cannot be told now, and counts as unchanged.
+        guards: changes after which the stage refuses to run again without `--again`.
+        checks_outputs: whether the stage runs again when a table that it wrote is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str | None],
+        *,
+        guards: tuple[Guard, ...] = (),
+        checks_outputs: bool = True,
+    ) -> None:
+        self.run, self.name, self.guards, self.checks_outputs = run, name, guards, checks_outputs
+        self.settings = {section: _plain(own) for section, own in settings.items()}
+        self.inputs = dict(inputs)
+
+    @property
+    def key(self) -> str:
+        """A digest of settings and inputs: parts of an unfinished stage belong to it."""
+        return digest_of_value([self.settings, self.inputs])
+
+    def changed_settings(self) -> list[str]:
+        """Settings that differ from those of the recorded stage, each as “a.b was 1, now 2”."""
+        known = self._record().get("settings", self.run.manifest["config"])
+        if not self._record():  # made by an older version, or by hand: believed where it does not say
+            known = {**self.settings, **{name: own for name, own in known.items() if name in self.settings}}
+        return list(differences("", known, self.settings))
+
+    def changed_inputs(self) -> list[str]:
+        """Names of inputs that are not what the recorded stage read."""
+        known = self._record().get("inputs", self.inputs)
+        names = sorted({*known, *self.inputs})
+        return [name for name in names if _differ(known.get(name, ""), self.inputs.get(name, ""))]
+
+    def missing_outputs(self) -> list[str]:
+        """Tables that the recorded stage wrote and that are gone or damaged."""
+        return self.run.damaged_files(self.name) if self.checks_outputs else []
+
+    def is_complete(self) -> bool:
+        """Whether the stage is recorded, with these settings and inputs, and what it wrote is there."""
+        changed = self.changed_settings() or self.changed_inputs() or self.missing_outputs()
+        return self.run.done(self.name) and not changed
+
+    def due(self, again: bool = False) -> bool:
+        """Whether the stage has to run. Says why it runs again or why not; RunError where it must be asked for."""
+        if again or not self.run.done(self.name):
+            return True
+        settings, inputs, missing = self.changed_settings(), self.changed_inputs(), self.missing_outputs()
+        if not settings and not inputs and not missing:
+            log.info("%s: %s is complete; nothing to do", self.run.path, self.name)
+            return False
+        if settings and "settings" in self.guards:
+            raise RunError(
+                f"{self.run.path}: {self.name} is complete with other settings: {_listed(settings)}. Pass --again to "
+                "replace its result, repeat the first command to keep it, or choose another directory."
+            )
+        if inputs and "inputs" in self.guards:
+            raise RunError(
+                f"{self.run.path}: {self.name} is complete, but what it read has changed since: {_listed(inputs)}. "
+                "Pass --again to replace its result, or choose another directory."
+            )
+        reasons = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in missing)]
+        log.info("%s: %s runs again: %s", self.run.path, self.name, _listed(reasons))
+        return True
+
+    def publish(self, tables: Mapping[str, pa.Table], facts: dict[str, Any] | None = None) -> None:
+        """Put the stage's tables in place of the old ones, whole, and record it as complete."""
+        self.run.write_all(tables, stage=self.name)
+        self.finish(facts)
+
+    def finish(self, facts: dict[str, Any] | None = None) -> None:
+        """Record the stage as complete, with its settings and what it read."""
+        self.run.manifest["config"].update(self.settings)
+        record = {"settings": self.settings, "inputs": self.inputs}
+        self.run.manifest.setdefault("records", {})[self.name] = record
+        self.run.finish(self.name, facts)
+
+    def parts(self, name: str) -> Parts:
+        """Finished pieces of this stage on disk; those of other settings or inputs are never taken."""
+        return Parts(self.run, name, self.key)
+
+    def _record(self) -> dict[str, Any]:
+        found = self.run.manifest.get("records", {}).get(self.name, {})
+        return found if isinstance(found, dict) else {}
+
+
+class Parts:
+    """Finished pieces of a stage on disk, under the settings and inputs they belong to."""
+
+    def __init__(self, run: Run, name: str, key: str) -> None:
+        self.run, self.folder = run, f"{name}.parts"
+        self.name = f"{self.folder}/{key}"
+
+    def has(self, name: str) -> bool:
+        """Whether the part of that name is there."""
+        return self.run.has(self._path(name))
+
+    def keep(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+        """The part of that name, made and written if it is not there."""
+        part = self._path(name)
+        if not self.run.has(part):
+            self.run.write(part, make())
+        return self.run.read(part)
+
+    def clear(self) -> None:
+        """Remove the pieces; what they made up is written whole."""
+        shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self.name}/{name.replace(' ', '-')}"
+
+
+# ---------------------------------------------------------------- what a stage reads
+
+
+def inputs_of(
+    run: Run,
+    *,
+    files: tuple[str, ...] = (),
+    stages: tuple[str, ...] = (),
+    models: Mapping[str, str] | None = None,
+    prompts: PromptsConfig | None = None,
+) -> dict[str, str | None]:
+    """Digests of what a stage reads, by name.
+
+    Args:
+        run: the run.
+        files: files and directories of the run, e.g. rollouts.parquet.
+        stages: other stages, by what they recorded.
+        models: role → directory, hub name or .gguf file; one that is not on this disk cannot be told.
+        prompts: where prompts come from; a built-in task or hub dataset is told by the settings.
+    """
+    found: dict[str, str | None] = {name: digest(run.path / name) or "absent" for name in files}
+    found |= {f"stage {name}": run.mark(name) or "absent" for name in stages}
+    found |= {role: digest(Path(source)) if source else None for role, source in (models or {}).items()}
+    if prompts is not None:
+        found["prompts"] = digest(Path(prompts.source)) if prompts.source.endswith(".jsonl") else None
+    return found
+
+
+def _differ(known: str | None, now: str | None) -> bool:
+    return known != now and known is not None and now is not None
+
+
+def _plain(settings: Any) -> Any:
+    import json
+
+    mapping = to_mapping(settings) if dataclasses.is_dataclass(settings) else settings
+    return json.loads(json.dumps(mapping, default=str))
+
+
+def _listed(changes: list[str]) -> str:
+    more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+    return "; ".join(changes[:SHOWN]) + more
+
+
+# ---------------------------------------------------------------- which pair, prompts and student a run names
 
 
 def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairConfig, PromptsConfig]:
-    """Fill in the pair: from the run that is there, or the built-in world's own."""
+    """Fill in pair and prompts: from the run that is there; for a new run, a built-in task's own pair.
+
+    Inside an existing run nothing is ever filled in by the built-in pair: its rollouts would be somebody else's.
+    """
     from rocktokens.world import get_world, world_names
 
-    known: dict[str, Any] = open_run(path).manifest["config"] if (path / MANIFEST).exists() else {}
-    if not pair.student and not pair.teacher and "pair" in known:
-        pair = dataclasses.replace(from_mapping(PairConfig, known["pair"]), threads=pair.threads)
-    if prompts == PromptsConfig() and "prompts" in known:
-        prompts = from_mapping(PromptsConfig, known["prompts"])
-    if prompts.source in world_names() and not pair.student and not pair.teacher:
-        world = get_world(prompts.source)
-        pair = dataclasses.replace(pair, student=str(world.student_path), teacher=str(world.teacher_path))
+    if not (path / MANIFEST).exists():
+        if prompts.source in world_names() and not pair.student and not pair.teacher:
+            world = get_world(prompts.source)
+            pair = dataclasses.replace(pair, student=str(world.student_path), teacher=str(world.teacher_path))
+        return pair, prompts
+    run = open_run(path)
+    if not pair.student and not pair.teacher:
+        own = pair_of(run)
+        pair = dataclasses.replace(
+            own, threads=pair.threads, trust_remote_code=pair.trust_remote_code, allow_pickle=pair.allow_pickle
+        )
+    if prompts == PromptsConfig():
+        prompts = prompts_of(run)
     return pair, prompts
 
 
-def is_complete(path: Path, stage: str) -> bool:
-    """Whether the run at this path lists the stage as complete."""
-    return (path / MANIFEST).exists() and open_run(path).done(stage)
+def pair_of(run: Run) -> PairConfig:
+    """The pair that a run names."""
+    if "pair" not in run.manifest["config"]:
+        raise RunError(
+            f"{run.path} names no pair: a trainer or a table of occurrences made it. "
+            "Name both models with --pair.student and --pair.teacher."
+        )
+    return from_manifest(PairConfig, run.manifest["config"]["pair"], "pair")
+
+
+def prompts_of(run: Run) -> PromptsConfig:
+    """The prompts that a run names."""
+    if "prompts" not in run.manifest["config"]:
+        raise RunError(
+            f"{run.path} names no prompts: a trainer or a table of occurrences made it. "
+            "Name them with --prompts.source FILE.jsonl."
+        )
+    return from_manifest(PromptsConfig, run.manifest["config"]["prompts"], "prompts")
 
 
 def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
@@ -37,7 +251,7 @@ def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
     kept = run.checkpoints()
     if checkpoint in ("student", "teacher") or (checkpoint == "last" and not kept):
         return pair.student
-    step = kept[-1] if checkpoint == "last" else int(checkpoint) if checkpoint.isdigit() else None
+    step = kept[-1] if checkpoint == "last" else int(checkpoint) if checkpoint.isdecimal() else None
     if step not in kept:
         raise ConfigError(
             f"checkpoint must be last, student, teacher or one of {kept or 'none kept yet'}, got {checkpoint!r}"
