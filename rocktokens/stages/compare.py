@@ -85,7 +85,8 @@ def _stage(run: Run, config: CompareConfig) -> Stage:
 
 def _compare(stage: Stage, plan: Plan) -> None:
     run = stage.run
-    if len(plan.arms) == plan.config.seeds:
+    if len(plan.arms) == plan.config.seeds:  # no rocks are declared any more: an older comparison was of others
+        run.reopen("compare")
         log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
         return
     if not _train_and_read(plan):

@@ -97,8 +97,8 @@ class Stage:
             return False
         if settings and "settings" in self.guards:
             raise RunError(
-                f"{self.run.path}: {self.name} is complete with other settings: {_listed(settings)}. Pass --again to "
-                "replace its result, repeat the first command to keep it, or choose another directory."
+                f"{self.run.path}: {self.name} is complete with another configuration: {_listed(settings)}. Pass "
+                "--again to replace its result, repeat the first command to keep it, or choose another directory."
             )
         if inputs and "inputs" in self.guards:
             raise RunError(

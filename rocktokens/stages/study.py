@@ -17,12 +17,13 @@ log = logging.getLogger(__name__)
 def study(config: StudyConfig) -> None:
     """Run the chosen stages in order under one display, and close with what was found."""
     from rocktokens.progress import stages
+    from rocktokens.runs.lock import working_on
     from rocktokens.smollm2.recipe import with_made_pair
     from rocktokens.stages.study_outlook import expected
 
     start = time.monotonic()
     config = with_made_pair(config)
-    with stages(expected(config, _complete(config.path))) as overall:
+    with working_on(config.path), stages(expected(config, _complete(config.path))) as overall:
         for stage in (stage for stage in STAGES if stage in config.stages):
             with overall.stage(stage):
                 _run_stage(stage, config)
