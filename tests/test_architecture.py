@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,7 +202,8 @@ def test_help_version_and_mistakes_load_nothing_heavy(arguments):
 def test_help_and_version_answer_at_once(flag):
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "rocktokens.cli", flag], capture_output=True, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.5  # the quickest of five: what the program costs, not what else runs here
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(seconds) < 0.5  # processor time, the quickest of five: what the program costs, not what else runs here
