@@ -89,7 +89,7 @@ class Run:
     def describe(self, sections: dict[str, Any]) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
         self.manifest["config"] = json.loads(json.dumps({**sections, **self.manifest["config"]}, default=str))
-        self._save()
+        self.save()
 
     def finish(self, stage: str, facts: dict[str, Any] | None = None) -> None:
         """Record a stage as complete. Written last and atomically: what is not listed here does not exist.
