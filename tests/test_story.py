@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from described import differences
 from filelock import FileLock
 from oracles import probabilities, reverse_kl
 from transformers import AutoModelForCausalLM
@@ -120,6 +121,10 @@ def test_every_stage_is_complete_and_leaves_no_draft(story):
     assert set(STAGES) <= set(story.run.manifest["stages"])
     assert not list(story.run.path.rglob("*.tmp"))
     assert not list(story.run.path.glob("*.parts"))
+
+
+def test_every_table_and_column_is_described_in_the_schema(story):
+    assert differences(story.run) == []
 
 
 def test_answers_are_judged_as_the_world_judges_them(story):

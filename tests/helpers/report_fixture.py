@@ -1,11 +1,13 @@
-"""A synthetic run with everything a report can show: written through the store, detected by the real detector.
+"""A synthetic run with everything a report can show, every table made by the function that makes it in a real run.
 
-Losses are planted: a few tokens stay expensive at every checkpoint, a few learn, the rest are cheap. Tables of later
-stages hold plausible rows by their documented columns. Hostile token texts can be put in place of ordinary ones.
+Losses are planted: a few tokens stay expensive at every checkpoint, a few learn, the rest are cheap. Outcomes of the
+causal tests and of the comparison are drawn; their tables and verdicts are computed. Hostile token texts can be put in
+place of ordinary ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rocktokens.config import DetectConfig
+from rocktokens.config import CompareConfig, DetectConfig, KnockoutConfig
+from rocktokens.core.census.census import BannedSet, Effects, Outcomes, run_looks
+from rocktokens.core.census.census_report import census_facts, census_table
+from rocktokens.core.census.graft_report import GraftRow, graft_table
+from rocktokens.core.census.looks import make_schedule
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
 from rocktokens.core.geometry import GradientGeometry, compare_groups
 from rocktokens.core.shown import shown_rollouts
-from rocktokens.runs.schema import OCCURRENCES, ROLLOUTS, TOP_TOKENS
+from rocktokens.core.stats import Estimate
+from rocktokens.lm.training.step_record import TrainingRecord
+from rocktokens.runs.schema import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
 from rocktokens.runs.store import Run
+from rocktokens.stages.compare_tables import write_comparison
+
+CENSUS_PROMPTS, COMPARE_PROMPTS = 1000, 400
+SECONDS = {"rollout": 0.7, "teacher": 0.2, "student": 0.25, "head": 0.1, "optimiser": 0.05}
 
 STEPS = (0, 50, 100)
 OPENERS = [" So", " Thus", " Then", " First"]
@@ -213,143 +225,127 @@ def _geometry(run: Run, rng: np.random.Generator, report: Any, table: pa.Table) 
 
 
 def _training(run: Run, rng: np.random.Generator) -> None:
-    steps = np.arange(0, 101)
-    rows = []
-    for step in steps.tolist():
+    record = TrainingRecord()
+    for step in range(101):
         done = step / 100
-        rows.append(
-            {
-                "step": step,
-                "loss": 0.2 - 0.1 * done,
-                "loss_rocks": None if step == 0 else float(0.55 - 0.02 * done + rng.normal(0, 0.02)),
-                "loss_rest": None if step == 0 else float(0.09 - 0.05 * done + rng.normal(0, 0.004)),
-                "kept_share": 1.0,
-                "accuracy": float(0.35 + 0.25 * done) if step % 20 == 0 else None,
-                "seconds": 1.3,
-                "seconds_rollout": 0.7,
-                "seconds_teacher": 0.2,
-                "seconds_student": 0.25,
-                "seconds_head": 0.1,
-                "seconds_optimiser": 0.05,
-            }
-        )
-    run.write("training", pa.Table.from_pylist(rows))
+        losses = {"loss_rocks": 0.55 - 0.02 * done + rng.normal(0, 0.02), "loss_rest": 0.09 - 0.05 * done}
+        right = 0.35 + 0.25 * done
+        read = {"accuracy": right, "accuracy_low": right - 0.05, "accuracy_high": right + 0.05}
+        record.add(_step(step, 0.2 - 0.1 * done) | (losses if step else {}) | (read if step % 20 == 0 else {}))
+    record.write(run)
     ends = [{"accuracy": value, "accuracy_low": value - 0.05, "accuracy_high": value + 0.05} for value in (0.35, 0.6)]
     run.finish("distill", {"steps": 100, "saturated": True, "accuracy_before": ends[0], "accuracy_after": ends[1]})
 
 
+def _step(step: int, loss: float, *, kept: float = 1.0, pace: float = 1.0) -> dict[str, Any]:
+    """What training records of a step, accuracy and losses by group aside."""
+    row = {"step": step, "loss": loss, "kept_share": kept, "weight_share": kept, "ceiling": 1 / kept}
+    row |= {"tokens": 900, "prompt_tokens": 100, "rollouts": 16, "invalid": 0, "learning_rate": 1e-4}
+    row |= {"seconds": 1.3 * pace, "seconds_processor": 1.2 * pace}
+    row |= {f"seconds_{stage}": pace * SECONDS.get(stage, 0.0) for stage in STEP_STAGES}
+    return row | {f"flops_{stage}": 1e9 * pace for stage in FLOP_STAGES}
+
+
 def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeTokenizer) -> None:
-    rows = []
+    """A census of simulated outcomes: three pillars, one stumbling block, the others without an effect."""
     rocks = [int(token_id) for token_id in report.rocks]
     pillars = [VOCABULARY.index(text) for text in ("3", " +", " =")]
-    for token_id in [*rocks, *pillars, *range(15, 24)]:
-        delta, width, verdict = float(rng.normal(0, 0.002)), 0.008, "Proven Neutral"
-        if token_id in pillars:
-            delta, width, verdict = -0.08 + float(rng.normal(0, 0.02)), 0.03, "Strong Pillar"
-        elif token_id == rocks[0]:
-            delta, width, verdict = 0.035, 0.02, "Strong Stumbling Block"
-        elif token_id % 5 == 0:
-            width, verdict = 0.025, "Undecided"
-        rows.append(
-            {
-                "set_id": f"token:{token_id}",
-                "token_id": token_id,
-                "token": tokenizer.texts[token_id],
-                "kind": "token",
-                "delta": delta,
-                "delta_low": delta - width,
-                "delta_high": delta + width,
-                "p": 0.001 if "Strong" in verdict else 0.6,
-                "p_bh": 0.004 if "Strong" in verdict else 0.8,
-                "num_used": int(rng.integers(10, 200)),
-                "placebo_floor": float(rng.uniform(0.002, 0.012)),
-                "role": "candidate",
-                "members": [token_id],
-                "verdict": verdict,
-            }
+    ids = list(dict.fromkeys([*rocks, *pillars, *range(15, 24)]))
+    sets = [BannedSet(f"token:{i}", "token", i, tokenizer.texts[i], (i,)) for i in ids]
+    config = KnockoutConfig(resamples=500, rounds=1)
+    base_P = rng.random(CENSUS_PROMPTS) < 0.6
+    rows: list[dict[str, Any]] = [_outcome(prompt, "baseline", "", right) for prompt, right in enumerate(base_P)]
+
+    def measure(look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
+        jobs = []
+        for column in active:
+            fall, rise = (
+                (0.15, 0.0) if ids[column] in pillars else (0.0, 0.3) if ids[column] == rocks[0] else (0.0, 0.0)
+            )
+            for prompt in range(begin, end):
+                uses = rng.random() < 0.5
+                flip = uses and rng.random() < (fall if base_P[prompt] else rise)
+                jobs.append((prompt, column, True, 0, bool(base_P[prompt]) != flip))
+                jobs.append((prompt, column, False, 1, bool(base_P[prompt]) != (rng.random() < 0.02)))
+        prompt_J, column_J, knockout_J, repeat_J, after_J = (np.array(values) for values in zip(*jobs))
+        rows.extend(_outcome(p, "knockout" if k else "placebo", sets[c].set_id, a) for p, c, k, _, a in jobs)
+        return Outcomes(
+            problem_N=np.arange(begin, end),
+            correct_N=base_P[begin:end].astype(float),
+            num_tokens=40 * (end - begin),
+            used_V=np.full(len(sets), (end - begin) // 2),
+            problem_J=prompt_J,
+            before_J=base_P[prompt_J].astype(float),
+            column_J=column_J,
+            is_knockout_J=knockout_J.astype(bool),
+            repeat_J=repeat_J,
+            after_J=after_J.astype(float),
+            num_tokens_J=np.full(len(jobs), 12),
+            placebo_problems=end,
         )
-    run.write("census", pa.Table.from_pylist(rows))
-    outcomes = []
-    for prompt in range(60):
-        right = bool(rng.random() < 0.6)
-        outcomes.append((f"c{prompt}", f"c{prompt}#0", "baseline", "", None, right, None))
-        for candidate in range(6):
-            flipped = right if rng.random() > 0.04 else not right
-            outcomes.append((f"c{prompt}", f"c{prompt}#0", "placebo", f"token:{candidate}", 3, flipped, None))
+
+    effects = Effects(sets, CENSUS_PROMPTS, rollouts=1, repeats=1)
+    census = run_looks(effects, make_schedule(CENSUS_PROMPTS, config.rounds), measure, config, seed=0)
+    run.write("census", census_table(census))
     base = run.read("rollouts").to_pylist()[:6]
-    for row in base:
-        for token_id in rocks[:3]:
-            if token_id in row["token_ids"]:
-                at = row["token_ids"].index(token_id)
-                tokens = [*row["token_ids"][:at], VOCABULARY.index(" hmm"), *row["token_ids"][at + 1 :]]
-                key = (row["prompt_id"], row["rollout_id"], "knockout", f"token:{token_id}", at, False, tokens)
-                outcomes.append(key)
     run.write("baseline", pa.Table.from_pylist(base, schema=ROLLOUTS))
-    names = ("prompt_id", "rollout_id", "arm", "set_id", "resumed_at", "correct", "token_ids")
-    run.write("knockouts", pa.Table.from_pylist([{**dict(zip(names, row)), "repeat": 0} for row in outcomes]))
-    run.finish("knockout", {"epsilon": 0.01, "smallest_detectable_effect": 0.018, "noise_floor": 0.012})
+    rows += [_without(row, token_id) for row in base for token_id in rocks[:3] if token_id in row["token_ids"]]
+    run.write("knockouts", pa.Table.from_pylist(rows, schema=TABLES["knockouts"].schema))
+    run.finish("knockout", census_facts(census, (), ()))
+
+
+def _outcome(prompt: int, arm: str, set_id: str, correct: bool) -> dict[str, Any]:
+    names = {"prompt_id": f"c{prompt}", "rollout_id": f"c{prompt}#0", "arm": arm, "set_id": set_id}
+    return {**names, "repeat": int(arm == "placebo"), "correct": bool(correct), "num_tokens": 12}
+
+
+def _without(row: dict[str, Any], token_id: int) -> dict[str, Any]:
+    """A rollout resumed where it used the token."""
+    at = row["token_ids"].index(token_id)
+    tokens = [*row["token_ids"][:at], VOCABULARY.index(" hmm"), *row["token_ids"][at + 1 :]]
+    names = {"prompt_id": row["prompt_id"], "rollout_id": row["rollout_id"], "arm": "knockout"}
+    made = {"set_id": f"token:{token_id}", "repeat": 0, "resumed_at": at, "correct": False, "num_tokens": 12}
+    return names | made | {"token_ids": tokens}
 
 
 def _grafts(run: Run) -> None:
     gains = {"rocks": 0.004, "rest": 0.17, "all": 0.18, "control": 0.02, "cluster digits": 0.12}
     rows = [
-        {
-            "arm": arm,
-            "num_types": 6,
-            "share_positions": 0.16,
-            "grad_share": None if arm == "control" else 0.5,
-            "accuracy": 0.6 + gain,
-            "gain": gain,
-            "gain_low": gain - 0.012,
-            "gain_high": gain + 0.012,
-        }
+        GraftRow(arm, 6, 0.16, 0.6 + gain, Estimate(gain, gain - 0.012, gain + 0.012, 60), 30, 60, 400)
         for arm, gain in gains.items()
     ]
-    run.write("grafts", pa.Table.from_pylist(rows))
+    types = run.types().to_pylist()
+    clusters = {"digits": [row["token_id"] for row in types if row["cluster"] == "digits"]}
+    run.write("grafts", graft_table(rows, types, run.facts("detect")["rocks"], clusters))
     run.finish("graft", {"accuracy": 0.6})
 
 
 def _compare(run: Run, rng: np.random.Generator) -> None:
-    ends = {"uniform": (0.62, 1.0), "freeze": (0.615, 0.93), "random": (0.55, 0.93), "prefix": (0.61, 0.64)}
-    rows = []
-    for regime, (end, pace) in ends.items():
-        for seed in range(3):
-            for step in range(0, 101, 20):
-                accuracy = 0.35 + (end - 0.35) * (1 - np.exp(-step / 30)) + rng.normal(0, 0.008)
-                rows.append(
-                    {
-                        "regime": regime,
-                        "seed": seed,
-                        "step": step,
-                        "seconds": 1.3 * pace,
-                        "seconds_total": 1.3 * step * pace,
-                        "accuracy": float(accuracy),
-                        "kept_share": 0.78 if regime in ("freeze", "random") else 1.0,
-                        "seconds_rollout": 14.0 * pace,
-                        "seconds_teacher": 4.0,
-                        "seconds_student": 5.0,
-                        "seconds_head": 2.0 * pace,
-                    }
-                )
-    run.write("compare", pa.Table.from_pylist(rows))
-    summary = [
-        {
-            "regime": regime,
-            "verdict": "unchanged" if regime in ("uniform", "freeze", "prefix") else "costs",
-            "accuracy": end,
-            "accuracy_low": end - 0.02,
-            "accuracy_high": end + 0.02,
-            "delta": end - 0.62,
-            "delta_low": end - 0.63,
-            "delta_high": end - 0.61,
-            "seconds_ratio": pace,
-            "flops_ratio": pace,
-            "num_seeds": 3,
-            "kept_share": 0.78 if regime in ("freeze", "random") else 1.0,
-            "ceiling": 1.28 if regime in ("freeze", "random") else 1.0,
-        }
+    """Trainings as the stage leaves them, read and written by the stage's own functions."""
+    ends = {"uniform": (0.62, 1.0), "freeze": (0.618, 0.93), "random": (0.55, 0.93), "prefix": (0.61, 0.64)}
+    difficulty_P = rng.random(COMPARE_PROMPTS)
+    arms = {
+        (seed, regime): _arm(run.path / "compare" / regime / f"seed={seed}", rng, regime, end, pace, difficulty_P)
+        for seed in range(3)
         for regime, (end, pace) in ends.items()
-    ]
-    run.write("compare_summary", pa.Table.from_pylist(summary))
-    verdicts = ["The rocks can be skipped here: trained without them, accuracy changed by −0.5 points [−1.5, +0.5]."]
-    run.finish("compare", {"regimes": summary, "verdicts": verdicts, "estimators": "Means over seeds and problems."})
+    }
+    config = CompareConfig(regimes=tuple(ends), resamples=200, problems=COMPARE_PROMPTS)
+    rocks = run.facts("detect")["rocks"]
+    write_comparison(run, arms, config, {"normalise": "kept", "cut": None, "steps": 20, "rocks": rocks})
+
+
+def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: float, difficulty_P: np.ndarray) -> Run:
+    arm, record = Run.create(path), TrainingRecord()
+    kept = 0.78 if regime in ("freeze", "random") else 1.0
+    for step in range(1, 21):
+        record.add(_step(step, 0.1, kept=kept, pace=5 * pace * rng.uniform(0.97, 1.03)))
+    record.write(arm)
+    evaluated = list(range(0, 21, 4))
+    for step in evaluated:
+        accuracy = 0.35 + (end - 0.35) * (1 - np.exp(-step / 6)) + rng.normal(0, 0.001)
+        names = [f"h{i}" for i in range(COMPARE_PROMPTS)]
+        columns = {"prompt_id": names, "correct": (difficulty_P < accuracy).astype(float)}
+        arm.write(f"problems/step={step}", pa.table({**columns, "rollouts": np.ones(COMPARE_PROMPTS, np.int32)}))
+        arm.manifest["stages"][f"read/step={step}"] = {"heldout_loss_rocks": 0.5, "heldout_loss_rest": 0.06}
+    arm.finish("read", {"steps": evaluated})
+    return arm

@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from described import differences
 from report_fixture import HOSTILE, ROCKS, make_run
 
 from rocktokens import cli, open_run
@@ -33,7 +34,7 @@ from rocktokens.report.formats import interval, label, number, percent, points, 
 from rocktokens.report.html.method import commands, method
 from rocktokens.report.html.page import page
 from rocktokens.report.html.viewer import choose, payload
-from rocktokens.report.run_facts import Facts
+from rocktokens.report.run_facts import Facts, estimate
 
 ORDER = (
     *("verdict", "answer", "footprint", "rocks", "viewer", "funnel", "sweep", "density", "clusters", "training_loss"),
@@ -120,7 +121,7 @@ def test_the_answer_has_five_sentences_with_the_tables_own_numbers(html, facts):
     assert "strong stumbling block" in said[3]
     assert "noise floor" in said[3]
     assert "from uniform training" in said[4]
-    assert "seconds" not in said[4]  # no interval, so no claim about time
+    assert "of its seconds" in said[4]
 
 
 @pytest.mark.parametrize(
@@ -305,10 +306,11 @@ def test_a_baseline_without_room_is_said(whole):
 
 def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
     said = sentences.answer(facts)[4]
-    assert "−0.5 [−1.5, +0.5] points" in said
+    row = next(row for row in facts.rows("compare_summary") if row["regime"] == "freeze")
+    assert f"{interval(estimate(row, 'delta'), points)} points" in said
     section = html.split('<section id="accuracy_seconds"')[1].split("</section>")[0]
     assert "The rocks can be skipped here" in section
-    assert "Means over seeds and problems." in section
+    assert "mean over seeds and problems, both random and crossed" in section
     assert "1.28 ×" in section
 
 
@@ -475,8 +477,8 @@ def test_the_commands_of_a_report_are_ones_that_the_program_takes(whole, tmp_pat
     run.manifest["config"]["graft_baseline"] = {"reuse_prompts": True}
     line = next(line for line in commands(Facts(run)) if " graft " in line)
     command = cli._parse("graft", shlex.split(line)[2:])
-    assert not command.clusters
-    assert command.problems == 24
+    assert not command.graft.clusters
+    assert command.graft.problems == 24
     assert command.baseline.reuse_prompts
 
 
@@ -507,3 +509,7 @@ def test_verdicts_are_counted_in_words():
     assert counted("Strong Pillar", 5) == "5 strong pillars"
     assert counted("Strong Stumbling Block", 1) == "1 strong stumbling block"
     assert counted("Undecided", 3) == "3 undecided"
+
+
+def test_every_column_that_is_written_is_described(whole):
+    assert differences(open_run(whole)) == []

@@ -92,6 +92,7 @@ def test_a_set_that_the_other_half_does_not_confirm_is_unstable(run):
 
 def test_a_set_that_parts_of_the_prompts_do_not_share_is_unstable(run):
     change(run, "sweep", lambda row: {**row, "stability": 0.3})
+    change(run, "types", lambda row: {**row, "confirmed": None})
     assert verdict(Facts(run)).state == "unstable"
 
 
@@ -161,6 +162,7 @@ def test_the_bypass_list_says_which_are_kept(run):
 
 def test_seconds_without_an_interval_are_no_saving(run):
     freeze(run, "unchanged", 0.0)
+    change(run, "compare_summary", lambda row: {**row, "seconds_ratio_low": None, "seconds_ratio_high": None})
     found = verdict(Facts(run))
     assert "second" not in found.line + found.tiles[3].detail
     bounds = {"seconds_ratio": 0.9, "seconds_ratio_low": 0.8, "seconds_ratio_high": 1.0}
