@@ -16,10 +16,25 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from rocktokens import __version__
-from rocktokens.commands import COMMANDS, StudyCommand
-from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.recipes import recipes
+
+# Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
+SUMMARIES = {
+    "study": "Run all stages in order, from distillation to the report: `study [RECIPE | FILE.yaml]`.",
+    "world": "Make a built-in world's pair again from its seeds: `world build [NAME]`.",
+    "check": "Say whether a student and a teacher fit, and what a run will need.",
+    "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
+    "sample": "Sample rollouts of the student into a run.",
+    "score": "Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
+    "detect": "Find the rocks of a scored run, or of anybody's occurrences (--occurrences FILE --out DIR).",
+    "geometry": "Say which way the token types' gradients point and how much they pull.",
+    "knockout": "Ban the candidates one at a time and say what each ban does to accuracy.",
+    "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
+    "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
+    "report": "Write a run's report: one HTML file that holds everything, and its figures beside it.",
+    "view": "Show a run's report, or the runs of a folder and any two of them side by side, on 127.0.0.1.",
+    "import": "Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`.",
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,8 +63,8 @@ def _main(arguments: list[str]) -> int:
         print(f"rocktokens {__version__}")
         return 0
     name, *rest = arguments
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+    if name not in SUMMARIES and name not in _commands():
+        near = difflib.get_close_matches(name, SUMMARIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`rocktokens --help` lists them"
         raise ConfigError(f"there is no command {name!r}; {hint}")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
@@ -63,9 +78,17 @@ def _main(arguments: list[str]) -> int:
     return 0
 
 
+def _commands() -> dict[str, type]:
+    from rocktokens.commands import COMMANDS
+
+    return COMMANDS
+
+
 def _parse(name: str, words: list[str]) -> Any:
     """Flags over the YAML file over the recipe over the defaults."""
-    kind = COMMANDS[name]
+    from rocktokens.commands import StudyCommand
+
+    kind = _commands()[name]
     words = [_long_form(kind, word) for word in words]
     file, words = _config_file(words)
     default = None
@@ -79,12 +102,13 @@ def _parse(name: str, words: list[str]) -> Any:
 def _tyro(name: str, words: list[str], default: Any) -> Any:
     import tyro
 
+    kind = _commands()[name]
     return tyro.cli(
-        COMMANDS[name],
+        kind,
         args=words,
         default=default,
         prog=f"rocktokens {name}",
-        description=COMMANDS[name].__doc__,
+        description=kind.__doc__,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
     )
 
@@ -120,6 +144,7 @@ def _default(kind: type, file: str | None, default: Any) -> Any:
     import tyro
 
     from rocktokens.config.base import from_mapping, load_yaml
+    from rocktokens.config.study import StudyConfig
 
     values = load_yaml(file) if file else {}
     section, own = getattr(kind, "section", None), {item.name for item in fields(kind)}
@@ -137,6 +162,9 @@ def _recipe(word: str) -> tuple[str | None, Any]:
     """What the first word of `study` names: a YAML file, or a recipe."""
     if word.endswith((".yaml", ".yml")):
         return word, None
+    from rocktokens.commands import StudyCommand
+    from rocktokens.recipes import recipes
+
     known = recipes()
     if word not in known:
         near = difflib.get_close_matches(word, known, n=1)
@@ -147,8 +175,8 @@ def _recipe(word: str) -> tuple[str | None, Any]:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()]
+    width = max(map(len, SUMMARIES))
+    lines = [f"  {name:{width}}  {said}" for name, said in SUMMARIES.items()]
     return "\n".join(
         [
             "rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.",

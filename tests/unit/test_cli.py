@@ -151,7 +151,7 @@ def test_a_missing_or_half_written_model(pair: Path, tmp_path: Path) -> None:
     teacher = ["--pair.teacher", str(pair / "teacher")]
     refused(rocktokens("check", "--pair.student", tmp_path / "none", *teacher), 2, "there is no directory")
     (tmp_path / "empty").mkdir()
-    refused(rocktokens("check", "--pair.student", tmp_path / "empty", *teacher), 2, "holds no config.json")
+    refused(rocktokens("check", "--pair.student", tmp_path / "empty", *teacher), 2, "holds no ")
     half = tmp_path / "half"
     save_model(half, tiny_model(seed=1))
     weights = half / "model.safetensors"
@@ -372,3 +372,10 @@ def test_flags_that_switch_off_say_so() -> None:
 )
 def test_wrong_flags_end_with_status_two_and_the_nearest_name(words: list[str], near: str) -> None:
     refused(rocktokens(*words), 2, near)
+
+
+def test_help_says_of_every_command_what_its_class_says() -> None:
+    from rocktokens.cli import SUMMARIES
+    from rocktokens.commands import COMMANDS
+
+    assert {name: kind.__doc__.splitlines()[0] for name, kind in COMMANDS.items()} == SUMMARIES
