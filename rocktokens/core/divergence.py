@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rocktokens.core.heads import Head, Projection, add_outer_, check_head, logits_, splits, times_head
 from rocktokens.core.row_measures import KINDS, LOG_ZERO, Kind, Rule, infinite_rows, log_softmax_, measure_
+from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 
 # Logits of each model held at once: large enough to keep a matrix multiplication busy, small beside one output head.
@@ -48,6 +49,8 @@ class Divergence(NamedTuple):
     teacher_entropy_N: Tensor
     grad_norm_N: Tensor
     """Euclidean norm of the gradient of the row's value in the student's logits."""
+    top: TopChoices | None = None
+    """Both models' most probable tokens, where `top` asked for some."""
 
 
 @dataclass
@@ -86,22 +89,25 @@ def fused_divergence(
     chunk: int | None = None,
     denominator: Tensor | float | None = None,
     observe: Callable[[Tensor, Tensor], None] | None = None,
+    top: int = 0,
 ) -> Divergence:
     """Divergence of student and teacher from hidden states and output heads; float32 inside, whatever comes in.
 
-    `kind` is KL(student || teacher), KL(teacher || student), or the generalised Jensen-Shannon divergence
-    beta KL(teacher || m) + (1 - beta) KL(student || m) with m = (1 - beta) student + beta teacher.
+    `kind` is KL(student || teacher), KL(teacher || student), the generalised Jensen-Shannon divergence
+    beta KL(teacher || m) + (1 - beta) KL(student || m) with m = (1 - beta) student + beta teacher, todi (both KLs mixed
+    token by token) or srkl (KL(student || 0.1 student + 0.9 teacher)); formulas in row_measures.py.
     Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
     vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
     weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call.
     `observe(token_R, grad_RV)` is shown the gradients of `value` in the student's logits (at temperature 1), a few rows
-    at a time, to be read at once: the next rows overwrite them. It needs `token_N`.
+    at a time, to be read at once: the next rows overwrite them. It needs `token_N`. `top` keeps that many of both
+    models' most probable tokens per row.
     """
     student = Head(student_head_VH, student_bias, student_softcap, student_scale)
     teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
     check_head("student", student, student_hidden_NH)
     check_head("teacher", teacher, teacher_hidden_NG)
-    _check_settings(kind, beta, temperature, chunk)
+    _check_settings(kind, beta, temperature, chunk, top, min(len(student_head_VH), len(teacher_head_VG)))
     _check_rows(len(student_hidden_NH), len(teacher_hidden_NG), token_N, weight_N, observe, (student, teacher))
     keep_K, weight_K, denominator = _kept(student_hidden_NH, weight_N, denominator)
     student_hidden_KH, teacher_hidden_KG, token_K = student_hidden_NH, teacher_hidden_NG, token_N
@@ -109,7 +115,8 @@ def fused_divergence(
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
         token_K = None if token_N is None else token_N[keep_K]
 
-    options = _Options(Rule(kind, beta), temperature, chunk, student, teacher, observe)
+    choices = TopChoices.empty(len(student_hidden_KH), top, student_hidden_NH.device) if top else None
+    options = _Options(Rule(kind, beta), temperature, chunk, student, teacher, observe, choices)
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
@@ -117,11 +124,12 @@ def fused_divergence(
     loss, *columns = _FusedDivergence.apply(*differentiable, teacher_hidden_KG.detach(), token_K, factor_K, options)
     if keep_K is not None:
         columns = [_scatter(column_K, keep_K, len(student_hidden_NH)) for column_K in columns]
+        choices = None if choices is None else choices.scattered(keep_K, len(student_hidden_NH))
     value_N, student_logprob_N, teacher_logprob_N, *rest = columns
     if token_N is None:
-        return Divergence(loss, value_N, None, None, None, *rest)
+        return Divergence(loss, value_N, None, None, None, *rest, choices)
     log_ratio_N = student_logprob_N - teacher_logprob_N
-    return Divergence(loss, value_N, log_ratio_N, student_logprob_N, teacher_logprob_N, *rest)
+    return Divergence(loss, value_N, log_ratio_N, student_logprob_N, teacher_logprob_N, *rest, choices)
 
 
 def _kept(
@@ -156,6 +164,7 @@ class _Options:
     student: Head
     teacher: Head
     observe: Callable[[Tensor, Tensor], None] | None = None
+    choices: TopChoices | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -319,6 +328,8 @@ def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor)
         token_R1 = call.token_N[at, None].clamp(0, options.vocabulary - 1)
         rows.student_logprob_N[at] = s_RV.gather(1, token_R1).squeeze(1)
         rows.teacher_logprob_N[at] = t_RV.gather(1, token_R1).squeeze(1)
+    if options.choices is not None:
+        options.choices.fill_(at, s_RV, t_RV)
 
     infinite_R = None
     measures = measure_(s_RV, t_RV, work_RV, options.rule)
@@ -337,7 +348,7 @@ def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor)
     rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_RV, dim=1) / options.temperature
     if infinite_R is not None:
         rows.value_N[at].masked_fill_(infinite_R, torch.inf)
-        if options.rule.kind == "reverse_kl":
+        if options.rule.kind in ("reverse_kl", "todi"):
             rows.grad_norm_N[at].masked_fill_(infinite_R, torch.inf)
     if options.observe is not None and call.token_N is not None:
         shown_R = slice(None) if infinite_R is None else ~infinite_R  # an infinite value has no gradient to show
@@ -345,7 +356,9 @@ def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor)
     return grad_RV if slope_RV is None else grad_RV.mul_(slope_RV)
 
 
-def _check_settings(kind: str, beta: float, temperature: float, chunk: int | None) -> None:
+def _check_settings(kind: str, beta: float, temperature: float, chunk: int | None, top: int, vocabulary: int) -> None:
+    if not 0 <= top <= vocabulary:
+        raise ConfigError(f"top must lie between 0 and the vocabulary's {vocabulary} token types, got {top}")
     if kind not in KINDS:
         raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "jsd" and not 0 < beta < 1:

@@ -9,13 +9,14 @@ Shapes: R rows of one block, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-Kind = Literal["reverse_kl", "forward_kl", "jsd"]
-KINDS = ("reverse_kl", "forward_kl", "jsd")
+Kind = Literal["reverse_kl", "forward_kl", "jsd", "todi", "srkl"]
+KINDS = get_args(Kind)
+SKEW = 0.1  # the student's share of the mixture in srkl
 
 # Floor for log-probabilities: exp of it is 0, and a product with that 0 is 0, where -inf would give NaN.
 LOG_ZERO = -1e30
@@ -50,6 +51,8 @@ def infinite_rows(s_RV: Tensor, t_RV: Tensor, kind: Kind) -> Tensor:
         return (s_RV.isfinite() & t_RV.isneginf()).any(1)
     if kind == "forward_kl":
         return (t_RV.isfinite() & s_RV.isneginf()).any(1)
+    if kind == "todi":  # both directions, each where its side is the larger
+        return (s_RV.isneginf() != t_RV.isneginf()).any(1)
     return torch.zeros(len(s_RV), dtype=torch.bool, device=s_RV.device)
 
 
@@ -69,6 +72,10 @@ def measure_(s_RV: Tensor, t_RV: Tensor, work_RV: Tensor, rule: Rule) -> Measure
         student_RV = torch.exp(s_RV, out=gap_RV)
         student_entropy_R = -_dot(student_RV, s_RV)
         grad_RV = student_RV.sub_(work_RV)
+    elif rule.kind == "todi":
+        value_R, student_entropy_R, grad_RV = _todi(s_RV, t_RV, work_RV)
+    elif rule.kind == "srkl":
+        value_R, student_entropy_R, grad_RV = _skewed_reverse_kl(s_RV, t_RV)
     else:
         beta = rule.beta
         mixture_RV = torch.logaddexp(s_RV + _log(1 - beta), t_RV + _log(beta))
@@ -80,6 +87,29 @@ def measure_(s_RV: Tensor, t_RV: Tensor, work_RV: Tensor, rule: Rule) -> Measure
         value_R = beta * teacher_part_R + (1 - beta) * student_part_R
         grad_RV = gap_RV.sub_(student_part_R[:, None]).mul_(work_RV).mul_(1 - beta)
     return Measures(value_R, student_entropy_R, teacher_entropy_R, grad_RV)
+
+
+def _todi(s_RV: Tensor, t_RV: Tensor, q_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Token-wise mixture of both KLs: sum of a q ln(q / p) + (1 - a) p ln(p / q), a = sigmoid(ln q / p) held fixed.
+
+    Source: ToDi, arXiv 2505.16297.
+    """
+    p_RV, gap_RV = s_RV.exp(), s_RV - t_RV
+    forward_RV = torch.sigmoid(-gap_RV)
+    teacher_RV, student_RV = forward_RV * q_RV, (1 - forward_RV) * p_RV
+    value_R = _dot(student_RV, gap_RV) - _dot(teacher_RV, gap_RV)
+    slope_RV = student_RV * (gap_RV + 1) - teacher_RV  # in the student's log-probabilities
+    return value_R, -_dot(p_RV, s_RV), slope_RV - p_RV * slope_RV.sum(1, keepdim=True)
+
+
+def _skewed_reverse_kl(s_RV: Tensor, t_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """KL(p || m) with m = 0.1 p + 0.9 q, which is finite whatever the teacher rules out."""
+    p_RV = s_RV.exp()
+    mixture_RV = torch.logaddexp(s_RV + _log(SKEW), t_RV + _log(1 - SKEW))
+    gap_RV = s_RV - mixture_RV
+    value_R = _dot(p_RV, gap_RV)
+    slope_RV = p_RV * (gap_RV + 1 - SKEW * gap_RV.exp())
+    return value_R, -_dot(p_RV, s_RV), slope_RV - p_RV * slope_RV.sum(1, keepdim=True)
 
 
 def _log(x: float) -> float:

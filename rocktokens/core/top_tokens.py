@@ -28,6 +28,38 @@ class TopTokens(NamedTuple):
     """Natural logarithm of the probability over the whole shared vocabulary, float32."""
 
 
+class TopChoices(NamedTuple):
+    """Both models' K most probable tokens at every position, and what the teacher thinks of the student's."""
+
+    student_ids_NK: Tensor
+    student_logprobs_NK: Tensor
+    teacher_at_student_NK: Tensor
+    """The teacher's log-probabilities of the student's K tokens."""
+    teacher_ids_NK: Tensor
+    teacher_logprobs_NK: Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, k: int, device: torch.device) -> TopChoices:
+        """Room for so many positions: ids -1, log-probabilities NaN."""
+        ids, logprobs = (torch.full((num_rows, k), fill, device=device) for fill in (-1, torch.nan))
+        return cls(ids, logprobs, logprobs.clone(), ids.clone(), logprobs.clone())
+
+    def fill_(self, at: slice, s_RV: Tensor, t_RV: Tensor) -> None:
+        """Read some positions off their log-probabilities."""
+        k = self.student_ids_NK.shape[1]
+        student, teacher = torch.topk(s_RV, k, dim=1), torch.topk(t_RV, k, dim=1)
+        self.student_ids_NK[at], self.student_logprobs_NK[at] = student.indices, student.values
+        self.teacher_at_student_NK[at] = t_RV.gather(1, student.indices)
+        self.teacher_ids_NK[at], self.teacher_logprobs_NK[at] = teacher.indices, teacher.values
+
+    def scattered(self, keep_K: Tensor, num_rows: int) -> TopChoices:
+        """The same among all rows of a batch; rows that were not measured keep -1 and NaN."""
+        whole = TopChoices.empty(num_rows, self.student_ids_NK.shape[1], keep_K.device)
+        for target, own in zip(whole, self):
+            target[keep_K] = own
+        return whole
+
+
 def top_tokens(hidden_NH: Tensor, head: Head, k: int, *, vocabulary: int | None = None) -> TopTokens:
     """The K most probable tokens at every position, at temperature 1.
 
