@@ -127,9 +127,10 @@ def fused_divergence(
         choices = None if choices is None else choices.scattered(keep_K, len(student_hidden_NH))
     value_N, student_logprob_N, teacher_logprob_N, *rest = columns
     if token_N is None:
-        return Divergence(loss, value_N, None, None, None, *rest, choices)
+        return Divergence(loss, value_N, None, None, None, *rest)._replace(top=choices)
     log_ratio_N = student_logprob_N - teacher_logprob_N
-    return Divergence(loss, value_N, log_ratio_N, student_logprob_N, teacher_logprob_N, *rest, choices)
+    found = Divergence(loss, value_N, log_ratio_N, student_logprob_N, teacher_logprob_N, *rest)
+    return found._replace(top=choices)
 
 
 def _kept(

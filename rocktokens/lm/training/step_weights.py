@@ -18,11 +18,16 @@ from accelerate.utils import broadcast
 from torch import Tensor
 
 from rocktokens.core.selection.selectors import Selector, SelectorBatch, overlap
+from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 
 # What a selector that needs losses is shown of every occurrence.
 MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
 log = logging.getLogger(__name__)
+
+
+# What a selector that needs the most probable tokens is shown of every occurrence.
+TOP_COLUMNS = ("student_top_id_Nk", "student_top_Nk", "teacher_at_student_top_Nk", "teacher_top_id_Nk")
 
 
 class Rows(NamedTuple):
@@ -71,12 +76,20 @@ class Grid:
         return whole_RC[self.first_row : self.first_row + rows, :columns]
 
 
-def gather_grid(accelerator: Any, token_BC: Tensor, mask_BC: Tensor, *, step: int, length_limit: int | None) -> Grid:
+def gather_grid(
+    accelerator: Any,
+    token_BC: Tensor,
+    mask_BC: Tensor,
+    *,
+    step: int,
+    length_limit: int | None,
+    progress: float = 1.0,
+) -> Grid:
     """The step's occurrences, gathered from every rank in rank order."""
     token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
     rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
     limit = length_limit if length_limit is not None else token_RC.shape[1]
-    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit)
+    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit, progress=progress)
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
 
@@ -88,7 +101,7 @@ def everywhere(accelerator: Any, grid_BC: Tensor, fill: float = 0) -> Tensor:
     return grid_BC.cpu()
 
 
-def with_losses(accelerator: Any, grid: Grid, rows: Rows) -> SelectorBatch | None:
+def with_losses(accelerator: Any, grid: Grid, rows: Rows, choices: TopChoices | None = None) -> SelectorBatch | None:
     """The batch with what was measured of its rows; None unless every occurrence was measured."""
     local_K = rows.rollout_K - grid.first_row
     columns: dict[str, Any] = {}
@@ -99,6 +112,17 @@ def with_losses(accelerator: Any, grid: Grid, rows: Rows) -> SelectorBatch | Non
         columns[f"{name}_N"] = everywhere(accelerator, column_BC.to(accelerator.device), torch.nan)[grid.mask_RC]
         if bool(columns[f"{name}_N"].isnan().any()):
             return None
+    if choices is not None:
+        own = (
+            choices.student_ids_NK,
+            choices.student_logprobs_NK,
+            choices.teacher_at_student_NK,
+            choices.teacher_ids_NK,
+        )
+        for name, column_KT in zip(TOP_COLUMNS, own):
+            column_BCT = torch.zeros((*grid.shape, column_KT.shape[1]), dtype=column_KT.dtype)
+            column_BCT[local_K, rows.position_K] = column_KT
+            columns[name] = everywhere(accelerator, column_BCT.to(accelerator.device))[grid.mask_RC]
     return replace(grid.batch, **columns)
 
 

@@ -24,6 +24,7 @@ from rocktokens.core.divergence import Divergence, Head, Kind, fused_divergence
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.selection.selectors import Selector, SelectorBatch, Uniform
+from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.pair import head_of
 from rocktokens.lm.training.arguments import default_directory, device_arguments, length_limited, processes  # noqa: F401
@@ -134,6 +135,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.grid: Grid | None = None
         self.weight_N = torch.zeros(0)
         self.denominator = 0.0
+        self.top = 0  # most probable tokens that the pass under way keeps for the selector
         self.trained: list[Rows] = []
         """Rows whose loss was trained on in this step, on this rank."""
         self.others: list[Rows] = []
@@ -182,6 +184,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.model.training:
             inputs = self._wanted(inputs)
+            if self.length_limit is not None:
+                self.limit_rollouts(self.selector.length_at(self.length_limit, self._progress()))
         with self.meter.stage("rollout"):
             output = super()._generate_and_score_completions(inputs)
         if self.model.training:
@@ -215,14 +219,15 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             mask_BC,
             step=self.state.global_step + 1,
             length_limit=self.length_limit,
+            progress=self._progress(),
         )
         self.prompt_lengths = everywhere(self.accelerator, output["prompt_mask"].sum(1, keepdim=True)).squeeze(1)
         output["row"] = torch.arange(len(mask_BC), device=mask_BC.device) + grid.first_row
         batch: SelectorBatch | None = grid.batch
         rows = None
         if self.selector.needs_losses:
-            rows = self._measure(output)
-            batch = with_losses(self.accelerator, grid, rows)
+            rows, choices = self._measure(output)
+            batch = with_losses(self.accelerator, grid, rows, choices)
         assert batch is not None
         self.grid = replace(grid, batch=batch)
         kept_before = any(row.get("kept_share") for row in self.record.rows)
@@ -243,21 +248,30 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             )
 
     @torch.no_grad()
-    def _measure(self, output: dict[str, Any]) -> Rows:
-        """Losses of every occurrence of this rank before the step, micro-batch by micro-batch, without gradient."""
+    def _measure(self, output: dict[str, Any]) -> tuple[Rows, TopChoices | None]:
+        """Losses of every occurrence of this rank before the step, micro-batch by micro-batch, without gradient.
+
+        With them both models' most probable tokens, as many as the selector asks for.
+        """
         if "pixel_values" in output:
             raise ConfigError(f"selector {self.selector.name} needs losses, which is not supported with images")
-        size, parts = self.args.per_device_train_batch_size, []
-        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row")
+        size, parts, choices = self.args.per_device_train_batch_size, [], []
+        self.top, keys = (
+            self.selector.needs_top,
+            ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row"),
+        )
         student = self.accelerator.unwrap_model(self.model_wrapped)
         for start in range(0, len(output["row"]), size):
             part = {key: output[key][start : start + size] for key in keys if key in output}
             weight_BC = loss_mask(part).float()
-            _, rows = self._forward_redirection(
+            found, rows = self._forward_redirection(
                 self.model_wrapped, student, self._divergence, student, part, weight_BC, 1.0
             )
             parts.append(rows)
-        return Rows.joined(parts)
+            choices.append(found.top)
+        joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*choices))) if self.top and choices else None
+        self.top = 0
+        return Rows.joined(parts), joined
 
     # Loss
 
@@ -357,10 +371,15 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             teacher_scale=teacher.scale,
             chunk=chunk_rows(self.vocabulary),
             denominator=denominator,
+            top=self.top,
         )
         rollout_K = inputs["row"].to(device)[row_K] if "row" in inputs else row_K
-        columns = (rollout_K, column_K, token_K, weight_BC[row_K, column_K], *found[1:])
+        columns = (rollout_K, column_K, token_K, weight_BC[row_K, column_K], *found[1:8])
         return found, Rows(*(column.detach().cpu() for column in columns if column is not None))
+
+    def _progress(self) -> float:
+        """Share of the training's steps that lie before this one; 1 in the last."""
+        return min(1.0, self.state.global_step / max(self.state.max_steps - 1, 1))
 
     def _records_now(self) -> bool:
         """Whether this step's occurrences go to the run; then every position is measured, whatever its weight."""

@@ -1,4 +1,4 @@
-"""The divergences of the field, and the top choices, against definitions in plain numpy that share no code with ours."""
+"""The divergences of the field, and the top choices, against definitions in plain numpy that share no code."""
 
 from __future__ import annotations
 

@@ -176,6 +176,31 @@ def test_prefix_really_stops_the_rollouts_there(tmp_path):
         assert trainer.record.rows[0]["tokens"] <= 3 * 16
 
 
+@pytest.mark.parametrize("generation", ["ours", "trl"])
+def test_a_scheduled_prefix_samples_further_as_training_goes_on(tmp_path, generation):
+    sampled = []
+
+    class Seen(RockDistillationTrainer):
+        def _weigh(self, output):
+            sampled.append((self.max_completion_length, output["completion_ids"].shape[1]))
+            super()._weigh(output)
+
+    grown = make_selector("scheduled_prefix", start=0.25, keep=1.0)
+    distilling.trained(Seen, tmp_path, selector=grown, generation=generation)
+    assert [limit for limit, _ in sampled] == [3, 8, 12]  # a quarter, five eighths and all of 12
+    assert all(length <= limit for limit, length in sampled)
+
+
+@pytest.mark.parametrize("name", ["tip", "teachable", "iw", "fire", "selectkd", "position", "adakd", "esr"])
+def test_published_selectors_train(tmp_path, name):
+    options = {"teachable": {"keep": 0.3, "top": 4}, "selectkd": {"top": 2}, "esr": {"tokens": 5}}.get(name, {})
+    trainer, gradient = step_of(tmp_path, selector=make_selector(name, **options), rocks=ROCKS)
+    row = trainer.record.rows[0]
+    assert row["loss"] > 0
+    assert any(float(change.abs().max()) > 0 for change in gradient.values())
+    assert (row["flops_select"] > 0) == trainer.selector.needs_losses
+
+
 @pytest.mark.parametrize("name", ["entropy", "divergence"])
 def test_selectors_that_need_losses_pay_for_them_on_the_meter(tmp_path, name):
     trainer, _ = step_of(tmp_path, selector=make_selector(name, keep=0.25), rocks=ROCKS)
