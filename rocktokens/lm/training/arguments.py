@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,9 @@ import torch
 from accelerate import PartialState
 from trl import DistillationConfig
 from trl.trainer.utils import get_config_model_id
+
+from rocktokens.core.selection.selectors import Selector
+from rocktokens.errors import ConfigError
 
 
 def processes() -> PartialState:
@@ -44,3 +47,22 @@ def length_limited(args: DistillationConfig, limit: int | None) -> Iterator[None
         yield
     finally:
         args.max_completion_length = own
+
+
+def sampled_length(selector: Selector, limit: int | None) -> int | None:
+    """Tokens that are sampled at most: TRL's limit, or less where the selector never uses later positions."""
+    if limit is not None:
+        return selector.length(limit)
+    if type(selector).length is not Selector.length:
+        raise ConfigError(f"selector {selector.name} takes a share of the length; set max_completion_length")
+    return None
+
+
+def named_selectors(shadows: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, Selector]:
+    """Shadow selectors by name; a sequence is named by the selectors' own names."""
+    if isinstance(shadows, Mapping):
+        return dict(shadows)
+    found = {shadow.name: shadow for shadow in shadows}
+    if len(found) < len(shadows):
+        raise ConfigError("several shadow selectors share a name; pass a mapping from names of your own to selectors")
+    return found

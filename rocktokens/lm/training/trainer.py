@@ -27,7 +27,14 @@ from rocktokens.core.selection.selectors import Selector, SelectorBatch, Uniform
 from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.pair import head_of
-from rocktokens.lm.training.arguments import default_directory, device_arguments, length_limited, processes  # noqa: F401
+from rocktokens.lm.training.arguments import (  # noqa: F401 - processes is imported from here
+    default_directory,
+    device_arguments,
+    length_limited,
+    named_selectors,
+    processes,
+    sampled_length,
+)
 from rocktokens.lm.training.checkpoints import CheckpointMixin
 from rocktokens.lm.training.generation import Generation, GenerationMixin
 from rocktokens.lm.training.precision import as_factors, describe, forward_format, mixed, product_dtype
@@ -105,10 +112,10 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         if args is None:
             args = device_arguments(default_directory(model))
         self.selector = selector or Uniform()
-        self.shadows = _named(shadows)
+        self.shadows = named_selectors(shadows)
         self.length_limit = args.max_completion_length
         apart = differ_in_size(model, teacher_model, args)  # TRL would refuse them; our loss cuts to the shared rows
-        with length_limited(args, _sampled_length(self.selector, self.length_limit)):
+        with length_limited(args, sampled_length(self.selector, self.length_limit)):
             super().__init__(model, None if apart else teacher_model, args, *trl_arguments, **trl_settings)
         refuse_other_tokenizer(self._tokenizer, teacher_model, args)
         if apart:
@@ -385,21 +392,3 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         """Whether this step's occurrences go to the run; then every position is measured, whatever its weight."""
         every = self.telemetry_every
         return self.run is not None and every is not None and (self.state.global_step + 1) % every == 0
-
-
-def _sampled_length(selector: Selector, limit: int | None) -> int | None:
-    """Tokens that are sampled at most: TRL's limit, or less where the selector never uses later positions."""
-    if limit is not None:
-        return selector.length(limit)
-    if type(selector).length is not Selector.length:
-        raise ConfigError(f"selector {selector.name} takes a share of the length; set max_completion_length")
-    return None
-
-
-def _named(shadows: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, Selector]:
-    if isinstance(shadows, Mapping):
-        return dict(shadows)
-    found = {shadow.name: shadow for shadow in shadows}
-    if len(found) < len(shadows):
-        raise ConfigError("several shadow selectors share a name; pass a mapping from names of your own to selectors")
-    return found
