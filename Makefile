@@ -6,9 +6,10 @@ RUN ?= runs/arithmetic
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help setup study study-smollm2 test test-slow bench lint format docs clean
+.PHONY: help setup demo study study-smollm2 test test-slow bench lint format docs clean
 
 help:
+	@echo "make demo     a small study of the built-in pair, about a minute; ends by naming its report"
 	@echo "make study    the whole story on the built-in pair, offline; ends by naming its results"
 	@echo "make study-smollm2   the same on a real pair made from SmolLM2-135M; about five hours"
 	@echo "make test     the test suite"
@@ -23,6 +24,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps liger-kernel
 	touch $@
+
+demo: setup
+	$(BIN)/rocktokens study --quick
 
 study: setup
 	$(BIN)/rocktokens study arithmetic --path $(RUN)

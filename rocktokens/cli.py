@@ -13,6 +13,7 @@ import os
 import sys
 import typing
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from rocktokens import __version__
@@ -20,7 +21,7 @@ from rocktokens.errors import ConfigError, RockTokensError
 
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
-    "study": "Run all stages in order, from distillation to the report: `study [RECIPE | FILE.yaml]`.",
+    "study": "Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`.",
     "world": "Make a built-in world's pair again from its seeds: `world build [NAME]`.",
     "check": "Say whether a student and a teacher fit, and what a run will need.",
     "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
@@ -32,7 +33,7 @@ SUMMARIES = {
     "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
     "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
     "report": "Write a run's report: one HTML file that holds everything, and its figures beside it.",
-    "view": "Show a run's report, or the runs of a folder and any two of them side by side, on 127.0.0.1.",
+    "view": "Show a run, while it trains too, or the runs of a folder and any two of them, on 127.0.0.1.",
     "import": "Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`.",
 }
 
@@ -74,7 +75,15 @@ def _main(arguments: list[str]) -> int:
     if name in ("detect", "geometry", "report"):  # small matrices, no model: more threads than one only wait
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    _parse(name, rest).run()
+    if {"-h", "--help"} & set(rest) and "--help-all" not in rest:
+        from rocktokens.everyday import everyday_help
+        from rocktokens.recipes import recipes
+
+        short = everyday_help(name, _commands()[name], recipes())
+        if short is not None:
+            print(short)
+            return 0
+    _parse(name, ["--help" if word == "--help-all" else word for word in rest]).run()
     return 0
 
 
@@ -93,9 +102,11 @@ def _parse(name: str, words: list[str]) -> Any:
     file, words = _config_file(words)
     default = None
     if kind is StudyCommand:
-        asked = _tyro(name, [word for word in words if word not in ("-h", "--help")], StudyCommand()).recipe
-        yaml, default = _recipe(asked) if asked else (None, None)
+        asked = _tyro(name, [word for word in words if word not in ("-h", "--help")], StudyCommand())
+        yaml, default = _recipe(asked.recipe) if asked.recipe else (None, None)
         file = file or yaml
+        if asked.quick:
+            default = _quick(default)
     return _tyro(name, words, _default(kind, file, default))
 
 
@@ -158,18 +169,36 @@ def _default(kind: type, file: str | None, default: Any) -> Any:
     return from_mapping(kind, values, default=default or kind(**dict.fromkeys(needed, tyro.MISSING)))
 
 
+def _quick(default: Any) -> Any:
+    """The settings of a quick study; of the built-in pair where nothing else is named."""
+    from rocktokens.commands import StudyCommand
+    from rocktokens.config.study import StudyConfig
+    from rocktokens.recipes import quick, recipes
+
+    whole = recipes()["arithmetic"]()
+    if default is not None:
+        whole = StudyConfig(**{item.name: getattr(default, item.name) for item in fields(StudyConfig)})
+    small = quick(whole)
+    return StudyCommand(**{item.name: getattr(small, item.name) for item in fields(small)})
+
+
 def _recipe(word: str) -> tuple[str | None, Any]:
-    """What the first word of `study` names: a YAML file, or a recipe."""
+    """What the first word of `study` names: a YAML file, a run to go on with, or a recipe."""
     if word.endswith((".yaml", ".yml")):
         return word, None
     from rocktokens.commands import StudyCommand
     from rocktokens.recipes import recipes
 
+    if (Path(word) / "run.json").is_file():
+        from rocktokens.stages.study_plan import load_settings
+
+        kept = load_settings(Path(word))
+        return None, StudyCommand(**{item.name: getattr(kept, item.name) for item in fields(kept)})
     known = recipes()
     if word not in known:
         near = difflib.get_close_matches(word, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, or give a .yaml file"
-        raise ConfigError(f"there is no recipe {word!r}; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, or give a .yaml file or a run"
+        raise ConfigError(f"there is no recipe {word!r}, and no run; {hint}")
     recipe = known[word]()
     return None, StudyCommand(**{item.name: getattr(recipe, item.name) for item in fields(recipe)})
 

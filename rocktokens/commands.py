@@ -37,15 +37,27 @@ RunPath = Annotated[Positional[Path], arg(metavar="DIRECTORY")]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyCommand(StudyConfig):
-    """Run all stages in order, from distillation to the report: `study [RECIPE | FILE.yaml]`."""
+    """Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`."""
 
-    recipe: Annotated[Positional[str | None], arg(metavar="[RECIPE | FILE.yaml]")] = None
-    """A recipe by name, or a YAML file with settings."""
+    recipe: Annotated[Positional[str | None], arg(metavar="[RUN | RECIPE | FILE.yaml]")] = None
+    """A run to go on with, a recipe by name, or a YAML file with settings."""
+    quick: bool = False
+    """A true but small study, about a minute on the built-in pair; its last lines say what it left out."""
+    dry_run: bool = False
+    """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
 
     def run(self) -> None:
+        from rocktokens.recipes import QUICK_LEFT_OUT
+
+        config = StudyConfig(**{item.name: getattr(self, item.name) for item in fields(StudyConfig)})
+        if self.dry_run:
+            from rocktokens.stages.study_plan import dry_run
+
+            print("\n".join(dry_run(config)))
+            return
         from rocktokens.stages.study import study
 
-        study(StudyConfig(**{item.name: getattr(self, item.name) for item in fields(StudyConfig)}))
+        study(config, images=not self.quick, note=QUICK_LEFT_OUT if self.quick else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +282,7 @@ class ReportCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewCommand:
-    """Show a run's report, or the runs of a folder and any two of them side by side, on 127.0.0.1."""
+    """Show a run, while it trains too, or the runs of a folder and any two of them, on 127.0.0.1."""
 
     path: RunPath
     """A run directory, or a folder of them."""
@@ -281,8 +293,9 @@ class ViewCommand:
 
     def run(self) -> None:
         from rocktokens.report.server.view import view
+        from rocktokens.stages.report import decoder_of
 
-        view(self.path, port=self.port, open_browser=self.open_browser)
+        view(self.path, port=self.port, open_browser=self.open_browser, decoder=decoder_of)
 
 
 @dataclass(frozen=True, kw_only=True)

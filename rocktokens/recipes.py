@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rocktokens.config import (
@@ -28,6 +29,31 @@ def world_recipe(name: str) -> StudyConfig:
         graft=GraftConfig(problems=500),
         # The loss has stopped falling by then; `rocktokens compare` takes three seeds and all of the steps.
         compare=CompareConfig(regimes=("uniform", "freeze", "random"), seeds=1, steps=150, evaluations=5),
+    )
+
+
+# What a quick study leaves out, for its last lines.
+QUICK_LEFT_OUT = (
+    "This was --quick: 60 training steps, 150 detection prompts, a census of 12 candidates on 150 prompts, one seed "
+    "and 30 steps in the comparison, no controls. Effects below several points cannot be seen. The whole study: "
+    "rocktokens study arithmetic."
+)
+
+
+def quick(config: StudyConfig) -> StudyConfig:
+    """The same study, true but small: every stage runs, on as little data as still says something."""
+    return replace(
+        config,
+        path=config.path.with_name(f"{config.path.name}-quick"),
+        problems=100,
+        detection_prompts=150,
+        distill=replace(config.distill, steps=60, keep=3, evaluate_every=60, telemetry_every=20),
+        baseline=replace(config.baseline, problems=150),
+        knockout=replace(config.knockout, top=12, controls=False, resamples=2000),
+        graft=replace(config.graft, problems=60, clusters=False, resamples=2000),
+        compare=replace(
+            config.compare, regimes=("uniform", "freeze"), seeds=1, steps=30, evaluations=1, problems=200, rollouts=2
+        ),
     )
 
 

@@ -29,11 +29,12 @@ MAY_IMPORT = {
     "interop": ("interop", "runs", "core", *LIGHT),
     "report": ("report", "runs", "core", "config", "errors", "progress"),
     "smollm2": ("smollm2", "lm", "core", "runs", "world", *LIGHT),
+    "everyday": (),
     "recipes": ("smollm2", "world", "config", "errors"),
     "stages": ("stages", *BELOW_STAGES),
     "commands_interop": ("stages", *BELOW_STAGES),
     "commands": ("commands_interop", "stages", *BELOW_STAGES),
-    "cli": ("commands", "stages", *BELOW_STAGES),
+    "cli": ("commands", "everyday", "stages", *BELOW_STAGES),
 }
 
 

@@ -25,12 +25,12 @@ def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
         run = open_run(path)
         stage = Stage(run, "report", {"report": {"images": images}}, {"the run": contents(run)})
         if not (path / REPORT).exists() or stage.due(again):
-            stage.run = build(path, again=True, images=images, decode=_decoder(run))
+            stage.run = build(path, again=True, images=images, decode=decoder_of(run))
             stage.finish(stage.run.facts("report"))
         return stage.run
 
 
-def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
+def decoder_of(run: Run) -> Callable[[Sequence[int]], str] | None:
     """Token ids to text, by the run's tokenizer where it is on this disk."""
     student = (run.manifest["config"].get("pair") or {}).get("student", "")
     if not (run.path / FOLDER).is_dir() and not (student and Path(student).exists()):

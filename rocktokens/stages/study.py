@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,21 +16,62 @@ from rocktokens.stages.until_decided import prompts_for_detection, until_decided
 log = logging.getLogger(__name__)
 
 
-def study(config: StudyConfig) -> None:
-    """Run the chosen stages in order under one display, and close with what was found."""
-    from rocktokens.progress import stages
-    from rocktokens.runs.lock import working_on
+def study(config: StudyConfig, *, images: bool = True, note: str | None = None) -> None:
+    """Run the chosen stages in order under one display, and close with what was found.
+
+    Args:
+        config: The settings of every stage.
+        images: Whether the report also writes its figures as SVG and PNG.
+        note: What to say at the very end, such as what a quick study left out.
+    """
     from rocktokens.smollm2.recipe import with_made_pair
-    from rocktokens.stages.study_outlook import expected
 
     start = time.monotonic()
     config = with_made_pair(config)
+    _remember(config)
+    try:
+        _run_stages(config, images)
+    finally:  # a study that was stopped goes on without its flags
+        _remember(config)
+    _summary(config.path, time.monotonic() - start)
+    if note:
+        print("\n" + "\n".join(textwrap.wrap(note, 80)))
+
+
+def _run_stages(config: StudyConfig, images: bool) -> None:
+    from rocktokens.progress import stages
+    from rocktokens.runs.lock import working_on
+    from rocktokens.stages.study_outlook import expected
+
     with working_on(config.path), stages(expected(config, _complete(config.path))) as overall:
         for stage in (stage for stage in STAGES if stage in config.stages):
+            began = time.monotonic()
             with overall.stage(stage):
-                _run_stage(stage, config)
+                _run_stage(stage, config, images)
+            _clocked(config.path, stage, time.monotonic() - began)
             _tell(overall, stage, config.path)
-    _summary(config.path, time.monotonic() - start)
+
+
+def _remember(config: StudyConfig) -> None:
+    """Keep the settings in the run once it is there, so that `rocktokens study RUN` goes on with them."""
+    from rocktokens.runs.store import MANIFEST
+    from rocktokens.stages.study_plan import save_settings
+
+    if (config.path / MANIFEST).exists():
+        save_settings(config)
+
+
+def _clocked(path: Path, stage: Stage, seconds: float) -> None:
+    """Add what a stage took to the run's times.json; interrupted and repeated work counts too."""
+    file = path / "times.json"
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        known[stage] = round(float(known.get(stage, 0.0)) + seconds, 1)
+        draft = file.with_name(".times.json.tmp")
+        draft.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        draft.replace(file)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.info("how long %s took was not recorded: %s", stage, error)
 
 
 def _tell(overall: Any, stage: Stage, path: Path) -> None:
@@ -48,7 +91,7 @@ def _complete(path: Path) -> set[str]:
     return set(open_run(path).manifest["stages"]) if (path / MANIFEST).exists() else set()
 
 
-def _run_stage(stage: Stage, config: StudyConfig) -> None:
+def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
     from rocktokens.stages import compare, distill, geometry, graft, knockout, report, sample, score
 
     path = config.path
@@ -69,7 +112,7 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
         "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline),
         "graft": lambda: graft.graft(path, config.graft, config.baseline),
         "compare": lambda: compare.compare(path, config.compare),
-        "report": lambda: report.report(path),
+        "report": lambda: report.report(path, images=images),
     }
     work[stage]()
 

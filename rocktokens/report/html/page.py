@@ -180,11 +180,12 @@ def _cell(value: Any) -> str:
     return f"<bdi>{escape(visible(str(value)))}</bdi>"
 
 
-def viewer_html(viewer: dict[str, Any]) -> str:
-    """The viewer's own markup; its data travel apart, compressed."""
+def viewer_html(viewer: dict[str, Any], part: str | None = None) -> str:
+    """The viewer's own markup; its data travel apart, compressed. `part` says which rollouts these are."""
     shown, total = len(viewer["rollouts"]), viewer["total"]
-    part = f"All {total} rollouts"
-    if shown < total:
+    if part is None and shown == total:
+        part = f"All {total} rollouts"
+    elif part is None:
         part = (
             f"{shown} of {plural(total, 'rollout')}, taken evenly over the run; `rocktokens view` pages through all "
             "of them"

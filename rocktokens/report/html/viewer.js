@@ -191,7 +191,7 @@
     }
     return table;
   }
-  const percent = (p) => p >= 0.1 ? `${(100 * p).toFixed(0)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
+  const percent = (p) => p >= 0.1 ? `${(100 * p).toFixed(0)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "<0.1 %";
 
   function read(token) {
     if (!token?.dataset?.index) return;

@@ -1,4 +1,4 @@
-"""The pages that `rocktokens view` makes itself: the list of runs, and two runs side by side. No scripts.
+"""The pages that `rocktokens view` makes itself: the list of runs, and two runs side by side.
 
 Two runs are compared by what both hold: rock sets by token text (two pairs may number their tokens differently),
 footprints and accuracies with their intervals.
@@ -6,6 +6,9 @@ footprints and accuracies with their intervals.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from datetime import datetime
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -13,16 +16,26 @@ from urllib.parse import quote
 import numpy as np
 
 from rocktokens.core.stats import Estimate, mean_estimate
+from rocktokens.report.conclusions.evidence import comparison
 from rocktokens.report.conclusions.run import answer
+from rocktokens.report.conclusions.verdict import verdict
 from rocktokens.report.figures.compare import finals
 from rocktokens.report.figures.detect import SHARES, footprint_row
-from rocktokens.report.formats import NONE, code, interval, number, percent, plural, prose, visible
-from rocktokens.report.html.page import resource, table_html
+from rocktokens.report.formats import NONE, at_home, code, interval, number, percent, plural, points, prose, visible
+from rocktokens.report.html.card import LABELS
+from rocktokens.report.html.page import resource
+from rocktokens.report.html.tables import table_html
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.runs.store import MANIFEST
+
+CARDS = 24
+REPORT, TIMES = "report.html", "times.json"
+TABLES_SCRIPT = resource("tables.js")
+"""The one script of these pages: tables that sort, filter and copy."""
 
 
 def shell(title: str, body: str) -> str:
-    """A page in the report's own dress; the reader's system decides between light and dark."""
+    """A page with the report's stylesheet; the reader's system decides between light and dark."""
     css = resource("report.css")
     dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
     return (
@@ -30,9 +43,10 @@ def shell(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
         ".shell { grid-template-columns: minmax(0, 64rem); } .pair { display: flex; flex-wrap: wrap; gap: 0 2.5rem; } "
-        ".pair div { flex: 1 1 18rem; min-width: 0; } .pair ol { padding-left: 1.2rem; }</style></head>"
+        ".pair div { flex: 1 1 18rem; min-width: 0; } .pair ol { padding-left: 1.2rem; } "
+        ".plain { padding-left: 1.1rem; margin: .3rem 0; font-size: .88rem; }</style></head>"
         f'<body><div class="shell"><main><header><p class="brand">rocktokens</p><h1>{escape(title)}</h1></header>'
-        f"{body}</main></div></body></html>"
+        f"{body}</main></div><script>{TABLES_SCRIPT}</script></body></html>"
     )
 
 
@@ -42,30 +56,129 @@ def message_page(title: str, text: str) -> str:
 
 
 def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> str:
-    """The runs of a folder, and a choice of two to compare."""
+    """The runs of a folder: a card and a row each, a chart over them, and a choice of two to compare."""
     rows = []
     for name, facts in runs.items():
         row = footprint_row(facts) if facts.types else {}
-        link = f"<bdi>{escape(visible(name))}</bdi>"
-        link = f'<a href="/run/{quote(name)}/report.html">{link}</a>' if have[name] else f"{link} (no report yet)"
+        found = verdict(facts)
         student, teacher = facts.pair
+        after = next((item.value for item in found.accuracies if item.name == "after"), None)
         rows.append(
             [
-                link,
-                f"<bdi>{escape(student)}</bdi> / <bdi>{escape(teacher)}</bdi>",
+                _link(name, have[name]),
+                f'<span class="badge {found.tone}">{LABELS[found.state]}</span>',
+                changed_on(facts),
+                lasted(facts),
                 str(len(facts.rocks)) if facts.types else NONE,
-                interval(estimate(row, "share_positions"), percent),
                 interval(estimate(row, "share_loss"), percent),
+                interval(estimate(row, "share_positions"), percent),
                 interval(estimate(row, "enrichment")),
-                _accuracy(facts),
+                interval(after, percent) if after else _accuracy(facts),
+                f"<bdi>{escape(student)}</bdi> / <bdi>{escape(teacher)}</bdi>",
                 escape(", ".join(facts.not_run)) or "none",
             ]
         )
-    header = ["run", "student / teacher", "rocks", "of positions", "of loss", "enrichment", "accuracy", "not run"]
-    table = table_html(header, rows, left=(0, 1, 7))
+    header = ["run", "verdict", "last change", "took", "rocks", "of loss", "of positions", "enrichment", "accuracy"]
+    header += ["student / teacher", "not run"]
+    table = table_html(header, rows, left=(0, 1, 2, 9, 10), name="runs")
+    cards = "".join(small_card(name, facts, have[name]) for name, facts in list(runs.items())[:CARDS])
     return shell(
-        f"Runs in {visible(folder)}", f"<section><h2>{plural(len(runs), 'run')}</h2>{table}</section>{_chooser(runs)}"
+        f"Runs in {visible(folder)}",
+        f"<section><h2>{plural(len(runs), 'run')}</h2>{table}</section>"
+        f'<section><h2>Verdicts</h2><div class="cards">{cards}</div></section>'
+        f"{charts_over(runs)}{_chooser(runs)}",
     )
+
+
+def _link(name: str, has_report: bool) -> str:
+    text = f"<bdi>{escape(visible(name))}</bdi>"
+    if has_report:
+        return f'<a href="/run/{quote(name)}/report.html">{text}</a>'
+    return f'<a href="/run/{quote(name)}/live">{text}</a> (no report yet)'
+
+
+def small_card(name: str, facts: Facts, has_report: bool) -> str:
+    """A run's verdict in a few lines, with the ways on."""
+    found = verdict(facts)
+    tiles = "".join(
+        f"<li>{escape(tile.question)} <strong>{escape(tile.value)}</strong> "
+        f'<span class="badge {tile.tone}">{escape(tile.chip)}</span></li>'
+        for tile in found.tiles
+    )
+    at = f"/run/{quote(name)}"
+    ways = [(f"{at}/report.html", "report")] if has_report else []
+    ways += [(f"{at}/rollouts", "all rollouts"), (f"{at}/live", "live")]
+    links = " ".join(f'<a href="{href}">{text}</a>' for href, text in ways)
+    return (
+        f'<div class="card" data-state="{found.state}"><h3><bdi>{escape(visible(name))}</bdi></h3>'
+        f'<p class="line"><span class="badge {found.tone}">{LABELS[found.state]}</span> {prose(found.line)}</p>'
+        f'<ul class="plain">{tiles}</ul><p class="note">{links}</p></div>'
+    )
+
+
+def changed_on(facts: Facts) -> str:
+    """When the run's manifest was last written, in the reader's time zone."""
+    written = (facts.run.path / MANIFEST).stat().st_mtime
+    return datetime.fromtimestamp(written).strftime("%Y-%m-%d %H:%M")
+
+
+def lasted(facts: Facts) -> str:
+    """How long the stages took, where `study` recorded it."""
+    try:
+        seconds = json.loads((facts.run.path / TIMES).read_text(encoding="utf-8"))
+        whole = round(sum(float(value) for value in seconds.values()))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return NONE
+    return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02d} min"
+
+
+def charts_over(runs: dict[str, Facts]) -> str:
+    """Share of the loss, accuracy and the change without the rocks, run by run, with their intervals."""
+    if len(runs) < 2:
+        return ""
+    wanted: list[tuple[str, Callable[[Facts], Estimate | None], bool]] = [
+        ("share of the loss that the rocks carry, %", lambda f: estimate(_footprint(f), "share_loss"), False),
+        ("accuracy after distillation, %", lambda f: _after(f), False),
+        ("change of accuracy trained without them, points", lambda f: comparison(f).change, True),
+    ]
+    parts = []
+    for title, measure, signed in wanted:
+        found = [(name, item) for name, facts in runs.items() if (item := measure(facts)) is not None]
+        if len(found) > 1:
+            parts.append(f"<h3>{escape(title)}</h3>{_dots(found, signed)}")
+    return f"<section><h2>Over the runs</h2>{''.join(parts)}</section>" if parts else ""
+
+
+def _footprint(facts: Facts) -> dict[str, Any]:
+    return footprint_row(facts) if facts.rocks else {}
+
+
+def _after(facts: Facts) -> Estimate | None:
+    return next((item.value for item in verdict(facts).accuracies if item.name == "after"), sampled_accuracy(facts))
+
+
+def _dots(found: list[tuple[str, Estimate]], signed: bool) -> str:
+    """One line per run: a mark and its interval."""
+    ends = [100 * end for _, item in found for end in item[:3] if end == end]
+    low, high = (min(0.0, *ends), max(0.0, *ends)) if signed else (0.0, max(100.0, *ends))
+    reach = max(high - low, 1e-9)
+
+    def x(value: float) -> float:
+        return 190 + 500 * (100 * value - low) / reach
+
+    lines = []
+    for place, (name, item) in enumerate(found):
+        y = 18 + 24 * place
+        bar = ""
+        if item.low == item.low:
+            bar = f'<line class="line rest" x1="{x(item.low):.1f}" x2="{x(item.high):.1f}" y1="{y}" y2="{y}"/>'
+        text = points(item.value) if signed else percent(item.value)
+        lines.append(
+            f'<text x="180" y="{y + 4}" class="end">{escape(visible(name))[:28]}</text>{bar}'
+            f'<circle class="dot rock" cx="{x(item.value):.1f}" cy="{y}" r="4"><title>{text}</title></circle>'
+        )
+    zero = f'<line class="grid" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="4" y2="{24 * len(found) + 8}"/>'
+    return f'<svg class="plot" viewBox="0 0 720 {24 * len(found) + 14}" role="img">{zero}{"".join(lines)}</svg>'
 
 
 def _chooser(runs: dict[str, Facts]) -> str:
@@ -131,13 +244,42 @@ def compare_page(a: Facts, b: Facts) -> str:
     )
     header = ["", *(f"<bdi>{escape(name)}</bdi>" for name in names)]
     answers = "".join(_answers(name, facts) for name, facts in zip(names, (a, b)))
+    cards = "".join(small_card(facts.name, facts, (facts.run.path / REPORT).is_file()) for facts in (a, b))
     return shell(
         f"{names[0]} and {names[1]}",
+        f'<section><h2>Verdicts</h2><div class="cards">{cards}</div></section>'
+        f"<section><h2>Settings that differ</h2>{settings_diff(a, b)}</section>"
         f"<section><h2>Rock sets</h2><p>{escape(said)}</p>{sets}</section>"
         f"<section><h2>Footprints</h2>{table_html(header, _footprint_rows(a, b))}</section>"
         f"<section><h2>Accuracy</h2>{table_html(header, _accuracy_rows(a, b))}</section>"
         f'<section><h2>The answers</h2><div class="pair">{answers}</div></section><p><a href="/">All runs</a></p>',
     )
+
+
+def settings_diff(a: Facts, b: Facts) -> str:
+    """Settings that are not the same in both runs, by section and field."""
+
+    def flat(prefix: str, values: Any) -> dict[str, str]:
+        if not isinstance(values, dict):
+            return {prefix: json.dumps(values, ensure_ascii=False)}
+        found: dict[str, str] = {}
+        for key, value in values.items():
+            found |= flat(f"{prefix}.{key}" if prefix else str(key), value)
+        return found
+
+    ours, theirs = flat("", a.config), flat("", b.config)
+    rows = [
+        [
+            escape(visible(key)),
+            *(f"<bdi>{escape(at_home(visible(side.get(key, NONE))))}</bdi>" for side in (ours, theirs)),
+        ]
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    ]
+    if not rows:
+        return "<p>None: both were made with the same settings.</p>"
+    header = ["setting", *(f"<bdi>{escape(visible(facts.name))}</bdi>" for facts in (a, b))]
+    return table_html(header, rows, left=(0, 1, 2), name="settings")
 
 
 def _answers(name: str, facts: Facts) -> str:

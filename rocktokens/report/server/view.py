@@ -8,34 +8,46 @@ browser.
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.report.build import REPORT, report
+from rocktokens.report.html.page import script_hash
+from rocktokens.report.html.viewer_tokens import Decode
 from rocktokens.report.run_facts import Facts
-from rocktokens.report.server.pages import compare_page, index_page, message_page
-from rocktokens.runs.store import MANIFEST
+from rocktokens.report.server.live import live_data, live_page
+from rocktokens.report.server.pages import TABLES_SCRIPT, compare_page, index_page, message_page
+from rocktokens.report.server.rollouts import rollouts_page
+from rocktokens.runs.store import MANIFEST, Run, open_run
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8707
+Decoder = Callable[[Run], "Decode | None"]
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".svg": "image/svg+xml",
     ".png": "image/png",
     ".csv": "text/csv; charset=utf-8",
 }
-# Pages made here hold no script at all; a report brings its own, stricter policy along and may run what that allows.
-PLAIN_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'self'"
+# Pages made here may run their one script, known by its hash; a report brings its own policy along.
+BASE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'self'"
 FIGURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+
+
+def script_policy(script: str, *, connect: bool = False) -> str:
+    """What a page with one script may do: run it, and where it refreshes itself ask this server, nothing else."""
+    return f"{BASE_POLICY}; script-src {script_hash(script)}" + ("; connect-src 'self'" if connect else "")
 
 
 def find_runs(path: Path) -> dict[str, Path]:
@@ -74,8 +86,10 @@ class Viewer(ThreadingHTTPServer):
     daemon_threads = True
     address_family = socket.AF_INET
 
-    def __init__(self, path: Path, port: int = DEFAULT_PORT) -> None:
+    def __init__(self, path: Path, port: int = DEFAULT_PORT, decoder: Decoder | None = None) -> None:
         self.folder = path
+        self.decoder = decoder
+        self._decoders: dict[Path, Decode | None] = {}
         self.single = (path / MANIFEST).is_file()
         super().__init__((LOOPBACK, port), _Handler)
 
@@ -92,6 +106,20 @@ class Viewer(ThreadingHTTPServer):
     def runs(self) -> dict[str, Path]:
         """Runs that are there now."""
         return find_runs(self.folder)
+
+    def decode(self, path: Path) -> Decode | None:
+        """What spells a run's tokens, loaded once and beside the answers; None until then, and where there is none."""
+        if path not in self._decoders:
+            self._decoders[path] = None
+            if self.decoder is not None:
+                threading.Thread(target=self._load, args=(path, self.decoder), daemon=True).start()
+        return self._decoders[path]
+
+    def _load(self, path: Path, decoder: Decoder) -> None:
+        try:
+            self._decoders[path] = decoder(open_run(path))
+        except RockTokensError as error:
+            log.info("tokens of %s are shown as detection named them: %s", path.name, error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,16 +151,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts == ["compare"]:
             self._compare(runs, parse_qs(url.query))
         elif len(parts) >= 3 and parts[0] == "run" and parts[1] in runs:
-            self._file(runs[parts[1]], parts[2:])
+            made = {"live": self._live, "live.json": self._live_data, "rollouts": self._rollouts}
+            if len(parts) == 3 and parts[2] in made:
+                made[parts[2]](runs[parts[1]], parse_qs(url.query))
+            else:
+                self._file(runs[parts[1]], parts[2:])
         else:
             self._missing()
 
     def _home(self, runs: dict[str, Path]) -> None:
         if self.server.single:
+            name, path = next(iter(runs.items()))
             self.send_response(HTTPStatus.FOUND)
-            from urllib.parse import quote
-
-            self.send_header("Location", f"/run/{quote(next(iter(runs)))}/{REPORT}")
+            self.send_header("Location", f"/run/{quote(name)}/{REPORT if inside(path, REPORT) else 'live'}")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
@@ -146,6 +177,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing()
             return
         self._page(HTTPStatus.OK, compare_page(*(Facts.of(runs[name]) for name in names)))
+
+    def _live(self, path: Path, query: dict[str, list[str]]) -> None:
+        html, script = live_page(path.name)
+        self._send(HTTPStatus.OK, html.encode(), KINDS[".html"], script_policy(script, connect=True))
+
+    def _live_data(self, path: Path, query: dict[str, list[str]]) -> None:
+        body = json.dumps(live_data(path, self.server.decode(path)), allow_nan=False).encode()
+        self._send(HTTPStatus.OK, body, "application/json", BASE_POLICY)
+
+    def _rollouts(self, path: Path, query: dict[str, list[str]]) -> None:
+        asked = query.get("page", ["1"])[0]
+        page = int(asked) - 1 if asked.isdecimal() and len(asked) < 9 else 0
+        made = rollouts_page(Facts.of(path), page, self.server.decode(path))
+        if made is None:
+            words = "This run has no scored rollouts to read yet."
+            self._page(HTTPStatus.NOT_FOUND, message_page("No rollouts", words))
+            return
+        self._send(HTTPStatus.OK, made[0].encode(), KINDS[".html"], script_policy(made[1]))
 
     def _file(self, run: Path, parts: list[str]) -> None:
         path = inside(run, *parts)
@@ -161,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._page(HTTPStatus.NOT_FOUND, message_page("Nothing here", "There is no such run, report or figure."))
 
     def _page(self, status: HTTPStatus, html: str) -> None:
-        self._send(status, html.encode(), KINDS[".html"], PLAIN_POLICY)
+        self._send(status, html.encode(), KINDS[".html"], script_policy(TABLES_SCRIPT))
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str, policy: str | None) -> None:
         self.send_response(status)
@@ -191,17 +240,22 @@ def view(
     *,
     port: int = DEFAULT_PORT,
     open_browser: bool = False,
+    decoder: Decoder | None = None,
     ready: Callable[[Viewer], None] | None = None,
 ) -> None:
-    """Serve until stopped. A single run without a report gets one first; `ready` is told when the server listens."""
+    """Serve until stopped.
+
+    A single run that is no longer training and has no report gets one first. `decoder` finds what spells a run's
+    tokens; `ready` is told when the server listens.
+    """
     path = Path(path)
     runs = find_runs(path)
     if not runs:
         raise RunError(f"{path} holds no run; make one with `rocktokens study`")
-    if (path / MANIFEST).is_file() and not (path / REPORT).exists():
-        report(path, images=False)
+    if (path / MANIFEST).is_file() and not (path / REPORT).exists() and _rests(path):
+        report(path, images=False, decode=None if decoder is None else decoder(open_run(path)))
     try:
-        server = Viewer(path, port)
+        server = Viewer(path, port, decoder)
     except OSError as error:
         raise ConfigError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}; choose another --port") from error
     with server:
@@ -216,3 +270,9 @@ def view(
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print("stopped")
+
+
+def _rests(path: Path) -> bool:
+    """Whether there is something to report: training has ended, or the run has rollouts."""
+    run = open_run(path)
+    return run.done("distill") or run.has("rollouts") or run.has("types")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import http.client
+import json
 import re
 import threading
 from pathlib import Path
@@ -12,8 +15,10 @@ from report_fixture import make_run
 
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.report.build import report
+from rocktokens.report.html.page import script_hash
 from rocktokens.report.run_facts import Facts
-from rocktokens.report.server.pages import overlap, sampled_accuracy
+from rocktokens.report.server.live import live_data
+from rocktokens.report.server.pages import TABLES_SCRIPT, overlap, sampled_accuracy
 from rocktokens.report.server.view import Viewer, find_runs, view
 
 
@@ -149,8 +154,77 @@ def test_two_runs_stand_side_by_side(server, folder):
     assert "enrichment" in page
     assert "Accuracy" in page
     assert f"Rocks in both ({len(found['shared'])})" in page
-    assert "<script" not in page
-    assert "script-src" not in answer.headers["Content-Security-Policy"]
+    assert page.count("<script") == 1
+    policy = answer.headers["Content-Security-Policy"]
+    assert script_hash(TABLES_SCRIPT) in policy
+    assert "unsafe" not in policy.split("script-src")[1]
+    assert "connect-src" not in policy
+    assert page.count("/report.html") >= 2  # links to both reports
+    assert "detect.seed" in page.split("Settings that differ")[1].split("</section>")[0]
+
+
+def test_the_list_shows_a_verdict_a_date_and_a_chart_for_every_run(server):
+    page = ask(server, "/").body.decode()
+    assert page.count('class="card"') == 2
+    assert re.search(r"20\d\d-\d\d-\d\d \d\d:\d\d", page)
+    assert "share of the loss that the rocks carry" in page
+    assert "/run/two%20%3Cb%3E/rollouts" in page
+
+
+def test_all_rollouts_are_read_a_page_at_a_time(server, folder):
+    page = ask(server, "/run/one/rollouts").body.decode()
+    assert "40 rollouts, 1 to 40 on this page" in page
+    packed = re.search(r'id="viewer-packed">([A-Za-z0-9+/=]*)</script>', page)[1]
+    data = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert [row["id"] for row in data["rollouts"]] == [
+        row["rollout_id"] for row in Facts.of(folder / "one").rows("rollouts")
+    ]
+    for asked in ("2", "999999999999", "-1", "x", ""):
+        assert ask(server, f"/run/one/rollouts?page={asked}").status == 200
+
+
+def test_pages_hold_fifty_rollouts_and_the_last_one_the_rest(tmp_path):
+    make_run(tmp_path / "run", stages="score", prompts=15)
+    viewer = Viewer(tmp_path, port=0)
+    threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        assert "51 to 60 on this page" in ask(viewer, "/run/run/rollouts?page=2").body.decode()
+    finally:
+        viewer.shutdown()
+        viewer.server_close()
+
+
+def test_the_live_page_may_ask_this_server_and_nobody_else(server):
+    answer = ask(server, "/run/one/live")
+    assert "connect-src 'self'" in answer.headers["Content-Security-Policy"]
+    data = json.loads(ask(server, "/run/one/live.json").body)
+    assert data["curves"] == {}
+    assert data["rollouts"] == []
+    assert ask(server, "/run/one/live.json", host="evil.example").status == 403
+
+
+def test_live_numbers_are_those_of_the_training_record(tmp_path):
+    run = make_run(tmp_path / "run", prompts=6)
+    occurrences = run.occurrences("select * exclude (step) from occurrences where step = 100")
+    with run.telemetry_writer(20) as writer:
+        writer.write(occurrences)
+    found = live_data(run.path)
+    curve, table = found["curves"]["distillation"], run.read("training").to_pylist()
+    assert curve["step"] == [row["step"] for row in table if row["step"]]
+    assert curve["loss_rocks"][-1] == pytest.approx(table[-1]["loss_rocks"], rel=1e-4)
+    assert [row[:2] for row in curve["evaluations"]] == [
+        [row["step"], pytest.approx(row["accuracy"], rel=1e-4)] for row in table if row["accuracy"] is not None
+    ]
+    rocks = {Facts(run).texts[token_id] for token_id in Facts(run).rock_ids}
+    shown = [token for rollout in found["rollouts"] for token in rollout["tokens"]]
+    assert {token[0].removesuffix("\n") for token in shown if token[2]} <= rocks
+    assert any(token[2] for token in shown)
+
+
+def test_a_record_that_is_being_written_is_passed_over(tmp_path):
+    run = make_run(tmp_path / "run", stages="score", prompts=4)
+    (run.path / "training.parquet").write_bytes(b"PAR1 half")
+    assert live_data(run.path)["curves"] == {}
 
 
 def test_accuracy_is_the_mean_over_prompts_with_its_interval(folder):
