@@ -11,6 +11,7 @@ although more than the tolerance was still to be gained, to be <= 5 %, at noise 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 import online_runs
-from common import save
+from common import RESULTS, save
 
 from rocktokens.core.stats import wilson_interval
 
@@ -85,10 +86,13 @@ def saturation(times: int) -> list[dict]:
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--quick", action="store_true", help="a few trainings of each kind; results are not saved")
-    flags.add_argument("--only", choices=("adaptive", "monitor", "saturation"), help="one part; results are not saved")
+    flags.add_argument("--only", choices=("adaptive", "monitor", "saturation"), help="one part; the others are kept")
     options = flags.parse_args()
     times = {"adaptive": 2, "monitor": 2, "saturation": 5} if options.quick else {}
+    saved = RESULTS / "online.json"
     start, results = time.perf_counter(), {}
+    if options.only is not None and saved.exists():
+        results = {part: rows for part, rows in json.loads(saved.read_text())["results"].items() if part != "summary"}
     for part, usual in (("adaptive", 25), ("monitor", 100), ("saturation", 100)):
         if options.only in (None, part):
             results[part] = globals()[part](times.get(part, usual))
@@ -100,7 +104,7 @@ def main() -> None:
     if "saturation" in results:
         summary["false_stops_worst"] = max(row["share"][0] for row in results["saturation"])
     print({**summary, "seconds": round(time.perf_counter() - start)})
-    if not options.quick and options.only is None:
+    if not options.quick:
         save("online", {"summary": summary, **results})
 
 

@@ -18,6 +18,7 @@ from tyro.conf import Positional, arg
 from rocktokens.commands_interop import ImportCommand
 from rocktokens.config import (
     BaselineConfig,
+    BypassConfig,
     CompareConfig,
     DetectConfig,
     DistillConfig,
@@ -240,6 +241,39 @@ class GraftCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BypassCommand:
+    """Say which costly token types training may skip, which it must not, and why."""
+
+    section: ClassVar[str] = "bypass"
+    path: RunPath
+    """The run directory."""
+    bypass: BypassConfig = field(default_factory=BypassConfig)
+
+    def run(self) -> None:
+        from rocktokens.runs.bypass import NAME
+        from rocktokens.stages.bypass import bypass
+
+        print(f"list: {bypass(self.path, self.bypass).path / NAME}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand:
+    """Write a run's bypass list in the form that another trainer reads."""
+
+    path: RunPath
+    """The run directory, or a bypass.json."""
+    format: Literal["ids", "json", "csv", "trl", "verl"] = "ids"
+    """ids: one token id per line; json: everything; csv: one row per costly type; trl and verl: for those trainers."""
+    out: Path | None = None
+    """The file to write; unset: beside the list."""
+
+    def run(self) -> None:
+        from rocktokens.stages.export import export
+
+        print(f"list: {export(self.path, self.format, self.out)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareCommand:
     """Train the regimes from one start and say what leaving out the rocks costs and saves."""
 
@@ -340,7 +374,9 @@ COMMANDS: dict[str, type] = {
     "geometry": GeometryCommand,
     "knockout": KnockoutCommand,
     "graft": GraftCommand,
+    "bypass": BypassCommand,
     "compare": CompareCommand,
+    "export": ExportCommand,
     "report": ReportCommand,
     "view": ViewCommand,
     "import": ImportCommand,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rocktokens.config.alarms import AlarmConfig
 from rocktokens.config.base import require
+from rocktokens.config.bypass import BypassConfig
 from rocktokens.config.compare import CompareConfig, Regime
 from rocktokens.config.detect import Definition, DetectConfig, Signal
 from rocktokens.config.distill import DistillConfig, OffPolicyConfig
@@ -24,6 +25,7 @@ __all__ = [
     "SELECTOR_OPTIONS",
     "AlarmConfig",
     "BaselineConfig",
+    "BypassConfig",
     "CompareConfig",
     "Definition",
     "DetectConfig",

@@ -10,6 +10,7 @@ from rocktokens.config.base import require
 Regime = Literal[
     "uniform",
     "freeze",
+    "freeze_rocks",
     "random",
     "random_loss",
     "soft",
@@ -29,8 +30,9 @@ Regime = Literal[
 class CompareConfig:
     """Which regimes are trained from the run's pre-OPD checkpoint, over how many seeds, and how they are read."""
 
-    regimes: tuple[Regime, ...] = ("uniform", "freeze", "random")
-    """Any of: uniform; freeze, soft, random, random_loss (of the rocks); adaptive; entropy, divergence, prefix
+    regimes: tuple[Regime, ...] = ("uniform", "freeze", "freeze_rocks", "random")
+    """Any of: uniform; freeze (the bypass list); freeze_rocks, soft (all rocks); random, random_loss (controls of what
+    freeze leaves out, else of the rocks); adaptive; entropy, divergence, prefix
     (rivals); cut, fewer, saturated, merit (savings from the token record, alone and together); shorter (uniform over
     fewer steps)."""
     seeds: int = 3
@@ -50,7 +52,8 @@ class CompareConfig:
     contexts: int = 200
     """Held-out rollouts, common to all regimes, on which the loss on rocks and on the rest is measured."""
     rocks: tuple[int, ...] = ()
-    """Token ids of the rocks; empty: those that `detect` found in the run."""
+    """Token ids that freeze and freeze_rocks leave out; empty: the run's bypass list, and the rocks that `detect`
+    declared."""
     lam: float = 0.5
     """For soft: loss weight of a rock."""
     keep: float = 0.5

@@ -9,10 +9,11 @@ from rocktokens.config.base import require
 # Selector → the fields of SelectorConfig it takes.
 SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "uniform": (),
-    "freeze": ("rocks", "window", "tau"),
+    "freeze": ("rocks", "bypass", "window", "tau"),
+    "freeze_rocks": ("rocks", "window", "tau"),
     "soft": ("rocks", "lam", "window", "tau"),
     "random": ("rocks", "lam", "match_loss", "window", "tau", "seed"),
-    "adaptive": ("budget", "max_fall", "audit", "seed"),
+    "adaptive": ("rocks", "bypass", "budget", "max_fall", "audit", "seed"),
     "entropy": ("keep",),
     "divergence": ("keep",),
     "prefix": ("keep",),
@@ -35,10 +36,15 @@ class SelectorConfig:
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"
-    """uniform, freeze, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; the published ones tip,
-    teachable, iw, fire, selectkd, esr, scheduled_prefix, position, adakd; or your own, as package.module:Class."""
+    """uniform, freeze, freeze_rocks, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; the published
+    ones tip, teachable, iw, fire, selectkd, esr, scheduled_prefix, position, adakd; or your own, as
+    package.module:Class."""
     rocks: tuple[int, ...] = ()
-    """Token ids for freeze, soft, random, fewer and merit; empty: those that `detect` found in the run."""
+    """Token ids; empty: for freeze those of the bypass list, for freeze_rocks, soft, random, fewer and merit the rocks
+    that `detect` declared in the run. For adaptive: the only types it may freeze; empty: any."""
+    bypass: str | None = None
+    """A bypass.json, or a run that has one: what freeze leaves out, and the only types that adaptive may freeze. Unset:
+    freeze takes the run's own list."""
     lam: float | None = None
     """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
     keep: float | None = None
@@ -67,7 +73,7 @@ class SelectorConfig:
     budget: float = 0.005
     """For adaptive: least share of the loss that makes a token type worth freezing."""
     max_fall: float = 0.15
-    """For adaptive: a type whose mean loss fell by more than this share still learns."""
+    """For adaptive: a frozen type thaws when its mean loss has moved by more than this share."""
     audit: float = 0.05
     """For adaptive: share of frozen positions left in the loss."""
     least: int = 1
@@ -94,4 +100,5 @@ class SelectorConfig:
         takes = SELECTOR_OPTIONS.get(
             self.name, tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
         )
-        return {name: getattr(self, name) for name in takes if name != "name" and getattr(self, name) is not None}
+        own = ("name", "bypass")  # the list is read by whoever has the tokenizer at hand
+        return {name: getattr(self, name) for name in takes if name not in own and getattr(self, name) is not None}

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from rocktokens.config import (
     BaselineConfig,
+    BypassConfig,
     CompareConfig,
     DetectConfig,
     DistillConfig,
@@ -21,7 +22,7 @@ from rocktokens.config import (
     require,
 )
 
-Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "compare", "report"]
+Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "bypass", "compare", "report"]
 
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -51,6 +52,7 @@ class StudyConfig:
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
     graft: GraftConfig = field(default_factory=GraftConfig)
+    bypass: BypassConfig = field(default_factory=BypassConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,8 @@ from scipy import stats as sps
 
 from rocktokens.errors import ConfigError
 
+# A run is looked at many times while it goes on, and any look may stop it: each has a tenth of the usual 2.5 %.
+STOP_TAIL = 0.0025
 # Means of blocks of steps are compared, so that a slow wave in the loss is not taken for many independent points.
 BLOCKS = 12
 MIN_STEPS = 2 * BLOCKS
@@ -22,7 +24,8 @@ class Saturation(NamedTuple):
     """How far the loss falls over the window, and what its slope would still bring, as shares of its mean there."""
 
     saturated: bool
-    """Even the upper bound of what the slope would still bring is below the tolerance."""
+    """Even the upper bound of what the slope would still bring is below the tolerance, and so is the bound's distance
+    from the estimate: a slope that is not known that well says nothing."""
     fall: float
     """Fall over the window divided by the mean loss in it; negative where the loss rises."""
     low: float
@@ -36,7 +39,7 @@ class Saturation(NamedTuple):
     """Steps that the slope is carried over: those that remain, and no fewer than the window has."""
     still: float
     still_high: float
-    """What the slope would bring over the horizon, and the upper end of its 95 % interval."""
+    """What the slope would bring over the horizon, and its 99.75 % upper bound."""
 
 
 def saturation(
@@ -44,9 +47,10 @@ def saturation(
 ) -> Saturation | None:
     """Slope test over the last `share` of a run after its warm-up; None where that is too short to tell.
 
-    Saturated means: with 95 % confidence the slope would lower the loss by less than `tolerance` of its level over all
-    the steps that remain (and over as many as the window has). A noisy loss is therefore not called saturated for its
-    noise, and a slow fall not for its slowness while there is time left for it.
+    Saturated means: the slope would lower the loss by less than `tolerance` of its level over all the steps that
+    remain (and over as many as the window has), by a 99.75 % upper bound that is itself known to less than the
+    tolerance. A noisy loss is therefore not called saturated for its noise, a slow fall not for its slowness while
+    there is time left for it, and looking often does not stop a run by chance.
 
     Args:
         loss_S: the loss of every step so far.
@@ -73,10 +77,11 @@ def saturation(
     fall, error = (-fit.slope * len(window) / level, fit.stderr * len(window) / level)
     reach = float(sps.t.ppf(0.975, BLOCKS - 2)) * error
     longer = horizon / len(window)
+    above = longer * float(sps.t.isf(STOP_TAIL, BLOCKS - 2)) * error
     statistic = fit.slope / fit.stderr if fit.stderr > 0 else np.sign(fit.slope) * np.inf
     p_value = float(sps.t.cdf(statistic, BLOCKS - 2)) if np.isfinite(statistic) else float(statistic > 0)
     return Saturation(
-        saturated=bool(longer * (fall + reach) < tolerance),
+        saturated=bool(longer * fall + above < tolerance and above < tolerance),
         fall=float(fall),
         low=float(fall - reach),
         high=float(fall + reach),
@@ -84,5 +89,5 @@ def saturation(
         num_steps=len(window),
         horizon=horizon,
         still=float(longer * fall),
-        still_high=float(longer * (fall + reach)),
+        still_high=float(longer * fall + above),
     )

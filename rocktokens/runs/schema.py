@@ -349,8 +349,13 @@ TABLES: dict[str, Table] = {
         "graft",
         "one row per set of tokens that the teacher draws in the student's place",
         columns(
-            ("arm", STR, "rocks, placebo, control, rest, all, or cluster NAME."),
+            (
+                "arm",
+                STR,
+                "rocks, or candidates without any rock; placebo, control, rest, all, skippable, or cluster NAME.",
+            ),
             ("num_types", INT, "Token types in the set."),
+            ("members", IDS, "Token ids of rocks, candidates and skippable; empty for the other arms."),
             ("share_positions", FLOAT, "Share of the baseline's positions that are drawn again."),
             ("loss_share", FLOAT, "Share of the total loss; empty for placebo and control."),
             ("grad_share", FLOAT, "Share of the total gradient norm; empty for placebo and control."),

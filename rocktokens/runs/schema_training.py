@@ -142,6 +142,7 @@ TRAINING_TABLES: dict[str, Table] = {
             REGIME,
             ("verdict", STR, "costs, gains, unchanged or undecided."),
             ("num_seeds", INT, "Trainings."),
+            ("over_seeds", BOOL, "Whether intervals speak of seeds, too (three at least); else of prompts only."),
             ("num_problems", INT, "Held-out prompts."),
             interval("delta", "Change of the final accuracy."),
             interval("accuracy", "Final accuracy."),

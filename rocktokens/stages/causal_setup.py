@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -112,3 +112,10 @@ def _problems(run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokeni
             "%d problems are there for the causal tests, fewer than the %d asked for", len(fresh), baseline.problems
         )
     return fresh
+
+
+def candidate_types(types: Sequence[dict[str, Any]], declared: Sequence[int], top: int) -> list[int]:
+    """The top token types by burden, and every declared rock: what is tested does not depend on what was declared."""
+    by_burden = sorted(types, key=lambda row: (-(row.get("r") or 0.0), row["token_id"]))
+    chosen = [int(row["token_id"]) for row in by_burden[:top]]
+    return chosen + [token for token in dict.fromkeys(declared) if token not in set(chosen)]

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, Regime, RolloutConfig
+from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig
 from rocktokens.config.base import from_manifest, to_mapping
-from rocktokens.core.comparison.regimes import NEED_ROCKS, check_arms, common_base, regime_config
+from rocktokens.core.comparison.regimes import FrozenSets, check_arms, common_base, regime_config
 from rocktokens.core.selection.adaptive import least_updates
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
@@ -30,6 +30,8 @@ from rocktokens.report.terminal.compare import show
 from rocktokens.runs.files import digest_of_value, failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.bypass import write_comparison_back
+from rocktokens.stages.compare_sets import frozen_ids, frozen_sets, regimes_to_train
 from rocktokens.stages.compare_tables import write_comparison
 from rocktokens.stages.stage import Stage, inputs_of, pair_of, prompts_of
 
@@ -50,7 +52,7 @@ class Plan:
     """The run's pair with the pre-OPD checkpoint as its student."""
     prompts: PromptsConfig
     base: DistillConfig
-    rocks: tuple[int, ...]
+    sets: FrozenSets
     cut: int | None
     arms: dict[tuple[int, str], DistillConfig]
     """(seed, regime) → its distillation, in the order of training."""
@@ -79,8 +81,9 @@ def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
 def _stage(run: Run, config: CompareConfig) -> Stage:
     """No guards: what is trained protects itself (`_arm_run`), and tables are made from it at no cost."""
     inputs = inputs_of(run, files=("rollouts.parquet",), stages=("distill",))
-    rocks = digest_of_value(list(_rocks(run, config)))
-    return Stage(run, "compare", {"compare": config}, {**inputs, "the rocks": rocks})
+    sets = frozen_sets(run, config)
+    inputs |= {"the rocks": digest_of_value(list(sets.rocks)), "the bypass list": digest_of_value(list(sets.bypass))}
+    return Stage(run, "compare", {"compare": config}, inputs)
 
 
 def _compare(stage: Stage, plan: Plan) -> None:
@@ -95,9 +98,15 @@ def _compare(stage: Stage, plan: Plan) -> None:
         _replace_arms(run, plan.folder)
         plan = dataclasses.replace(plan, folder=ARMS)
     arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
-    facts = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps, "rocks": list(plan.rocks)}
+    facts: dict[str, Any] = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps}
+    facts |= {"rocks": list(plan.sets.rocks), "bypass": list(plan.sets.bypass)}
+    facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}
+    facts["frozen"] = facts["frozen_by"].get("freeze") or facts["frozen_by"].get("freeze_rocks") or []
+    if not facts["frozen"]:
+        facts["nothing_to_freeze"] = "there was nothing to freeze: no rock is declared and the bypass list is empty"
     readings = write_comparison(stage, arms, plan.config, facts)
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)
+    write_comparison_back(run)
     show(readings, run.facts("compare")["verdicts"], plan.config, facts)
 
 
@@ -120,33 +129,26 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
         raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
     trained = from_manifest(DistillConfig, run.manifest["config"].get("distill"), "distill")
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
-    rocks = _rocks(run, config)
-    regimes: tuple[Regime, ...] = ("uniform", *(name for name in dict.fromkeys(config.regimes) if name != "uniform"))
-    if run.done("detect") and not rocks:
-        regimes = tuple(name for name in regimes if name not in NEED_ROCKS)
-        log.warning("detect found no rocks: only %s can be compared", ", ".join(regimes))
+    sets = frozen_sets(run, config)
+    regimes = regimes_to_train(run, config, sets)
     if "adaptive" in regimes and base.steps <= least_updates():
         log.warning(
             "adaptive watches %d steps before it freezes anything: in %d it trains as uniform; compare more steps",
             least_updates(),
             base.steps,
         )
-    cut = _choose_cut(run, base, rocks, config) if {"cut", "merit"} & set(regimes) and rocks else None
+    cut = _choose_cut(run, base, sets.rocks, config) if {"cut", "merit"} & set(regimes) else None
     arms: dict[tuple[int, str], DistillConfig] = {}
     for seed in range(config.seeds):
         configs: dict[str, DistillConfig] = {}
         for name in regimes:
-            configs[name] = regime_config(name, base, config, seed=seed, rocks=rocks, cut=cut)
+            configs[name] = regime_config(name, base, config, seed=seed, sets=sets, cut=cut)
         check_arms(configs)
         arms |= {(seed, name): configs[name] for name in regimes}
     pair = pair_of(run)
     pair = dataclasses.replace(pair, student=_start(run, pair, trained))
     folder = BESIDE if beside and (run.path / ARMS).exists() else ARMS
-    return Plan(run, config, pair, prompts_of(run), base, rocks, cut, arms, folder)
-
-
-def _rocks(run: Run, config: CompareConfig) -> tuple[int, ...]:
-    return config.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ())
+    return Plan(run, config, pair, prompts_of(run), base, sets, cut, arms, folder)
 
 
 def _start(run: Run, pair: PairConfig, trained: DistillConfig) -> str:
@@ -230,7 +232,7 @@ def _arm_run(plan: Plan, seed: int, regime: str, config: DistillConfig, num_prob
         "rollouts": asked.rollouts,
         "curve_rollouts": asked.curve_rollouts,
     }
-    reading |= {"contexts": asked.contexts, "rocks": list(plan.rocks)}
+    reading |= {"contexts": asked.contexts, "rocks": list(plan.sets.rocks)}
     sections, directory = {"distill": to_mapping(config), "reading": reading}, plan.directory(seed, regime)
     try:
         return Run.create(directory, sections)
@@ -279,7 +281,7 @@ def _train(
         dataclasses.replace(models, student=student),
         prompts,
         arm,
-        rocks=plan.rocks,
+        rocks=plan.sets.rocks,
         show=False,
         on_step=on_step,
     )
@@ -324,7 +326,7 @@ def _read(
             own = dataclasses.replace(models, student=student)
             rollouts = plan.config.rollouts if step == steps[-1] else plan.config.curve_rollouts
             arm.write(f"problems/step={step}", _outcomes(plan, own, problems, checker, seed, rollouts))
-            arm.finish(f"read/step={step}", _losses(own, contexts, plan.rocks))
+            arm.finish(f"read/step={step}", _losses(own, contexts, plan.sets.rocks))
             del own, student
             gc.collect()
         advance(1)

@@ -17,6 +17,7 @@ from rocktokens.errors import RunError
 from rocktokens.runs.files import failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.stages.bypass import list_for
 from rocktokens.stages.stage import Stage, inputs_of, resolve
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         prompts,
         target,
         rocks=rocks,
+        bypass=list_for(run, asked.config.selector, models.tokenizer),
         problems=held_out,
         check=checker if held_out else None,
     )

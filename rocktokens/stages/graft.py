@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.config import BaselineConfig, GraftConfig
 from rocktokens.config.base import to_mapping
+from rocktokens.core.bypass import skippable
 from rocktokens.progress import console
+from rocktokens.runs.files import digest_of_value
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.causal_setup import CausalSetup, bar, causal_stage
+from rocktokens.stages.bypass import evidence_of
+from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
 from rocktokens.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from rocktokens.lm.causal.graft import GraftSets
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +28,7 @@ def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: b
     with working_on(path):
         run = open_run(path)
         stage = causal_stage(run, "graft", {"graft": config, "graft_baseline": baseline}, baseline)
+        stage.inputs["what the census would let be skipped"] = digest_of_value(list(_skippable(run, config)))
         if stage.due(again):
             _graft(stage, config, baseline)
         return run
@@ -37,16 +44,16 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig) -> None:
     run, parts = stage.run, stage.parts("grafts")
     stand = CausalSetup.of(run, baseline)
     teacher = make_sampler(stand.pair, stand.rollouts, of_teacher=True)
-    rocks, clusters = _rocks(run, config, stand), _clusters(run) if config.clusters else {}
+    clusters = _clusters(run) if config.clusters else {}
+    sets = _sets(run, config, stand, clusters)
     found = graft_sets(
         stand.engine,
         lambda rules, own: GraftSampler(stand.engine, teacher, rules, own),  # type: ignore[arg-type, return-value]
         stand.problems,
-        rocks,
+        sets,
         vocabulary=stand.pair.vocabulary,
         decode=stand.decode,
         checker=stand.checker,
-        clusters=clusters,
         config=config,
         baseline=stand.baseline,
         known=_known_rollouts(run, baseline),
@@ -54,19 +61,34 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig) -> None:
         bar=bar,
     )
     types = run.types().to_pylist() if run.has("types") else []
-    table = graft_table(found.rows, types, rocks, clusters)
+    table = graft_table(found.rows, types, sets.target, clusters)
     gains = {row["arm"]: [row["gain"], row["gain_low"], row["gain_high"]] for row in table.to_pylist()}
     stage.publish({"grafts": table, "graft_rollouts": found.grafts}, {"accuracy": found.accuracy, "gains": gains})
     parts.clear()
     console().print(render(table, found.accuracy))
 
 
-def _rocks(run: Run, config: GraftConfig, stand: CausalSetup) -> list[int]:
+def _sets(run: Run, config: GraftConfig, stand: CausalSetup, clusters: dict[str, list[int]]) -> GraftSets:
+    """The declared rocks, or the candidates where there are none; and what the tests so far would let be skipped."""
     from rocktokens.lm.causal.banned_sets import named_tokens, texts_of
+    from rocktokens.lm.causal.graft import GraftSets
 
     if config.rocks:
-        return named_tokens(config.rocks, texts_of(stand.pair.tokenizer), stand.pair.tokenizer)
-    return [int(token) for token in run.rocks(config.definition)["token_id"].to_pylist()]
+        named = named_tokens(config.rocks, texts_of(stand.pair.tokenizer), stand.pair.tokenizer)
+        return GraftSets(tuple(named), clusters=clusters)
+    rocks = tuple(int(token) for token in run.rocks(config.definition)["token_id"].to_pylist())
+    if rocks:
+        return GraftSets(rocks, skippable=_skippable(run, config), clusters=clusters)
+    ends = set(stand.pair.eos_ids)
+    candidates = [token for token in candidate_types(run.types().to_pylist(), (), config.top) if token not in ends]
+    log.info("no rocks are declared: the %d token types of largest burden are grafted in their place", len(candidates))
+    return GraftSets(tuple(candidates), name="candidates", clusters=clusters)
+
+
+def _skippable(run: Run, config: GraftConfig) -> tuple[int, ...]:
+    """Confirmed rocks that the census would let be skipped, where there is a census and no set was named."""
+    known = not config.rocks and run.has("census") and run.has("types") and "class" in run.types().column_names
+    return skippable(evidence_of(run)) if known else ()
 
 
 def _clusters(run: Run) -> dict[str, list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rocktokens.progress import console
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.causal_setup import CausalSetup, bar, causal_stage
+from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
 from rocktokens.stages.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -96,18 +95,11 @@ def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
         texts,
         eos_ids=stand.pair.eos_ids,
         rocks=detected.get("rocks", []),
-        count={row["token_id"]: row.get("count_all", row["count"]) for row in types},
+        count={row["token_id"]: row.get("count_all") or row["count"] or 0 for row in types},
         occurrences=_occurrences(run) if "window" in config.kinds and run.steps() else None,
         tau=thresholds.get("tau_post"),
         width=thresholds.get("window", 4),
     )
-
-
-def candidate_types(types: Sequence[dict[str, Any]], declared: Sequence[int], top: int) -> list[int]:
-    """The top token types by burden, and every declared rock: what is tested does not depend on what was declared."""
-    by_burden = sorted(types, key=lambda row: (-(row.get("r") or 0.0), row["token_id"]))
-    chosen = [int(row["token_id"]) for row in by_burden[:top]]
-    return chosen + [token for token in dict.fromkeys(declared) if token not in set(chosen)]
 
 
 def _declared(run: Run, config: KnockoutConfig) -> list[int]:

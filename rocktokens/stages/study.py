@@ -92,14 +92,11 @@ def _complete(path: Path) -> set[str]:
 
 
 def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
-    from rocktokens.stages import compare, distill, geometry, graft, knockout, report, sample, score
+    from rocktokens.stages import bypass, compare, distill, geometry, graft, knockout, report, sample, score
 
     path = config.path
     if stage in ("knockout", "graft", "compare") and not _has_answers(path):
         log.info("no answers to check: %s is left out, accuracy has no meaning here", stage)
-        return
-    if stage == "graft" and not config.graft.rocks and _found_no_rocks(path):
-        log.info("detect found no rocks: there is nothing to graft, and the stage is left out")
         return
     work: dict[Stage, Callable[[], object]] = {
         "distill": lambda: distill.distill(path, config.pair, config.prompts, config.distill, problems=config.problems),
@@ -111,6 +108,7 @@ def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
         "geometry": lambda: geometry.geometry(path, config.geometry),
         "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline),
         "graft": lambda: graft.graft(path, config.graft, config.baseline),
+        "bypass": lambda: bypass.bypass(path, config.bypass),
         "compare": lambda: compare.compare(path, config.compare),
         "report": lambda: report.report(path, images=images),
     }
@@ -130,13 +128,6 @@ def _has_answers(path: Path) -> bool:
 
     run = open_run(path)
     return not run.done("sample") or bool(run.facts("sample")["checked"])
-
-
-def _found_no_rocks(path: Path) -> bool:
-    from rocktokens.runs.store import open_run
-
-    run = open_run(path)
-    return run.done("detect") and not run.facts("detect")["rocks"]
 
 
 def _summary(path: Path, seconds: float) -> None:

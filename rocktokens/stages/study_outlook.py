@@ -34,6 +34,7 @@ def expected(config: StudyConfig, complete: Collection[str] = ()) -> dict[str, f
         "geometry": 1.0,
         "knockout": baseline * (1 + BANNED * config.knockout.top),
         "graft": GRAFTED * min(config.graft.problems, config.baseline.problems),
+        "bypass": 1.0,
         "compare": arms * (trained * (compare.steps or distill.steps) + readings),
         "report": REPORTED,
     }

@@ -22,7 +22,7 @@ from rocktokens.config import (
     RolloutConfig,
     ScoreConfig,
 )
-from rocktokens.core.comparison.regimes import common_base, regime_config
+from rocktokens.core.comparison.regimes import FrozenSets, common_base, regime_config
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.lm.training.distill import distill as lm_distill
 from rocktokens.lm.training.trainer import RockDistillationTrainer
@@ -40,7 +40,7 @@ TRAINED = DistillConfig(learning_rate=1e-3, max_new_tokens=12, prompts_per_step=
 def arm(regime: str, path: Path, *, steps: int = 1, **changes) -> tuple[Run, list[dict]]:
     """A regime trained for a few steps with every occurrence recorded, and its record."""
     base = common_base(TRAINED, SETTINGS, steps=steps)
-    config = regime_config(regime, base, SETTINGS, seed=0, rocks=ROCKS, cut=6)
+    config = regime_config(regime, base, SETTINGS, seed=0, sets=FrozenSets(ROCKS, ROCKS), cut=6)
     run = Run.create(path / regime)
     config = replace(config, telemetry_every=1, **changes)
     found = lm_distill(config, distilling.pair(), distilling.prompts(), run, rocks=ROCKS, show=False)
@@ -249,7 +249,7 @@ def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
     with pytest.raises(RunError, match="not distilled"):
         compare(tmp_path / "empty", QUICK)
     shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
-    with pytest.raises(ConfigError, match=r"regime freeze needs rocks; run `rocktokens detect` first"):
+    with pytest.raises(ConfigError, match=r"regime freeze needs a bypass list .* run `rocktokens bypass` first"):
         compare(tmp_path / "run", replace(QUICK, rocks=()))
 
 
@@ -261,9 +261,32 @@ def test_adaptive_over_too_few_steps_is_said_to_be_uniform(run_path, caplog):
     assert "adaptive watches" not in caplog.text
 
 
+def test_an_empty_list_is_said_and_the_other_regimes_are_still_planned(tmp_path, run_path, caplog):
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    run = open_run(tmp_path / "run")
+    run.finish("detect", {"rocks": list(ROCKS)})
+    run.finish("bypass", {"ids": []})
+    asked = replace(QUICK, rocks=(), regimes=("freeze", "freeze_rocks", "random"), seeds=1)
+    plan = make_plan(open_run(tmp_path / "run"), asked)
+    assert [regime for _, regime in plan.arms] == ["uniform", "freeze_rocks", "random"]
+    assert plan.arms[0, "random"].selector.rocks == ROCKS
+    assert "there is nothing for freeze to leave out: the bypass list is empty" in caplog.text
+    run.finish("bypass", {"ids": list(ROCKS)[:1]})
+    plan = make_plan(open_run(tmp_path / "run"), asked)
+    assert {regime: config.selector.rocks for (_, regime), config in plan.arms.items() if regime != "uniform"} == {
+        "freeze": ROCKS[:1],
+        "freeze_rocks": ROCKS,
+        "random": ROCKS[:1],
+    }
+    run.finish("bypass", {"ids": list(ROCKS)})
+    plan = make_plan(open_run(tmp_path / "run"), asked)
+    assert [regime for _, regime in plan.arms] == ["uniform", "freeze", "random"]  # not trained twice
+
+
 def test_a_pair_without_rocks_is_left_out_and_says_so(tmp_path, run_path, caplog):
     shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
     open_run(tmp_path / "run").finish("detect", {"rocks": []})
     assert not compare(tmp_path / "run", replace(QUICK, rocks=())).done("compare")
-    assert "detect found no rocks" in caplog.text
+    assert "detect declared no rocks" in caplog.text
+    assert "there is nothing for freeze to leave out" in caplog.text
     assert "nothing to compare" in caplog.text

@@ -25,6 +25,8 @@ class GraftRow(NamedTuple):
     num_resumed: int
     num_rollouts: int
     num_tokens: int
+    members: tuple[int, ...] = ()
+    """Token types of the set, where it was named by its members: the rocks, or those that would be skipped."""
 
 
 def graft_table(
@@ -36,8 +38,8 @@ def graft_table(
     """grafts.parquet: one row an arm. `types`: rows of types.parquet, where a run has them."""
     total = sum(item["r"] or 0.0 for item in types)
     everything = {item["token_id"] for item in types}
-    chosen = set(rocks)
-    members: dict[str, set[int]] = {"rocks": chosen, "rest": everything - chosen, "all": everything}
+    members: dict[str, set[int]] = {"rest": everything - set(rocks), "all": everything}
+    members |= {row.arm: set(row.members) for row in rows if row.members}
     members |= {f"cluster {name}": set(own) for name, own in clusters.items()}
     made = []
     for row in rows:
@@ -46,6 +48,7 @@ def graft_table(
             {
                 "arm": row.arm,
                 "num_types": row.num_types,
+                "members": list(row.members) or None,
                 "share_positions": row.share_positions,
                 "loss_share": sum(item["r"] or 0.0 for item in own) / total if own and total else None,
                 "grad_share": sum(item["grad_share"] or 0.0 for item in own) if own else None,
@@ -59,4 +62,6 @@ def graft_table(
                 "num_tokens": row.num_tokens,
             }
         )
-    return pa.Table.from_pylist(made)
+    ids = pa.array([row["members"] for row in made], pa.list_(pa.int32()))
+    table = pa.Table.from_pylist([{name: row[name] for name in row if name != "members"} for row in made])
+    return table.append_column("members", ids)

@@ -2,7 +2,7 @@
 
 A regime is read at a few points of its training, on the same held-out problems as every other regime with the same
 seed; so regimes are compared problem by problem and seed by seed. This room knows outcomes, seconds and FLOPs; it does
-not know how a regime was trained, nor what a rock is. The words that follow from the numbers are in verdict_words.py.
+not know how a regime was trained, nor what a rock is. The words that follow from the numbers are in report/conclusions.
 
 Shapes: S seeds, E reading points (the first is the common start), P problems, B resamples.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import stats as sps
+from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, seed_estimate
 from rocktokens.core.stats import Estimate, resample_counts
 from rocktokens.errors import DataError
 
@@ -118,10 +118,16 @@ class Reading:
     """Mean seconds by stage."""
     verdict: Verdict
 
+    @property
+    def over_seeds(self) -> bool:
+        """Whether intervals speak of seeds, too; else of problems only."""
+        return self.num_seeds >= MIN_SEEDS
+
     def row(self) -> dict[str, Any]:
         """All of it as one flat row; an interval as NAME, NAME_low, NAME_high; "not reached" is empty."""
         found: dict[str, Any] = {"regime": self.regime, "verdict": self.verdict}
         found |= {"num_seeds": self.num_seeds, "num_problems": self.num_problems, "delta": self.change.value}
+        found["over_seeds"] = self.over_seeds
         found |= {"delta_low": _finite(self.change.low), "delta_high": _finite(self.change.high)}
         for name in ESTIMATES:
             estimate = getattr(self, name) or (None, None, None)
@@ -138,61 +144,6 @@ class Reading:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-# ---------------------------------------------------------------- intervals
-
-
-def crossed_estimate(value_SP: ArrayLike, *, level: float = 0.95) -> Estimate:
-    """Mean over seeds and problems, both taken as drawn at random, with an interval for either source of chance.
-
-    Every seed is tried on every problem, so the variance of the mean has a part for seeds, one for problems and one
-    for the rest (two-way layout); t with Satterthwaite's degrees of freedom, few where the seeds' part is the large
-    one. With one seed the interval speaks of problems only.
-    """
-    values = np.atleast_2d(np.asarray(value_SP, float))
-    seeds, problems = values.shape
-    if values.size == 0 or not np.isfinite(values).all():
-        raise DataError(f"outcomes of {seeds} seeds on {problems} problems must all be known")
-    mean = float(values.mean())
-    if problems < 2:
-        raise DataError("an interval over problems needs at least 2 problems")
-    if np.ptp(values) == 0:  # all alike: a share of others this large could still have been missed ("rule of three")
-        missed = 1.0 - (1.0 - level) ** (1.0 / problems)
-        return Estimate(mean, mean - missed, mean + missed, problems)
-    by_problem = float(values.mean(0).var(ddof=1)) / problems
-    if seeds == 1:
-        return _t_estimate(mean, by_problem, problems - 1, level, problems)
-    by_seed = float(values.mean(1).var(ddof=1)) / seeds
-    rest_SP = values - values.mean(0) - values.mean(1, keepdims=True) + mean
-    degrees = (seeds - 1) * (problems - 1)
-    rest = float((rest_SP**2).sum()) / degrees / (seeds * problems)  # counted once in each of the other two
-    variance = by_problem + max(by_seed - rest, 0.0)
-    if by_seed <= rest:
-        return _t_estimate(mean, variance, problems - 1, level, problems)
-    spread = by_problem**2 / (problems - 1) + by_seed**2 / (seeds - 1) + rest**2 / degrees
-    return _t_estimate(mean, variance, variance**2 / spread, level, problems)
-
-
-def seed_estimate(value_S: ArrayLike, *, level: float = 0.95, ratio: bool = False) -> Estimate:
-    """Mean over seeds with a t interval (a ratio's is taken on logarithms); one seed has no interval."""
-    values = np.asarray(value_S, float)
-    if not len(values):
-        raise DataError("no seeds: nothing to estimate")
-    values = np.log(values) if ratio else values
-    mean = float(values.mean())
-    if len(values) == 1:
-        found = Estimate(mean, math.nan, math.nan, 1)
-    else:
-        found = _t_estimate(mean, float(values.var(ddof=1)) / len(values), len(values) - 1, level, len(values))
-    if not ratio:
-        return found
-    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), len(values))
-
-
-def _t_estimate(mean: float, variance: float, degrees: float, level: float, number: int) -> Estimate:
-    half = float(sps.t.ppf((1 + level) / 2, degrees)) * math.sqrt(variance)
-    return Estimate(mean, mean - half, mean + half, number)
 
 
 # ---------------------------------------------------------------- linear readings of a curve

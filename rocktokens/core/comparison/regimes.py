@@ -1,6 +1,7 @@
 """The regimes of a comparison as configurations of one distillation, and the proof that nothing else differs.
 
-    configs = {name: regime_config(name, base, settings, seed=0, rocks=rocks) for name in settings.regimes}
+    sets = FrozenSets(rocks=rocks, bypass=bypass)
+    configs = {name: regime_config(name, base, settings, seed=0, sets=sets) for name in settings.regimes}
     check_arms(configs)     # refuses a difference that is not the selector's or the schedule's
 
 This room turns configurations into configurations; it trains nothing.
@@ -9,14 +10,15 @@ This room turns configurations into configurations; it trains nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rocktokens.config import CompareConfig, DistillConfig, OffPolicyConfig, Regime, SelectorConfig
 from rocktokens.errors import ConfigError
 
-# Regimes that cannot be had without a list of rocks.
-NEED_ROCKS: tuple[Regime, ...] = ("freeze", "soft", "random", "random_loss", "cut", "fewer", "saturated", "merit")
+# Regimes that cannot be had without declared rocks, and those that need something frozen to be the control of.
+NEED_ROCKS: tuple[Regime, ...] = ("freeze_rocks", "soft", "cut", "fewer", "saturated", "merit")
+CONTROLS: tuple[Regime, ...] = ("random", "random_loss")
 # Regimes that save by sampling less: shorter rollouts, fewer of them, or fewer steps.
 SAMPLE_LESS: tuple[Regime, ...] = ("prefix", "cut", "fewer", "saturated", "merit", "shorter")
 # What a regime may set differently from uniform; everything beside `selector` is a schedule.
@@ -25,6 +27,30 @@ SCHEDULE: dict[str, frozenset[str]] = {
     "merit": frozenset({"until", "saturation_on"}),
     "shorter": frozenset({"steps", "keep"}),
 }
+
+
+@dataclass(frozen=True)
+class FrozenSets:
+    """Token types that regimes leave out: all declared rocks, and those that the bypass list lets be skipped."""
+
+    rocks: tuple[int, ...] = ()
+    bypass: tuple[int, ...] = ()
+
+    @property
+    def controlled(self) -> tuple[int, ...]:
+        """What the controls stand for: what freeze leaves out or, where that is nothing, the rocks."""
+        return self.bypass or self.rocks
+
+    def allows(self, regime: Regime) -> bool:
+        """Whether there is something for a regime to do."""
+        if regime == "freeze":
+            return bool(self.bypass)
+        if regime in CONTROLS:
+            return bool(self.controlled)
+        return bool(self.rocks) or regime not in NEED_ROCKS
+
+
+NOTHING = FrozenSets()
 
 
 def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
@@ -58,20 +84,26 @@ def regime_config(
     settings: CompareConfig,
     *,
     seed: int,
-    rocks: tuple[int, ...] = (),
+    sets: FrozenSets = NOTHING,
     cut: int | None = None,
 ) -> DistillConfig:
     """One regime with one seed. `cut` is the length at which `cut` and `merit` stop sampling."""
-    if regime in NEED_ROCKS and not rocks:
-        raise ConfigError(f"regime {regime} needs rocks; run `rocktokens detect` first, or name them with --rocks")
+    if not sets.allows(regime):
+        needed, stages = ("a bypass list", "bypass") if regime == "freeze" else ("rocks", "detect")
+        raise ConfigError(
+            f"regime {regime} needs {needed} that names token types; run `rocktokens {stages}` first, or name ids with "
+            "--rocks"
+        )
+    rocks, controlled = sets.rocks, sets.controlled
     keep = 1.0 if cut is None else min(1.0, cut / base.max_new_tokens)
     sparse: dict[str, Any] = {"rocks": rocks, "least": settings.least, "full": settings.full}
     selectors: dict[str, dict[str, Any]] = {
         "uniform": {"name": "uniform"},
-        "freeze": {"name": "freeze", "rocks": rocks},
+        "freeze": {"name": "freeze", "rocks": sets.bypass},
+        "freeze_rocks": {"name": "freeze_rocks", "rocks": rocks},
         "soft": {"name": "soft", "rocks": rocks, "lam": settings.lam},
-        "random": {"name": "random", "rocks": rocks, "seed": seed},
-        "random_loss": {"name": "random", "rocks": rocks, "seed": seed, "match_loss": True},
+        "random": {"name": "random", "rocks": controlled, "seed": seed},
+        "random_loss": {"name": "random", "rocks": controlled, "seed": seed, "match_loss": True},
         "adaptive": {"name": "adaptive", "seed": seed},
         "entropy": {"name": "entropy", "keep": settings.keep},
         "divergence": {"name": "divergence", "keep": settings.keep},

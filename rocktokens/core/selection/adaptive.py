@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats as sps
 from torch import Tensor
 
 from rocktokens.core.monitor import HALF_LIFE, LEAST_ROWS, TokenMonitor
@@ -54,7 +55,8 @@ class Adaptive(Selector):
             budget: least share of the recent loss that makes a type worth freezing.
             max_fall: a frozen type thaws when its audited mean has moved by more than this share.
             least_fall: nothing is frozen before the median fall of the run's own types, by rows, is this large.
-            slower: a type is frozen if its fall, plus 1.96 standard errors, is below this share of the median fall.
+            slower: a type is frozen if its fall, plus 1.96 standard errors (more where many types are tested), is below
+                this share of the median fall.
             audit: share of frozen positions left in the loss.
             max_positions: largest share of positions ever frozen at once.
             allowed: the only types that may be frozen, e.g. a bypass list; None: any.
@@ -132,11 +134,11 @@ class Adaptive(Selector):
         loss_share_V = loss_left * value_V / max(value_V[unfrozen_V].sum(), np.finfo(float).tiny)
         rows_share_V = rows_left * weight_V / max(weight_V[unfrozen_V].sum(), np.finfo(float).tiny)
 
-        mean_V = monitor.mean("recent")
+        mean_V, worth_V = monitor.mean("recent"), open_V & (loss_share_V > self.budget)
         with np.errstate(invalid="ignore"):
-            stayed_V = fall_V + Z * error_V < self.slower * self.median_fall
+            stayed_V = fall_V + _quantiles(monitor, worth_V) * error_V < self.slower * self.median_fall
             costly_V = mean_V - Z * monitor.standard_error("recent") > value_V.sum() / weight_V.sum()
-        chosen = np.flatnonzero(open_V & (loss_share_V > self.budget) & stayed_V & costly_V)
+        chosen = np.flatnonzero(worth_V & stayed_V & costly_V)
         for token in sorted(chosen.tolist(), key=lambda v: (-loss_share_V[v], v)):
             if 1.0 - rows_left + rows_share_V[token] > self.max_positions:
                 break
@@ -149,6 +151,17 @@ class Adaptive(Selector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._frozen, self._thawed = dict(state["frozen"]), dict(state["thawed"])
+
+
+def _quantiles(monitor: TokenMonitor, tested_V: np.ndarray) -> np.ndarray:
+    """Standard errors on the safe side of a fall: 1.96, and more where many types are tested or rows are few.
+
+    Student's quantile for the rows of each type, with the 2.5 % shared among all types tested (Bonferroni): with 1.96
+    alone, about one type in forty that learns would be frozen for its noise.
+    """
+    rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
+    tail = float(sps.norm.sf(Z)) / max(int(tested_V.sum()), 1)
+    return np.maximum(sps.t.isf(tail, np.maximum(rows_V - 1, 1)), Z)
 
 
 def weighted_median(value_V: np.ndarray, weight_V: np.ndarray) -> float:

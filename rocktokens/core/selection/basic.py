@@ -133,14 +133,13 @@ class Soft(Selector):
     """Rocks, and with `window` their high-divergence windows, count λ; everything else counts 1."""
 
     name = "soft"
+    wants: ClassVar[str] = "rocks: a list of token ids, or a run in which `detect` declared some"
 
     def __init__(self, *, rocks: Iterable[int], lam: float = 0.5, window: int = 0, tau: float | None = None) -> None:
         """`lam`: λ. `window`: how far a window may reach on either side; 0 is off. `tau`: its threshold in nats."""
         self._rocks = tuple(sorted({int(rock) for rock in rocks}))
         if not self._rocks:
-            raise ConfigError(
-                f"selector {self.name} needs rocks: a list of token ids, or a run with `detect` completed"
-            )
+            raise ConfigError(f"selector {self.name} needs {self.wants}")
         if not 0 <= lam <= 1:
             raise ConfigError(f"lam is a loss weight in [0, 1], got {lam}")
         if window < 0:
@@ -165,12 +164,23 @@ class Soft(Selector):
 
 
 class Freeze(Soft):
-    """Rocks carry no loss: λ = 0."""
+    """The types of a bypass list, or those named, carry no loss: λ = 0."""
 
     name = "freeze"
+    wants = (
+        "a bypass list that is not empty: make one with `rocktokens bypass`, name token ids with rocks, or take "
+        "freeze_rocks to freeze all rocks"
+    )
 
     def __init__(self, *, rocks: Iterable[int], window: int = 0, tau: float | None = None) -> None:
         super().__init__(rocks=rocks, lam=0.0, window=window, tau=tau)
+
+
+class FreezeRocks(Freeze):
+    """All declared rocks carry no loss, whatever tests say about them: the paper's act, for comparison."""
+
+    name = "freeze_rocks"
+    wants = Soft.wants
 
 
 class Random(Soft):

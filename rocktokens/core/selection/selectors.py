@@ -17,6 +17,7 @@ from rocktokens.core.selection.adaptive import Adaptive
 from rocktokens.core.selection.basic import (
     Entropy,
     Freeze,
+    FreezeRocks,
     HighDivergence,
     Prefix,
     Random,
@@ -58,11 +59,20 @@ def make_selector(name: str, **options: Any) -> Selector:
     return kind(**options)
 
 
-def selector_of(config: SelectorConfig, rocks: Iterable[int] = ()) -> Selector:
-    """The selector a configuration asks for; `rocks` stand in where it needs some and names none."""
+def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Iterable[int] | None = None) -> Selector:
+    """The selector a configuration asks for.
+
+    Args:
+        config: which selector, and its settings.
+        rocks: the declared rocks; they stand in where a selector needs some and the configuration names none.
+        bypass: the bypass list, likewise for `freeze`; for `adaptive` it counts where the configuration asks for one.
+    """
     options = config.options()
-    if "rocks" in options and not config.rocks:
-        options["rocks"] = tuple(rocks)
+    if config.name == "adaptive":
+        named = options.pop("rocks", ())
+        options["allowed"] = (() if bypass is None else tuple(bypass)) if config.bypass else (named or None)
+    elif "rocks" in options and not config.rocks:
+        options["rocks"] = tuple((bypass or ()) if config.name == "freeze" else rocks)
     return make_selector(config.name, **options)
 
 
@@ -80,5 +90,6 @@ def _class_by_path(path: str) -> type[Selector]:
 def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
     ours: tuple[type[Selector], ...]
-    ours = (Uniform, Freeze, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix, Fewer, Merit, *PUBLISHED)
+    ours = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
+    ours += (Fewer, Merit, *PUBLISHED)
     return {kind.name: kind for kind in ours}

@@ -67,6 +67,8 @@ class GraftArm:
     num_types: int
     own: bool = False
     """The student itself draws again."""
+    members: tuple[int, ...] = ()
+    """The set itself, where it is what the arm is about."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,28 @@ class GraftResult:
     """One row a resumption; a rollout without a row for an arm was copied."""
 
 
-def make_arms(
-    rocks: Iterable[int], vocabulary: int, share_V: Floats, clusters: Mapping[str, Iterable[int]] | None = None
-) -> list[GraftArm]:
-    """rocks, placebo, control, rest, all, and one arm a cluster; `share_V`: each type's share of the positions."""
-    rocks = sorted(set(rocks))
+@dataclass(frozen=True)
+class GraftSets:
+    """The sets of token types that are grafted."""
+
+    target: tuple[int, ...]
+    """The set in question: the declared rocks or, where there are none, the candidates of the census."""
+    name: str = "rocks"
+    """What the target is."""
+    skippable: tuple[int, ...] = ()
+    """Types that detection and census would let training skip; their graft decides whether it may."""
+    clusters: Mapping[str, Iterable[int]] | None = None
+
+
+def make_arms(sets: GraftSets, vocabulary: int, share_V: Floats) -> list[GraftArm]:
+    """The target, placebo, control, rest, all, what would be skipped, and one arm per cluster.
+
+    `share_V`: each type's share of the positions.
+    """
+    rocks = sorted(set(sets.target))
     if not rocks:
-        raise ConfigError("there are no rocks to graft; run `rocktokens detect` first, or name them with --rocks")
-    wrong = [token for token in rocks if not 0 <= token < vocabulary]
+        raise ConfigError("there is nothing to graft; run `rocktokens detect` first, or name token types with --rocks")
+    wrong = [token for token in (*rocks, *sets.skippable) if not 0 <= token < vocabulary]
     if wrong:
         raise ConfigError(f"token id {wrong[0]} is not in the vocabulary of {vocabulary}")
     on_V = np.zeros(vocabulary)
@@ -97,17 +113,25 @@ def make_arms(
     # As many draws as the rocks have, spread over everything else; if rocks are the larger part, all of the rest.
     odds = min(1.0, rock_share / max(1.0 - rock_share, 1e-12))
     arms = [
-        GraftArm("rocks", on_V, len(rocks)),
+        GraftArm(sets.name, on_V, len(rocks), members=tuple(rocks)),
         GraftArm("placebo", on_V, len(rocks), own=True),
         GraftArm("control", (1 - on_V) * odds, vocabulary - len(rocks)),
         GraftArm("rest", 1 - on_V, vocabulary - len(rocks)),
         GraftArm("all", np.ones(vocabulary), vocabulary),
     ]
-    for name, members in (clusters or {}).items():
-        own_V = np.zeros(vocabulary)
-        own_V[sorted(set(members))] = 1.0
+    skippable = sorted(set(sets.skippable))
+    if skippable and skippable != rocks:
+        arms.append(GraftArm("skippable", _indicator(skippable, vocabulary), len(skippable), members=tuple(skippable)))
+    for name, members in (sets.clusters or {}).items():
+        own_V = _indicator(members, vocabulary)
         arms.append(GraftArm(f"cluster {name}", own_V, int(own_V.sum())))
     return arms
+
+
+def _indicator(members: Iterable[int], vocabulary: int) -> Floats:
+    own_V = np.zeros(vocabulary)
+    own_V[sorted(set(members))] = 1.0
+    return own_V
 
 
 def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
@@ -124,7 +148,7 @@ def graft(
     engine: Engine,
     make_grafter: Callable[[Floats, Floats], Grafter],
     prompts: Sequence[Prompt],
-    rocks: Iterable[int],
+    rocks: Iterable[int] | GraftSets,
     *,
     vocabulary: int,
     decode: Any,
@@ -138,7 +162,21 @@ def graft(
 ) -> GraftResult:
     """Accuracy gained when the teacher draws the rocks, as many other tokens, all others, everything, each cluster.
 
-    `make_grafter(rules, own)` gives the engine for rules of redrawing, one row an arm, and who draws again.
+    Args:
+        engine: samples from the student.
+        make_grafter: `make_grafter(rules, own)` gives the engine for rules of redrawing, one row per arm, and for
+            each whether the student itself draws again.
+        prompts: with answers.
+        rocks: the set in question, or all sets by name.
+        vocabulary: number of token types.
+        decode: token ids to text.
+        checker: `checker(text, answer)` says whether a rollout is right.
+        clusters: further sets, each grafted by itself.
+        config: how many prompts, and the coverage of intervals.
+        baseline: the rollouts that grafts start from.
+        known: baseline rollouts by prompt_id that another stage has sampled with the same settings.
+        keep: keeps finished parts.
+        bar: shows progress.
     """
     config, base = config or GraftConfig(), baseline or BaselineConfig()
     problems = shuffled(answerable(prompts, checker), base.seed)[: min(config.problems, base.problems)]
@@ -157,7 +195,8 @@ def graft(
         chunk=CHUNK,
         known=known,
     )
-    arms = make_arms(rocks, vocabulary, _shares(start, vocabulary), clusters)
+    sets = rocks if isinstance(rocks, GraftSets) else GraftSets(tuple(rocks), clusters=clusters)
+    arms = make_arms(sets, vocabulary, _shares(start, vocabulary))
     grafter = make_grafter(np.stack([arm.redraw_V for arm in arms]), np.array([arm.own for arm in arms]))
     table = _run(grafter, arms, start, judge, limit=limit, seed=base.seed, keep=keep, bar=bar)
     rng = np.random.default_rng(derive_seed(base.seed, "graft"))
@@ -249,4 +288,5 @@ def _result(
         num_resumed=len(mine),
         num_rollouts=len(after_N),
         num_tokens=int(sum(row["num_tokens"] for row in mine)),
+        members=arm.members,
     )

@@ -62,12 +62,15 @@ def distill(
     run: RunDirectory,
     *,
     rocks: Sequence[int] = (),
+    bypass: Sequence[int] | None = None,
     problems: Sequence[Prompt] = (),
     check: Checker | None = None,
     show: bool = True,
     on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> Distilled:
     """Train the pair's student in place. `rocks` serve selectors and reports, `problems` with `check` accuracy.
+
+    `bypass` is the list that `freeze` leaves out where its configuration names no token ids.
 
     `on_step` is given the record's row of every optimiser step, in place of the progress display.
     """
@@ -76,8 +79,8 @@ def distill(
     _make_directory(run.path / "checkpoints")
     if config.off_policy.answers is not None:
         off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
-    selector = selector_of(config.selector, rocks)
-    shadows = {name: selector_of(SelectorConfig(name=name), rocks) for name in config.shadows}
+    selector = selector_of(config.selector, rocks, bypass)
+    shadows = {name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows}
     trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
     if problems and check is not None:
         _evaluate(trainer, config, problems, check, config.evaluate_every or max(1, config.steps // 10))

@@ -14,9 +14,10 @@ from rocktokens.report.formats import percent, points
 
 # Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.
 SUBJECTS = {
-    "freeze": "freezing the rocks, {} of positions,",
-    "random": "freezing control positions, as many as the rocks' and in runs as long, {} of all,",
-    "random_loss": "freezing as many other positions, as near to the rocks' loss as others come, {} of all,",
+    "freeze": "freezing the bypass list, {} of positions,",
+    "freeze_rocks": "freezing all rocks, {} of positions,",
+    "random": "freezing control positions, as many and in runs as long, {} of all,",
+    "random_loss": "freezing as many other positions, as near to the frozen loss as others come, {} of all,",
     "soft": "giving the rocks a smaller weight",
     "adaptive": "freezing what adaptive found while training, {} of positions,",
     "entropy": "keeping only the positions where the student is least certain, dropping {},",
@@ -60,6 +61,9 @@ def verdict_sentence(reading: Reading, *, margin: float, uniform: Reading | None
 
 def _saved(reading: Reading) -> str:
     """What the clock says, of the step and, where the numbers of steps differ, of the whole."""
+    if not math.isfinite(reading.step_ratio.low):  # no interval, no claim
+        few = "one seed" if reading.num_seeds == 1 else f"{reading.num_seeds} seeds"
+        return f"no saving of time can be told from {few} (floating-point operations: {reading.flops_ratio:.2f}×)"
     step = _time(reading.step_ratio, "of the step", "a step")
     whole = reading.seconds_ratio
     if abs(math.log(whole.value / reading.step_ratio.value)) < 0.02:
@@ -69,13 +73,11 @@ def _saved(reading: Reading) -> str:
 
 def _time(ratio: Estimate, of: str, more: str) -> str:
     saved = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.num_prompts)
-    bounds = "" if math.isnan(saved.low) else f" [{points(saved.low)}, {points(saved.high)}]"
-    if not math.isnan(saved.low) and saved.low < 0 < saved.high:
-        return f"saved no measurable part {of}: {points(saved.value)} %{bounds}"
+    if saved.low < 0 < saved.high:
+        return f"saved no measurable part {of}: {points(saved.value)} % [{points(saved.low)}, {points(saved.high)}]"
     if saved.value >= 0:
-        return f"saved {percent(saved.value)} {of}{bounds}"
-    bounds = bounds and f" [{points(-saved.high)}, {points(-saved.low)}]"
-    return f"took {percent(-saved.value)} more time {more}{bounds}"
+        return f"saved {percent(saved.value)} {of} [{points(saved.low)}, {points(saved.high)}]"
+    return f"took {percent(-saved.value)} more time {more} [{points(-saved.high)}, {points(-saved.low)}]"
 
 
 def _reached(reading: Reading, margin: float, uniform: Reading | None) -> str:
@@ -99,31 +101,45 @@ def _bounds(reach: Reach) -> str:
 
 
 def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
-    """Whether the rocks can be skipped in this pair, from freeze and its control."""
-    freeze, random = readings.get("freeze"), readings.get("random")
-    if freeze is None:
-        return "The rocks were not frozen in any regime compared here: nothing is said about skipping them."
-    change = f"{points(freeze.change.value)} points {_interval(freeze.change)}"
-    control = ""
+    """Whether the bypass list, and all rocks, can be skipped in this pair; beside them their controls."""
+    said = [_skipped(readings[name], what, margin) for name, what in FROZEN.items() if name in readings]
+    if not said:
+        return "Nothing was frozen in any regime compared here: nothing is said about skipping token types."
+    if "freeze" not in readings:
+        said.insert(0, "There was nothing on the bypass list to freeze.")
+    random, matched = readings.get("random"), readings.get("random_loss")
     if random is not None:
-        control = f" The control, as many other positions, changed it by {points(random.change.value)} points "
-        control += f"{_interval(random.change)}."
-    matched = readings.get("random_loss")
-    if matched is not None:
-        control += " The control whose loss is as near to theirs as others come changed it by "
-        control += f"{points(matched.change.value)} points {_interval(matched.change)}."
-    if freeze.verdict == "costs":
-        return f"The rocks are cornerstones here: trained without them, accuracy changed by {change}.{control}"
-    if freeze.verdict == "gains":
-        return f"The rocks are stumbling blocks here: trained without them, accuracy changed by {change}.{control}"
-    if freeze.verdict == "unchanged":
-        return (
-            f"The rocks can be skipped here: trained without them, accuracy changed by {change}, "
-            f"inside ±{points(margin, signed=False)} points.{control}"
+        said.append(
+            f"The control, as many other positions, changed it by {points(random.change.value)} points "
+            f"{_interval(random.change)}."
         )
+    if matched is not None:
+        said.append(
+            "The control whose loss is as near to theirs as others come changed it by "
+            f"{points(matched.change.value)} points {_interval(matched.change)}."
+        )
+    return " ".join(said)
+
+
+# Regime that freezes token types → what it freezes.
+FROZEN = {"freeze": "types on the bypass list", "freeze_rocks": "rocks"}
+
+
+def _skipped(reading: Reading, what: str, margin: float) -> str:
+    """One frozen set in one sentence."""
+    change = f"{points(reading.change.value)} points {_interval(reading.change)}"
+    if not reading.over_seeds:
+        change += " (an interval over problems only: it takes three seeds to speak of seeds)"
+    inside = f"±{points(margin, signed=False)} points"
+    if reading.verdict == "costs":
+        return f"The {what} are cornerstones here: trained without them, accuracy changed by {change}."
+    if reading.verdict == "gains":
+        return f"The {what} are stumbling blocks here: trained without them, accuracy changed by {change}."
+    if reading.verdict == "unchanged":
+        return f"The {what} can be skipped here: trained without them, accuracy changed by {change}, inside {inside}."
     return (
-        f"Whether the rocks can be skipped is not decided to ±{points(margin, signed=False)} points: trained without "
-        f"them, accuracy changed by {change}. More seeds or problems would tell.{control}"
+        f"Whether the {what} can be skipped is not decided to {inside}: trained without them, accuracy changed by "
+        f"{change}. More seeds or problems would tell."
     )
 
 
@@ -132,6 +148,8 @@ def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float 
     others = [reading for reading in readings if reading.regime != "uniform"]
     if not others:
         return "Only the uniform regime was trained: there is no frontier."
+    if not all(math.isfinite(reading.seconds_ratio.low) for reading in others):
+        return "Seconds are not compared: it takes three seeds to give them an interval."
     best = frontier(readings)
     start = f"No other regime is both quicker and better than: {', '.join(best)}."
     within = [r for r in others if r.change.value > -margin]
@@ -154,9 +172,8 @@ def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float 
 def _price(reading: Reading) -> str:
     """What a regime took and what came of it."""
     ratio = reading.seconds_ratio
-    bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if math.isfinite(ratio.high) else ""
     return (
-        f"{ratio.value:.2f}×{bounds} of uniform's seconds for "
+        f"{ratio.value:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}] of uniform's seconds for "
         f"{points(reading.change.value)} points {_interval(reading.change)}"
     )
 

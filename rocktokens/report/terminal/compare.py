@@ -45,7 +45,7 @@ def _accuracy_table(
     table = Table(
         title=f"Regimes from one start: {facts['steps']} steps, {first.num_seeds} seeds, {first.num_problems} problems",
         caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
-        f"{100 * config.level:.0f} % intervals over seeds and problems; losses in nats on common held-out rollouts",
+        f"{100 * config.level:.0f} % intervals over {_over(first)}; losses in nats on common held-out rollouts",
     )
     for name in ("regime", "accuracy %", "change", "same seconds", "area", "loss rocks", "loss rest", "verdict"):
         table.add_column(name, justify="left" if name in ("regime", "verdict") else "right")
@@ -76,7 +76,8 @@ def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table
         table.add_column(name, justify="left" if name == "regime" else "right")
     for name, r in readings.items():
         ratio = r.seconds_ratio
-        bounds = "" if np.isnan(ratio.low) or name == "uniform" else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+        bounds = " (no interval)" if np.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+        bounds = "" if name == "uniform" else bounds
         table.add_row(
             name,
             f"{r.seconds.value:.0f}",
@@ -102,6 +103,11 @@ def _stage_table(readings: Mapping[str, Reading]) -> Table:
         shares = ((r.stages.get(stage, 0.0), r.stages.get(stage, 0.0) / total) for stage in stages)
         table.add_row(name, *(f"{seconds:.1f} ({100 * share:.0f} %)" for seconds, share in shares))
     return table
+
+
+def _over(reading: Reading) -> str:
+    """What the intervals speak of."""
+    return "seeds and problems" if reading.over_seeds else "problems only (it takes three seeds to speak of seeds)"
 
 
 def _signed(estimate: Estimate) -> str:

@@ -219,7 +219,7 @@ def test_adaptive_never_freezes_what_learns(scenario):
 
 
 def test_adaptive_finds_rocks_where_the_rest_learns():
-    found = online_runs.simulate_adaptive(online_runs.ADAPTIVE[6], 1, types=60, steps=260, rows=600, half_life=25)
+    found = online_runs.simulate_adaptive(online_runs.ADAPTIVE[6], 2, types=60, steps=260, rows=1000, half_life=25)
     assert found.false_freezes == 0
     assert found.found_rocks >= 3
 
@@ -304,7 +304,8 @@ def test_every_selector_is_documented():
     [
         ("frezee", {}, "did you mean 'freeze'"),
         ("freeze", {"rock": [1]}, "takes: rocks"),
-        ("freeze", {"rocks": []}, "needs rocks"),
+        ("freeze", {"rocks": []}, "needs a bypass list"),
+        ("freeze_rocks", {"rocks": []}, "needs rocks"),
         ("soft", {"rocks": [1], "lam": 1.5}, "[0, 1]"),
         ("soft", {"rocks": [1], "window": -1}, "at least 0"),
         ("entropy", {"keep": 0}, "(0, 1]"),

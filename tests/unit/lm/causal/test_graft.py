@@ -13,7 +13,7 @@ from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.core.census.graft_report import graft_table
 from rocktokens.core.census.inference import change
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.lm.causal.graft import graft, make_arms
+from rocktokens.lm.causal.graft import GraftSets, graft, make_arms
 from rocktokens.report.terminal.graft import render
 
 LIMIT = 5
@@ -85,18 +85,32 @@ def test_rollouts_without_rocks_are_copied():
 
 def test_the_control_draws_as_many_tokens_as_the_rocks_have():
     shares = np.array([0.2, 0.1, 0.3, 0.2, 0.2])
-    rocks, placebo, control, rest, everything = make_arms([2], 5, shares)
+    rocks, placebo, control, rest, everything = make_arms(GraftSets((2,)), 5, shares)
     assert placebo.own
     assert (control.redraw_V * shares).sum() == pytest.approx(shares[2])
     assert control.redraw_V[2] == 0
     assert (rocks.redraw_V + rest.redraw_V == everything.redraw_V).all()
 
 
+def test_what_would_be_skipped_is_grafted_beside_the_rocks_unless_it_is_the_same():
+    shares = np.full(5, 0.2)
+    arms = make_arms(GraftSets((1, 2, 3), skippable=(3, 1)), 5, shares)
+    assert [arm.name for arm in arms] == ["rocks", "placebo", "control", "rest", "all", "skippable"]
+    assert arms[-1].members == (1, 3)
+    assert arms[-1].redraw_V.tolist() == [0, 1, 0, 1, 0]
+    assert [arm.name for arm in make_arms(GraftSets((1, 3), skippable=(3, 1)), 5, shares)][-1] == "all"
+    assert make_arms(GraftSets((1,), name="candidates"), 5, shares)[0].name == "candidates"
+    found = grafted(markov.chain(2), markov.chain(3), [3], problems=50)
+    members = {row["arm"]: row["members"] for row in graft_table(found.rows, [], [3], {}).to_pylist()}
+    assert members["rocks"] == [3]
+    assert members["rest"] is None
+
+
 def test_what_is_refused():
-    with pytest.raises(ConfigError, match="no rocks to graft"):
-        make_arms([], 5, np.full(5, 0.2))
+    with pytest.raises(ConfigError, match="nothing to graft"):
+        make_arms(GraftSets(()), 5, np.full(5, 0.2))
     with pytest.raises(ConfigError, match="not in the vocabulary"):
-        make_arms([9], 5, np.full(5, 0.2))
+        make_arms(GraftSets((9,)), 5, np.full(5, 0.2))
     with pytest.raises(DataError, match="no meaning"):
         graft(None, None, [], [1], vocabulary=5, decode=str, checker=None)
     with pytest.raises(ConfigError, match="problems"):

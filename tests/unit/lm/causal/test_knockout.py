@@ -215,7 +215,7 @@ def test_a_first_use_at_the_end_of_the_context_has_no_placebo_and_does_not_crash
 
 
 def test_candidates_are_the_top_by_burden_and_every_declared_rock():
-    from rocktokens.stages.knockout import candidate_types
+    from rocktokens.stages.causal_setup import candidate_types
 
     types = [{"token_id": token, "r": burden} for token, burden in enumerate([1.0, 9.0, None, 5.0, 0.5, 5.0])]
     assert candidate_types(types, [], 3) == [1, 3, 5]

@@ -1,0 +1,69 @@
+"""Intervals over seeds and prompts: both are drawn at random, and every seed is tried on every prompt.
+
+Shapes: S seeds, P prompts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats as sps
+
+from rocktokens.core.stats import Estimate
+from rocktokens.errors import DataError
+
+MIN_SEEDS = 3  # two seeds leave one degree of freedom: an interval over them would say nothing
+
+
+def crossed_estimate(value_SP: ArrayLike, *, level: float = 0.95) -> Estimate:
+    """Mean over seeds and problems, both taken as drawn at random, with an interval for either source of chance.
+
+    Every seed is tried on every problem, so the variance of the mean has a part for seeds, one for problems and one
+    for the rest (two-way layout); t with Satterthwaite's degrees of freedom, few where the seeds' part is the large
+    one. With fewer than three seeds the interval speaks of problems only: whoever shows it must say so.
+    """
+    values = np.atleast_2d(np.asarray(value_SP, float))
+    seeds, problems = values.shape
+    if values.size == 0 or not np.isfinite(values).all():
+        raise DataError(f"outcomes of {seeds} seeds on {problems} problems must all be known")
+    mean = float(values.mean())
+    if problems < 2:
+        raise DataError("an interval over problems needs at least 2 problems")
+    if np.ptp(values) == 0:  # all alike: a share of others this large could still have been missed ("rule of three")
+        missed = 1.0 - (1.0 - level) ** (1.0 / problems)
+        return Estimate(mean, mean - missed, mean + missed, problems)
+    by_problem = float(values.mean(0).var(ddof=1)) / problems
+    if seeds < MIN_SEEDS:
+        return _t_estimate(mean, by_problem, problems - 1, level, problems)
+    by_seed = float(values.mean(1).var(ddof=1)) / seeds
+    rest_SP = values - values.mean(0) - values.mean(1, keepdims=True) + mean
+    degrees = (seeds - 1) * (problems - 1)
+    rest = float((rest_SP**2).sum()) / degrees / (seeds * problems)  # counted once in each of the other two
+    variance = by_problem + max(by_seed - rest, 0.0)
+    if by_seed <= rest:
+        return _t_estimate(mean, variance, problems - 1, level, problems)
+    spread = by_problem**2 / (problems - 1) + by_seed**2 / (seeds - 1) + rest**2 / degrees
+    return _t_estimate(mean, variance, variance**2 / spread, level, problems)
+
+
+def seed_estimate(value_S: ArrayLike, *, level: float = 0.95, ratio: bool = False) -> Estimate:
+    """Mean over seeds with a t interval (a ratio's is taken on logarithms); fewer than three seeds have none."""
+    values = np.asarray(value_S, float)
+    if not len(values):
+        raise DataError("no seeds: nothing to estimate")
+    values = np.log(values) if ratio else values
+    mean = float(values.mean())
+    if len(values) < MIN_SEEDS:
+        found = Estimate(mean, math.nan, math.nan, len(values))
+    else:
+        found = _t_estimate(mean, float(values.var(ddof=1)) / len(values), len(values) - 1, level, len(values))
+    if not ratio:
+        return found
+    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), len(values))
+
+
+def _t_estimate(mean: float, variance: float, degrees: float, level: float, number: int) -> Estimate:
+    half = float(sps.t.ppf((1 + level) / 2, degrees)) * math.sqrt(variance)
+    return Estimate(mean, mean - half, mean + half, number)

@@ -1,0 +1,252 @@
+"""The stage `bypass`: which costly token types training may skip; writes bypass.json. It loads no model.
+
+It reads what detection, census and grafts left and decides nothing by itself: the rule is core/bypass.py's, the words
+report/conclusions/bypass.py's, the file's form runs/bypass.py's. A comparison writes its verdict back into the list.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocktokens.config import BypassConfig, KnockoutConfig, PairConfig, SelectorConfig
+from rocktokens.config.base import from_mapping
+from rocktokens.core.bypass import Decision, Evidence, Graft, decide
+from rocktokens.core.stats import Estimate
+from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.progress import console
+from rocktokens.report.conclusions.bypass import (
+    NOT_COMPARED,
+    comparison_text,
+    list_sentence,
+    not_tested,
+    reason_sentence,
+)
+from rocktokens.runs.bypass import FORMAT, NAME, VERSION, BypassList, fingerprint, read_bypass
+from rocktokens.runs.files import write_text
+from rocktokens.runs.lock import working_on
+from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.stage import Stage, inputs_of
+
+log = logging.getLogger(__name__)
+
+# Arms of the graft whose members are the set in question.
+GRAFTED = ("rocks", "skippable")
+WIDTH = 150  # of the table where there is no terminal
+
+
+def bypass(path: Path, config: BypassConfig) -> Run:
+    """Decide for every costly type whether training may skip it; writes bypass.json and prints the table."""
+    from rocktokens.report.terminal.bypass import bypass_table
+
+    with working_on(path):
+        run = open_run(path)
+        files = ("types.parquet", "census.parquet", "grafts.parquet")
+        stage = Stage(run, "bypass", {"bypass": config}, inputs_of(run, files=files))
+        known = run.manifest["config"].get("knockout", {})
+        epsilon = config.epsilon or known.get("epsilon", KnockoutConfig.epsilon)
+        decisions = decide(evidence_of(run), grafts_of(run), epsilon=epsilon)
+        ids = [item.evidence.token_id for item in decisions if item.action == "skip"]
+        content = _content(run, decisions, epsilon) | {"comparison": comparison_of(run, ids)}
+        _write(run.path / NAME, content)
+        stage.finish({"ids": ids, "sentence": list_sentence(decisions), "epsilon": epsilon})
+    out = console(width=None if os.isatty(1) else WIDTH)
+    out.print(bypass_table(decisions, epsilon=epsilon, compared=content["comparison"]["text"]))
+    return run
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def evidence_of(run: Run) -> list[Evidence]:
+    """What detection and census say about every costly type."""
+    types = run.types().to_pylist()
+    if types and "class" not in types[0]:
+        raise RunError(
+            f"{run.path} was detected by an older version, which gave token types no class; run "
+            f"`rocktokens detect {run.path} --again` first"
+        )
+    total = sum(max(row["r"] or 0.0, 0.0) for row in types)
+    tested = _census(run)
+    ends = set(_end_tokens(run))
+    found = []
+    for row in types:
+        if row["class"] is None:
+            continue
+        census = tested.get(row["token_id"], {})
+        found.append(
+            Evidence(
+                token_id=int(row["token_id"]),
+                token=row["token"],
+                kind=row["class"],
+                declared=bool(row["in_certified"]),
+                confirmed=bool(row["confirmed"]),
+                cost_share=max(row["r"] or 0.0, 0.0) / total if total > 0 else 0.0,
+                fall=_estimate(row, "fall", row.get("num_prompts")),
+                verdict=census.get("verdict"),
+                delta=_estimate(census, "delta", census.get("num_problems")),
+                is_end=row["token_id"] in ends,
+            )
+        )
+    return found
+
+
+def _census(run: Run) -> dict[int, dict[str, Any]]:
+    """Results of single token types by id."""
+    if not run.has("census"):
+        return {}
+    return {row["token_id"]: row for row in run.read("census").to_pylist() if row["kind"] == "token"}
+
+
+def _end_tokens(run: Run) -> list[int]:
+    """Token types that ended a scored rollout."""
+    if not run.steps():
+        return []
+    step = run.steps()[-1]
+    return run.query(f"select distinct token_id from occurrences where step = {step} and is_eos")[
+        "token_id"
+    ].to_pylist()
+
+
+def grafts_of(run: Run) -> list[Graft]:
+    """The grafts of sets that were named by their members."""
+    if not run.has("grafts"):
+        return []
+    rows = [row for row in run.read("grafts").to_pylist() if row["arm"] in GRAFTED and row.get("members")]
+    made = []
+    for row in rows:
+        gain = _estimate(row, "gain", row["num_problems"])
+        if gain is not None:
+            made.append(Graft(row["arm"], frozenset(row["members"]), gain))
+    return made
+
+
+def _estimate(row: dict[str, Any], name: str, number: Any) -> Estimate | None:
+    values = [row.get(name + end) for end in ("", "_low", "_high")]
+    if values[0] is None:
+        return None
+    value, low, high = (float("nan") if item is None else float(item) for item in values)
+    return Estimate(value, low, high, int(number or 0))
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def _content(run: Run, decisions: Sequence[Decision], epsilon: float) -> dict[str, Any]:
+    skipped = [item for item in decisions if item.action == "skip"]
+    untested = sum(item.evidence.verdict is None and not item.evidence.is_end for item in decisions)
+    stages = [name for name in ("detect", "knockout", "graft", "compare") if run.done(name)]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "ids": [item.evidence.token_id for item in skipped],
+        "tokens": [item.evidence.token for item in skipped],
+        "sentence": list_sentence(decisions),
+        "epsilon": epsilon,
+        "tokenizer": _tokenizer(run),
+        "tested": {name: _tested(run, name) for name in stages if name != "compare"},
+        "not_tested": not_tested(stages, untested),
+        "decisions": [_decision(item, epsilon) for item in decisions],
+        "run": str(run.path),
+        "versions": run.manifest.get("versions", {}),
+    }
+
+
+def _decision(item: Decision, epsilon: float) -> dict[str, Any]:
+    found, graft = item.evidence, item.graft
+    row: dict[str, Any] = {
+        "token_id": found.token_id,
+        "token": found.token,
+        "decision": item.action,
+        "reason": item.reason,
+        "why": reason_sentence(item, epsilon=epsilon),
+        "class": found.kind,
+        "declared": found.declared,
+        "confirmed": found.confirmed,
+        "cost_share": found.cost_share,
+        "verdict": found.verdict,
+    }
+    row |= _flat("fall", found.fall) | _flat("delta", found.delta) | _flat("graft_gain", graft.gain if graft else None)
+    return row | {"graft": graft.name if graft else None}
+
+
+def _flat(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    ends = estimate[:3] if estimate is not None else (None, None, None)
+    plain = [None if value is None or value != value else float(value) for value in ends]
+    return dict(zip((name, f"{name}_low", f"{name}_high"), plain))
+
+
+def _tested(run: Run, stage: str) -> dict[str, Any]:
+    """A few facts of a stage that the list rests on."""
+    wanted = ("definition", "signal", "num_prompts", "num_problems", "num_rollouts", "accuracy", "epsilon", "alpha")
+    return {name: value for name, value in run.facts(stage).items() if name in wanted}
+
+
+def _tokenizer(run: Run) -> dict[str, Any]:
+    """The tokenizer that the ids belong to; ids of a run that names none cannot be protected."""
+    from rocktokens.lm.pair import load_tokenizer
+
+    pair = from_mapping(PairConfig, run.manifest["config"].get("pair", {}))
+    if not pair.student:
+        return {"source": None, "fingerprint": None, "vocabulary": None}
+    try:
+        vocabulary = load_tokenizer(pair.student, pair).get_vocab()
+    except RockTokensError as error:
+        log.warning("the list carries no fingerprint of its tokenizer: %s", error)
+        return {"source": pair.student, "fingerprint": None, "vocabulary": None}
+    return {"source": pair.student, "fingerprint": fingerprint(vocabulary), "vocabulary": len(vocabulary)}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+# ---------------------------------------------------------------- comparison and use
+
+
+def comparison_of(run: Run, ids: Sequence[int]) -> dict[str, Any]:
+    """What a comparison that froze exactly these types said of them; "not compared" where there is none."""
+    facts = run.facts("compare") if run.done("compare") else {}
+    frozen = facts.get("frozen_by", {}).get("freeze")
+    row = next((row for row in facts.get("regimes", []) if row["regime"] == "freeze"), None)
+    if row is None or not ids or frozen is None or sorted(frozen) != sorted(ids):
+        return {"status": NOT_COMPARED, "text": NOT_COMPARED}
+    found = {"change": row["delta"], "low": row["delta_low"], "high": row["delta_high"], "verdict": row["verdict"]}
+    found |= {"seeds": row["num_seeds"], "prompts": row["num_problems"], "steps": facts.get("steps")}
+    status = {"unchanged": "passed", "gains": "passed", "costs": "failed"}.get(row["verdict"], "undecided")
+    if row["num_seeds"] < 3 and status == "passed":
+        status = "undecided"  # without an interval over seeds nothing is proven about training
+    return {"status": status, "text": comparison_text(found), **found}
+
+
+def write_comparison_back(run: Run) -> None:
+    """Put the verdict of a comparison into the run's list, if it compared that list."""
+    if not (run.path / NAME).is_file():
+        return
+    content = read_bypass(run.path).content
+    comparison = comparison_of(run, content["ids"])
+    if content.get("comparison") != comparison:
+        _write(run.path / NAME, {**content, "comparison": comparison})
+        log.info("%s: %s", run.path / NAME, comparison["text"])
+
+
+def list_for(run: Run, config: SelectorConfig, tokenizer: Any) -> tuple[int, ...] | None:
+    """Token ids of the list that a selector asks for, else of the run's own; None where there is neither.
+
+    A list that was made with another tokenizer is refused.
+    """
+    if config.bypass is None and not (run.path / NAME).is_file():
+        return None
+    found: BypassList = read_bypass(config.bypass or run.path, fingerprint=fingerprint(tokenizer.get_vocab()))
+    if config.name == "freeze" and not config.rocks and not found.ids:
+        raise ConfigError(
+            f"the bypass list of {config.bypass or run.path} is empty: there is nothing to freeze. Train with uniform, "
+            "or freeze all rocks with freeze_rocks."
+        )
+    if config.name == "freeze" and found.status != "passed":
+        log.warning("the bypass list in use is not proven in training: %s", found.text)
+    return found.ids

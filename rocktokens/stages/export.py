@@ -1,0 +1,88 @@
+"""The stage `export`: a run's bypass list in the form that another trainer reads. It loads no model.
+
+ids    one token id per line
+json   bypass.json itself: ids, tokens, evidence, fingerprint of the tokenizer
+csv    one row per costly token type, with its evidence and the decision
+trl    JSON with the arguments for `RockDistillationTrainer` (a TRL DistillationTrainer)
+verl   JSON with ids and weights for a registered distillation loss of verl
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from rocktokens.errors import DataError
+from rocktokens.report.formats import to_csv
+from rocktokens.runs.bypass import NAME, BypassList, read_bypass
+from rocktokens.runs.files import write_text
+
+Format = Literal["ids", "json", "csv", "trl", "verl"]
+SUFFIX: dict[str, str] = {"ids": "txt", "json": "json", "csv": "csv", "trl": "trl.json", "verl": "verl.json"}
+COLUMNS = (
+    *("token_id", "token", "decision", "reason", "why", "class", "declared", "confirmed", "cost_share"),
+    *("verdict", "delta", "delta_low", "delta_high", "fall", "fall_low", "fall_high"),
+    *("graft", "graft_gain", "graft_gain_low", "graft_gain_high"),
+)
+
+
+def export(path: Path, form: Format, out: Path | None = None) -> Path:
+    """Write a run's bypass list for others.
+
+    Args:
+        path: the run directory, or a bypass.json.
+        form: see the top of this module.
+        out: the file to write; unset: bypass.SUFFIX beside the list.
+    """
+    found = read_bypass(path)
+    folder = path if path.is_dir() else path.parent
+    out = out or folder / f"bypass.{SUFFIX[form]}"
+    if form == "json" and out == folder / NAME:
+        return out  # it lies there already
+    makers: dict[str, Callable[[BypassList], str]] = {
+        "ids": lambda own: "".join(f"{token_id}\n" for token_id in own.ids),
+        "json": lambda own: _json(own.content),
+        "csv": _csv,
+        "trl": lambda own: _json(_trl(own)),
+        "verl": lambda own: _json(_verl(own)),
+    }
+    write_text(out, makers[form](found))
+    return out
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _csv(found: BypassList) -> str:
+    rows = found.content.get("decisions", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError("the bypass list holds no decisions; make it again with `rocktokens bypass`")
+    try:
+        return to_csv(pa.table({name: pa.array([row.get(name) for row in rows]) for name in COLUMNS}))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"the bypass list's decisions cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _about(found: BypassList) -> dict[str, Any]:
+    """What every form for a trainer says beside the ids."""
+    return {
+        "ids": list(found.ids),
+        "tokens": list(found.tokens),
+        "tokenizer": found.content.get("tokenizer"),
+        "comparison": found.text,
+    }
+
+
+def _trl(found: BypassList) -> dict[str, Any]:
+    """RockDistillationTrainer(..., selector=make_selector(**selector))."""
+    return {"selector": {"name": "freeze", "rocks": list(found.ids)}, **_about(found)}
+
+
+def _verl(found: BypassList) -> dict[str, Any]:
+    """Loss weights by token id, for a function registered with verl's register_distillation_loss."""
+    return {"token_weights": {str(token_id): 0.0 for token_id in found.ids}, "default_weight": 1.0, **_about(found)}
