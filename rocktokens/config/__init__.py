@@ -10,7 +10,7 @@ from rocktokens.config.base import require
 from rocktokens.config.bypass import BypassConfig
 from rocktokens.config.compare import CompareConfig, Regime
 from rocktokens.config.detect import Definition, DetectConfig, Signal
-from rocktokens.config.distill import DistillConfig, OffPolicyConfig
+from rocktokens.config.distill import DistillConfig, OffPolicyConfig, VllmConfig
 from rocktokens.config.geometry import GeometryConfig
 from rocktokens.config.graft import GraftConfig
 from rocktokens.config.knockout import BaselineConfig, KnockoutConfig, SetKind
@@ -45,6 +45,7 @@ __all__ = [
     "ServersConfig",
     "SetKind",
     "Signal",
+    "VllmConfig",
     "Wire",
     "require",
 ]

@@ -41,6 +41,33 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """The student's rollouts by vLLM while it trains (generation=vllm); needs CUDA."""
+
+    mode: Literal["colocate", "server"] = "colocate"
+    """colocate: in the training processes, on their GPUs; server: `trl vllm-serve` elsewhere, which is given the
+    student's weights after every step."""
+    url: str | None = None
+    """For server: its base URL."""
+    timeout: float = 240.0
+    """For server: seconds to wait until it is up."""
+    memory: float = 0.3
+    """For colocate: share of each GPU's memory that vLLM takes."""
+    max_length: int | None = None
+    """For colocate: prompt and rollout together; unset: the model's context, whose cache may not fit."""
+    tensor_parallel: int = 1
+    """For colocate: GPUs that share one copy of the student."""
+
+    def __post_init__(self) -> None:
+        require((self.mode == "server") == (self.url is not None), "vllm.mode=server and vllm.url go together")
+        require(0 < self.memory < 1, f"vllm.memory is a share in (0, 1), got {self.memory}")
+        require(self.tensor_parallel >= 1, f"vllm.tensor_parallel must be at least 1, got {self.tensor_parallel}")
+        require(self.timeout > 0, f"vllm.timeout must be > 0 seconds, got {self.timeout}")
+        length = self.max_length
+        require(length is None or length >= 1, f"vllm.max_length must be at least 1, got {length}; or unset it")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillConfig:
     """On-policy distillation: how long, how fast, on which tokens, and what is kept."""
 
@@ -74,6 +101,8 @@ class DistillConfig:
     amx) and a model of some size."""
     generation: Literal["auto", "ours", "trl", "vllm"] = "auto"
     """Who samples; auto: our sampler, or TRL's generation where the model is sharded."""
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    """For generation=vllm."""
     normalise: Literal["kept", "all"] = "kept"
     """Divide the loss by the weight of the kept tokens, or by the number of all tokens."""
     selector: SelectorConfig = field(default_factory=SelectorConfig)

@@ -7,25 +7,33 @@ model's own logits, so that a family this room does not know is noticed here and
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 
-from rocktokens.config import PairConfig
+from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.core.divergence import Head
 from rocktokens.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rocktokens.lm.sampling.requests import Engine
+    from rocktokens.lm.states import StateSource
 
 log = logging.getLogger(__name__)
 
@@ -48,27 +56,84 @@ class Pair:
     """Token types both heads have; rows beyond it are padding."""
     eos_ids: tuple[int, ...]
     pad_id: int
+    remote: RemoteTeacher | None = None
+    """A teacher that is served, in place of `teacher`."""
+
+    def teacher_source(self) -> PreTrainedModel | StateSource:
+        """The teacher, or where its states come from."""
+        if self.teacher is not None:
+            return self.teacher
+        if self.remote is not None and self.remote.states is not None:
+            return self.remote.states
+        raise ConfigError("the teacher is neither loaded here nor served with states; see --servers.teacher")
 
 
-def load_pair(config: PairConfig, *, with_teacher: bool = True) -> Pair:
+@dataclass(frozen=True)
+class RemoteTeacher:
+    """A teacher behind servers: its states, and an engine that samples from it; either may be missing."""
+
+    states: StateSource | None = None
+    engine: Callable[[RolloutConfig], Engine] | None = None
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What is known of a pair without any weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    context: int | None
+    """The student's."""
+
+
+def pair_facts(config: PairConfig) -> PairFacts:
+    """Check that two models fit, by their tokenizers and configurations."""
+    tokenizer, num_types = check_tokenizers(config)
+    vocabulary = min(head_rows(config.student, config), head_rows(config.teacher, config))
+    _check_vocabulary(num_types, vocabulary)
+    described = model_config(config.student, config)
+    source, _ = _source(config.student, config)
+    try:
+        named = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:  # there is none: what the model's configuration says is what transformers would take
+        named = getattr(described.get_text_config(), "eos_token_id", None)
+    eos_ids = _end_ids(named, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+    return PairFacts(tokenizer, vocabulary, eos_ids, int(pad_id), context_of(config.student, config))
+
+
+def context_of(name: str, config: PairConfig) -> int | None:
+    """Tokens that a model takes, from its configuration."""
+    return getattr(model_config(name, config).get_text_config(), "max_position_embeddings", None)
+
+
+def _check_vocabulary(num_types: int, vocabulary: int) -> None:
+    if num_types > vocabulary:
+        raise ConfigError(
+            f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
+            "one of the models does not belong to this tokenizer"
+        )
+
+
+def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = False) -> Pair:
     """Load both models and check that they fit.
 
     Args:
         config: Which models, and how they are loaded.
         with_teacher: Whether the teacher's weights are loaded; without them only its tokenizer and configuration are
             read, and the pair's `teacher` is None.
+        trains: Whether the student's weights will be trained: they are then float32 whatever `dtype` says, because
+            small updates vanish in 16 bits (at a rate of 2e-6 only 1 % of bfloat16 weights move).
     """
     if not config.student or not config.teacher:
         raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
     tokenizer, num_types = check_tokenizers(config)
-    student = load_model(config.student, config)
+    student = load_model(config.student, replace(config, dtype="float32") if trains else config)
     teacher = load_model(config.teacher, config) if with_teacher else None
     vocabulary = min(_head_rows(student), head_rows(config.teacher, config) if teacher is None else _head_rows(teacher))
-    if num_types > vocabulary:
-        raise ConfigError(
-            f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
-            "one of the models does not belong to this tokenizer"
-        )
+    _check_vocabulary(num_types, vocabulary)
     eos_ids = end_tokens(student, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     loaded = {"student": student, "teacher": teacher} if teacher is not None else {"student": student}
@@ -168,7 +233,10 @@ def _token_types(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[int, str
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every id that ends a response: the generation config's (one or several) and the tokenizer's."""
-    named = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return _end_ids(model.generation_config.eos_token_id if model.generation_config is not None else None, tokenizer)
+
+
+def _end_ids(named: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     ids = set(named if isinstance(named, list) else [] if named is None else [named])
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
@@ -196,51 +264,6 @@ def head_from(config: Any, weight_VH: Tensor, bias_V: Tensor | None) -> Head:
         if divisor is not None:
             scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
     return Head(weight_VH, bias_V, getattr(config, "final_logit_softcapping", None), scale)
-
-
-def read_head(name: str, config: PairConfig) -> Head:
-    """A model's output head alone, read from its safetensors; of a GGUF file the whole model is read and let go."""
-    described = model_config(name, config)
-    source, options = _source(name, config)
-    if "gguf_file" in options:
-        head = head_of(load_model(name, config))
-        return Head(head.weight_VH.detach().clone(), head.bias_V, head.softcap, head.scale)
-    with _named_errors(name), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
-    layer: Any = model.get_output_embeddings()
-    named = list(model.named_parameters(remove_duplicate=False))
-    wanted = {"weight": layer.weight, "bias": getattr(layer, "bias", None)}
-    found: dict[str, Tensor | None] = {"bias": None}
-    for part, parameter in wanted.items():
-        if parameter is not None:
-            keys = [key for key, value in named if value is parameter]
-            if getattr(described.get_text_config(), "tie_word_embeddings", False) and part == "weight":
-                keys += [key for key, value in named if value is model.get_input_embeddings().weight]  # type: ignore[union-attr]
-            with _named_errors(name):
-                found[part] = _read_tensor(source, keys, tuple(parameter.shape))
-    dtype = _dtype(config)
-    weight = found["weight"]
-    assert weight is not None
-    return head_from(described, weight if dtype == "auto" else weight.to(dtype), found["bias"])
-
-
-def _read_tensor(source: str, keys: list[str], shape: tuple[int, ...]) -> Tensor:
-    """One tensor of a checkpoint, by any of its names; of several files only the one that holds it is opened."""
-    index = cached_file(source, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
-    files: dict[str, str] = {}
-    if index is not None:
-        files = json.loads(Path(index).read_text())["weight_map"]
-    else:
-        single = cached_file(source, "model.safetensors")
-        with safe_open(str(single), "pt") as file:
-            files = dict.fromkeys(file.keys(), "model.safetensors")
-    endings = {".".join(key.split(".")[-2:]) for key in keys}
-    for key in [*keys, *(key for key in files if ".".join(key.split(".")[-2:]) in endings)]:
-        if key in files:
-            with safe_open(str(cached_file(source, files[key])), "pt") as file:
-                if tuple(file.get_slice(key).get_shape()) == shape:
-                    return file.get_tensor(key)
-    raise ConfigError(f"the weights of {source} hold no {keys[0]} of shape {shape}; the output head cannot be read")
 
 
 def hidden_states(model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
@@ -279,10 +302,16 @@ def choose_device(device: str) -> str:
     if device != "auto":
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
-        return device
+        return _own_cuda() if device == "cuda" else device
     if torch.cuda.is_available():
-        return "cuda"
+        return _own_cuda()
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _own_cuda() -> str:
+    """One device a process: torchrun and --workers number the processes of a machine."""
+    rank = os.environ.get("LOCAL_RANK")
+    return "cuda" if rank is None else f"cuda:{int(rank) % max(torch.cuda.device_count(), 1)}"
 
 
 def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:

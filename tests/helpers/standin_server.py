@@ -127,9 +127,9 @@ class StandIn:
             states[-1, 0] = torch.nan
         if self.short_states:
             states = states[:-1]
-        if body["embed_dtype"] == "bfloat16":
+        if body.get("embed_dtype") == "bfloat16":
             return states.bfloat16().view(torch.int16).numpy().tobytes()
-        return states.numpy().astype(WIRES[body["embed_dtype"]]).tobytes()
+        return states.numpy().astype(WIRES[body.get("embed_dtype", "float32")]).tobytes()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -60,6 +60,11 @@ class Engine(Protocol):
     """Whether resuming a rollout at a banned token has exactly the law of banning it from the start (METHOD.md §5);
     false with top-k or top-p."""
 
+    @property
+    def context(self) -> int | None:
+        """Tokens that a prompt and its rollout may have together; None where no limit is known."""
+        ...
+
     def generate(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Continuation]:

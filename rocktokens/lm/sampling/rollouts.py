@@ -23,11 +23,21 @@ from rocktokens.lm.scoring import Rollout
 from rocktokens.lm.tasks import Prompt
 
 
+def make_engine(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Engine:
+    """The engine that samples from one of a pair's models: in this process, or the served teacher's."""
+    if of_teacher and pair.teacher is None and pair.remote is not None and pair.remote.engine is not None:
+        return pair.remote.engine(config)
+    return make_sampler(pair, config, of_teacher=of_teacher)
+
+
 def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Sampler:
-    """The engine that samples from one of a pair's models as a configuration says."""
+    """The engine in this process that samples from one of a pair's models as a configuration says."""
     model = pair.teacher if of_teacher else pair.student
     if model is None:
-        raise ConfigError("the teacher is not loaded here, so it cannot be sampled from in this process")
+        raise ConfigError(
+            "the teacher is served with states only, and they cannot be sampled from; add the URL of a vLLM server "
+            "that generates with it to --servers.teacher, or leave --servers.teacher out here"
+        )
     return Sampler(
         model,
         eos_ids=pair.eos_ids,

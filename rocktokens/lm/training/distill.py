@@ -29,7 +29,8 @@ from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.checkers import Checker
 from rocktokens.lm.pair import TINY_PARAMETERS, Pair, no_bars
 from rocktokens.lm.sampling.accuracy import Evaluator
-from rocktokens.lm.sampling.rollouts import make_sampler, sample_rollouts
+from rocktokens.lm.sampling.rollouts import make_engine, sample_rollouts
+from rocktokens.lm.states import StateSource
 from rocktokens.lm.tasks import Prompt
 from rocktokens.lm.training.checkpoints import last_complete_checkpoint
 from rocktokens.lm.training.off_policy import OffPolicyTrainer, answer_rows, load_weights
@@ -113,7 +114,7 @@ def _on_policy_trainer(
         max_grad_norm=config.clip,
         max_completion_length=config.max_new_tokens,
         save_steps=config.save_every or min(100, max(1, config.steps // 10)),
-        use_vllm=config.generation == "vllm",
+        **_vllm(config),
         report_to=list(config.report_to) or "none",
         **_precision(config.bf16),
         **_quiet(config.seed, config.steps),
@@ -143,7 +144,12 @@ def _on_policy_trainer(
         until_saturated=config.until == "saturated",
         saturation_on=config.saturation_on,
         hours=config.hours,
+        teacher_states=_served_states(pair),
     )
+
+
+def _served_states(pair: Pair) -> StateSource | None:
+    return None if pair.teacher is not None or pair.remote is None else pair.remote.states
 
 
 def _evaluate(
@@ -182,7 +188,7 @@ def off_policy(
     if state.is_main_process and not run.has("teacher_answers"):
         asked = list(prompts)[: stage.answers]
         settings = RolloutConfig(num_rollouts=1, max_new_tokens=config.max_new_tokens, seed=config.seed)
-        engine = make_sampler(pair, settings, of_teacher=True)
+        engine = make_engine(pair, settings, of_teacher=True)
         with progress("teacher's answers", len(asked), "answers") as advance:
             run.write(
                 "teacher_answers",
@@ -212,6 +218,7 @@ def off_policy(
         arguments,
         Dataset.from_list(rows),
         processing_class=pair.tokenizer,
+        teacher_states=_served_states(pair),
         hard_share=stage.hard_share,
         run=run,
         until_accuracy=stage.until_accuracy,
@@ -263,6 +270,22 @@ def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, i
     if own % micro_batch:
         raise ConfigError(f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
     return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": own // micro_batch}
+
+
+def _vllm(config: DistillConfig) -> dict[str, Any]:
+    """TRL's settings for rollouts by vLLM, whose server takes the student's weights after every step (CUDA only)."""
+    if config.generation != "vllm":
+        return {"use_vllm": False}
+    asked = config.vllm
+    return {
+        "use_vllm": True,
+        "vllm_mode": asked.mode,
+        "vllm_server_base_url": asked.url,
+        "vllm_server_timeout": asked.timeout,
+        "vllm_gpu_memory_utilization": asked.memory,
+        "vllm_max_model_length": asked.max_length,
+        "vllm_tensor_parallel_size": asked.tensor_parallel,
+    }
 
 
 def _precision(bf16: bool | None) -> dict[str, bool]:

@@ -36,6 +36,8 @@ def describe_run(trainer: Any, student: Any, teacher: Any, precision: str) -> No
 
 
 def _name(model: Any) -> str:
+    if model is None:  # a served teacher: the command that named its servers records it
+        return ""
     name = model if isinstance(model, str) else get_config_model_id(model.config)
     return str(Path(name).absolute()) if name and Path(name).is_dir() else name
 

@@ -27,6 +27,7 @@ from rocktokens.core.selection.selectors import Selector, SelectorBatch, Uniform
 from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.pair import head_of
+from rocktokens.lm.states import StateSource
 from rocktokens.lm.training.arguments import (  # noqa: F401 - processes is imported from here
     default_directory,
     device_arguments,
@@ -45,6 +46,7 @@ from rocktokens.lm.training.step_inputs import IMAGE_KEYS, chunk_rows, head_rows
 from rocktokens.lm.training.step_meter import Meter, ModelShape
 from rocktokens.lm.training.step_record import RunDirectory, TrainingRecord
 from rocktokens.lm.training.step_weights import Grid, Rows, decide_weights, everywhere, gather_grid, with_losses
+from rocktokens.lm.training.teacher import LocalTeacher, ServedTeacher, Teacher
 from rocktokens.lm.training.vocabulary import (
     ban_in_sampling,
     differ_in_size,
@@ -74,7 +76,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     each rollout has a seed of its own, from (seed, step, row). `until_saturated` stops when the loss stops falling,
     `until_accuracy` when the evaluator measures it, `hours` when so many have gone into training. `autocast=False`
     leaves the training forwards in the weights' precision although `bf16` is set, as TRL itself does. `alarms` says
-    when the trainer warns of a run that goes wrong, or stops it (None: never).
+    when the trainer warns of a run that goes wrong, or stops it (None: never). `teacher_states` is a served teacher in
+    place of `teacher_model`.
     """
 
     samples = True
@@ -105,10 +108,11 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         autocast: bool = True,
         alarms: AlarmConfig | None = NORMAL,
         on_step: Callable[[dict[str, Any]], None] | None = None,
+        teacher_states: StateSource | None = None,
         **trl_settings: Any,
     ) -> None:
-        if teacher_model is None:
-            raise ConfigError("a teacher model is needed; pass teacher_model=")
+        if (teacher_model is None) == (teacher_states is None):
+            raise ConfigError("one teacher model is needed; pass teacher_model=, or teacher_states= if it is served")
         if args is None:
             args = device_arguments(default_directory(model))
         self.selector = selector or Uniform()
@@ -117,7 +121,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         apart = differ_in_size(model, teacher_model, args)  # TRL would refuse them; our loss cuts to the shared rows
         with length_limited(args, sampled_length(self.selector, self.length_limit)):
             super().__init__(model, None if apart else teacher_model, args, *trl_arguments, **trl_settings)
-        refuse_other_tokenizer(self._tokenizer, teacher_model, args)
+        if teacher_model is not None:
+            refuse_other_tokenizer(self._tokenizer, teacher_model, args)
         if apart:
             self.teacher_model = prepared_teacher(teacher_model, args, self)
 
@@ -130,14 +135,15 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.saturation: Saturation | None = None
         self.autocast, self.on_step = autocast, on_step
         student = self.accelerator.unwrap_model(self.model)
-        self.vocabulary = min(head_rows(student), head_rows(self.accelerator.unwrap_model(self.teacher_model)))
-        if apart:
+        self.teacher: Teacher = LocalTeacher(self) if teacher_states is None else ServedTeacher(self, teacher_states)
+        self.vocabulary = min(head_rows(student), self.teacher.rows)
+        if apart or head_rows(student) != self.teacher.rows:
             refuse_small_head(self._tokenizer, self.vocabulary)
             ban_in_sampling(self, self.vocabulary, head_rows(student))
         self.rocks = frozenset(self.selector.token_ids if rocks is None else rocks)
         self.monitor = monitor or TokenMonitor(self.vocabulary)
         self.meter = Meter(self.accelerator.device)
-        self.shapes = ModelShape.of(student), ModelShape.of(self.accelerator.unwrap_model(self.teacher_model))
+        self.shapes = ModelShape.of(student), self.teacher.shape
         self.record = TrainingRecord()
         self.grid: Grid | None = None
         self.weight_N = torch.zeros(0)
@@ -314,14 +320,11 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     ) -> tuple[Divergence, Rows]:
         """Fused divergence of the rows with a weight; on telemetry steps the other rows are measured too."""
         with self.meter.stage("teacher"):  # first, while no activations of the student exist
-            teacher = self.accelerator.unwrap_model(self.teacher_model)
-            teacher.eval()
-            with torch.no_grad(), mixed(self.accelerator, self.autocast):
-                teacher_BCG = self._forward_redirection(self.teacher_model, teacher, self._states, teacher, inputs)
+            teacher_BCG = self.teacher.states(inputs)
         with mixed(self.accelerator, self.autocast):  # a block of its own: autocast remembers casts made without grad
             student_BCH = self._states(unwrapped_student, inputs)
         with self.meter.stage("head"):
-            heads = whole(head_of(unwrapped_student), student_BCH.dtype), whole(head_of(teacher), teacher_BCG.dtype)
+            heads = whole(head_of(unwrapped_student), student_BCH.dtype), whole(self.teacher.head(), teacher_BCG.dtype)
             if heads[0].weight_VH.device != heads[1].weight_VH.device:
                 raise ConfigError("both output heads must be on one device; set their device_map so")
             at = weight_BC.to(heads[0].weight_VH.device)

@@ -14,7 +14,8 @@ from rocktokens.engines.identity import Fingerprint, check_same, probe_ids, stat
 from rocktokens.engines.servers import ServerPool
 from rocktokens.engines.states import ServedStates
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.lm.pair import head_of, read_head
+from rocktokens.lm.output_head import read_head
+from rocktokens.lm.pair import head_of
 from rocktokens.lm.scoring import Rollout, score
 from rocktokens.lm.states import LocalStates, Sequences
 

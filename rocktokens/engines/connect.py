@@ -1,0 +1,139 @@
+"""From a pair and the servers a configuration names to what stages work with: engines, and a teacher's states.
+
+Where no server is named, the models are loaded in this process. A model that is served is not loaded, but for a moment
+to recognise it (identity.py) where it is small enough.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
+from rocktokens.engines.identity import Fingerprint, probe_ids, served_logprobs, states_logprobs, verify
+from rocktokens.engines.servers import ServerPool
+from rocktokens.engines.states import HOW_TO_SERVE, ServedStates
+from rocktokens.engines.vllm import VllmEngine
+from rocktokens.errors import ConfigError
+from rocktokens.lm.output_head import read_head
+from rocktokens.lm.pair import (
+    Pair,
+    PairFacts,
+    RemoteTeacher,
+    context_of,
+    load_pair,
+    pair_facts,
+)
+from rocktokens.lm.sampling.requests import Engine
+from rocktokens.lm.sampling.rollouts import make_sampler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """An engine for one model, and what is known of its pair."""
+
+    engine: Engine
+    facts: Pair | PairFacts
+    served: Fingerprint | None = None
+    """What the servers serve; None: the model is in this process."""
+    urls: tuple[str, ...] = ()
+
+
+def open_sampling(
+    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, *, of_teacher: bool = False
+) -> Sampling:
+    """The engine that samples from the pair's student, or teacher: on servers where they are named.
+
+    Args:
+        pair: The models; the student is the checkpoint that is meant.
+        servers: Where they are served.
+        rollouts: How is sampled.
+        of_teacher: Whether the teacher samples.
+    """
+    urls = generating(servers) if of_teacher else list(servers.student)
+    if not urls:
+        models = load_pair(pair, with_teacher=of_teacher)
+        return Sampling(make_sampler(models, rollouts, of_teacher=of_teacher), models)
+    facts = pair_facts(pair)
+    name = pair.teacher if of_teacher else pair.student
+    pool = ServerPool(urls, servers)
+    ids = probe_ids(facts.tokenizer, facts.vocabulary)
+    served = verify(pool, served_logprobs(pool, ids), ids, name, pair, servers)
+    log.info("%s is sampled on %s", name, ", ".join(pool.urls))
+    return Sampling(_engine(pool, facts, context_of(name, pair), rollouts), facts, served, tuple(pool.urls))
+
+
+def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, rollouts: RolloutConfig) -> VllmEngine:
+    return VllmEngine(
+        pool,
+        eos_ids=facts.eos_ids,
+        vocabulary=facts.vocabulary,
+        model_context=context,
+        temperature=rollouts.temperature,
+        greedy=rollouts.greedy,
+        top_k=rollouts.top_k,
+        top_p=rollouts.top_p,
+    )
+
+
+def open_pair(pair: PairConfig, servers: ServersConfig, *, trains: bool = False) -> tuple[Pair, Fingerprint | None]:
+    """The student in this process, and the teacher beside it or, where it is served, its states.
+
+    Args:
+        pair: The models.
+        servers: Where the teacher is served; its student's URLs are not looked at.
+        trains: Whether the student's weights will be trained.
+
+    Returns:
+        The pair, and what the teacher's servers serve; None where it is in this process.
+    """
+    if not servers.teacher:
+        return load_pair(pair, trains=trains), None
+    models = load_pair(pair, with_teacher=False, trains=trains)
+    states, served = open_states(pair, servers, models)
+    urls = generating(servers)
+
+    def engine(rollouts: RolloutConfig) -> Engine:
+        return _engine(ServerPool(urls, servers), models, context_of(pair.teacher, pair), rollouts)
+
+    return replace(models, remote=RemoteTeacher(states, engine if urls else None)), served
+
+
+def open_states(pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts) -> tuple[ServedStates, Fingerprint]:
+    """The served teacher's states; refused where none of its servers gives them, or another model is served."""
+    urls = giving_states(servers)
+    if not urls:
+        raise ConfigError(
+            f"none of {', '.join(servers.teacher)} gives hidden states, which scoring and training need. {HOW_TO_SERVE}"
+        )
+    pool = ServerPool(urls, servers)
+    head = read_head(pair.teacher, pair)
+    source = ServedStates(pool, head, model_context=context_of(pair.teacher, pair), wire=servers.wire)
+    ids = probe_ids(facts.tokenizer, facts.vocabulary)
+    served = verify(pool, states_logprobs(source, ids), ids, pair.teacher, pair, servers)
+    log.info("the teacher's states come from %s", ", ".join(pool.urls))
+    return source, served
+
+
+def giving_states(servers: ServersConfig) -> list[str]:
+    """The teacher's servers that give hidden states."""
+    return [url for url in servers.teacher if kind_of(url, servers) == "states"]
+
+
+def generating(servers: ServersConfig) -> list[str]:
+    """The teacher's servers that generate."""
+    return [url for url in servers.teacher if kind_of(url, servers) == "generates"]
+
+
+def kind_of(url: str, servers: ServersConfig) -> str:
+    """Whether a server gives states or generates, by asking it for a token's state."""
+    with ServerPool([url], servers) as pool:
+        try:
+            pool.post("/pooling", {"input": [3], "task": "token_embed", "encoding_format": "float"})
+        except ConfigError as refusal:
+            if "refuses a request" not in str(refusal):
+                raise
+            return "generates"
+    return "states"
