@@ -1,7 +1,7 @@
-"""Planted truth: after OPD each definition finds the planted rocks, in every built-in world.
+"""Planted truth: after OPD the declared rocks are what cannot be learned, in every built-in world.
 
 OPD runs in plain PyTorch (`examples/minimal_loop.py`), about a minute a world, until its loss has stopped falling.
-Thresholds are the defaults; only K is given, the number planted.
+Thresholds are the defaults; only the K of the other definitions is given, the number planted.
 """
 
 from __future__ import annotations
@@ -51,14 +51,23 @@ def found_in(name: str):
 
 
 @pytest.mark.parametrize("name", world_names())
-def test_every_definition_but_burden_finds_the_planted_rocks(name):
+def test_what_cannot_be_learned_is_declared_and_nothing_else(name):
+    """The declared rocks are what the hidden table chooses; where its markers are learned in part, none is declared."""
     world, report = found_in(name)
-    planted = set(world.truth().rocks.ids)
+    truth = world.truth()
     texts = {token_id: text for text, token_id in world.vocabulary.items()}
-    for definition in ("context", "excess"):
-        named = set(report.sets[definition].tolist())
-        hits = len(planted & named)
-        said = (definition, [texts[token_id] for token_id in sorted(named)])
-        assert hits / max(1, len(named)) >= 0.9, said
-        assert hits / len(planted) >= 0.9, said
-    assert report.footprints["context"].enrichment.low >= 3  # on the other half
+    declared = [texts[token_id] for token_id in report.rocks.tolist()]
+    costly = {texts[t]: kind for kind, ids in report.classes.items() for t in ids.tolist()}
+    if truth.rocks_level_off:
+        assert declared == [], costly
+        assert all(costly.get(token, "").startswith("learning") for token in truth.rocks.tokens), costly
+    else:
+        assert set(declared) == set(truth.unlearnable.tokens), costly
+        assert set(report.confirmed.tolist()) == set(truth.unlearnable.ids)
+        assert report.footprints["certified"].enrichment.low >= 3  # on the other half
+
+    planted = set(truth.rocks.ids)
+    context = set(report.sets["context"].tolist())
+    assert len(planted & context) / len(planted) >= 0.9, [texts[t] for t in sorted(context)]
+    # Where types stand in one and the same slot, γ is calibrated on their own contexts, and none may be consistent.
+    assert set(report.sets["excess"].tolist()) <= planted
