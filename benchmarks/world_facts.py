@@ -2,6 +2,8 @@
 
 rocktokens study WORLD --path runs/WORLD --stages distill sample score detect knockout graft
 python benchmarks/world_facts.py WORLD [WORLD ...]
+
+With --only-detection, after the stages up to detect: precision and recall against what cannot be learned, and classes.
 """
 
 from __future__ import annotations
@@ -78,7 +80,12 @@ def bans(run: Any, world: World) -> dict[str, dict[str, Any]]:
 def detection(run: Any, world: World) -> dict[str, Any]:
     """Precision and recall against what cannot be learned (markers, and delimiters where the table chooses them)."""
     truth, texts = world.truth(), {token_id: text for text, token_id in world.vocabulary.items()}
-    unlearnable, found = set(truth.unlearnable.ids), {}
+    unlearnable = set(truth.unlearnable.ids)
+    found: dict[str, Any] = {
+        "unlearnable": list(truth.unlearnable.tokens),
+        "of_them_delimiters": list(truth.costly.tokens),
+        "level_off_by_construction": truth.rocks_level_off,
+    }
     for definition in ("certified", "burden", "context", "excess"):
         ids = run.rocks(definition)["token_id"].to_pylist()
         hits = len(unlearnable & set(ids))
@@ -121,7 +128,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("worlds", nargs="+")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--only-detection", action="store_true", help="what detection says; no census or graft is read")
     options = parser.parse_args()
+    if options.only_detection:
+        said = {name: detection(open_run(options.runs / name), get_world(name)) for name in options.worlds}
+        for name, found in said.items():
+            print(name, {key: found[key] for key in ("certified", "confirmed")})
+        save("worlds_detection", said)
+        return
     results = {name: facts(name, options.runs) for name in options.worlds}
     for name, found in results.items():
         print(f"\n{name}: after OPD {found['after_opd']}, {found['detection']}")
