@@ -98,7 +98,8 @@ def fused_divergence(
     token by token) or srkl (KL(student || 0.1 student + 0.9 teacher)); formulas in row_measures.py.
     Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
     vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
-    weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call.
+    weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call. A
+    row of infinite divergence (the teacher rules out what the student may say) shows as inf and has weight 0.
     `observe(token_R, grad_RV)` is shown the gradients of `value` in the student's logits (at temperature 1), a few rows
     at a time, to be read at once: the next rows overwrite them. It needs `token_N`. `top` keeps that many of both
     models' most probable tokens per row.
@@ -109,7 +110,7 @@ def fused_divergence(
     check_head("teacher", teacher, teacher_hidden_NG)
     _check_settings(kind, beta, temperature, chunk, top, min(len(student_head_VH), len(teacher_head_VG)))
     _check_rows(len(student_hidden_NH), len(teacher_hidden_NG), token_N, weight_N, observe, (student, teacher))
-    keep_K, weight_K, denominator = _kept(student_hidden_NH, weight_N, denominator)
+    keep_K, weight_K, divided_by = _kept(student_hidden_NH, weight_N, denominator)
     student_hidden_KH, teacher_hidden_KG, token_K = student_hidden_NH, teacher_hidden_NG, token_N
     if keep_K is not None:
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
@@ -120,17 +121,18 @@ def fused_divergence(
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
-    factor_K = weight_K / denominator
+    factor_K = weight_K / divided_by
     loss, *columns = _FusedDivergence.apply(*differentiable, teacher_hidden_KG.detach(), token_K, factor_K, options)
+    if denominator is None and bool(columns[0].isposinf().any()):  # those rows have weight 0 in the sum of weights, too
+        loss = loss / factor_K[~columns[0].isposinf()].sum().clamp_min(torch.finfo(torch.float32).tiny)
     if keep_K is not None:
         columns = [_scatter(column_K, keep_K, len(student_hidden_NH)) for column_K in columns]
         choices = None if choices is None else choices.scattered(keep_K, len(student_hidden_NH))
     value_N, student_logprob_N, teacher_logprob_N, *rest = columns
     if token_N is None:
         return Divergence(loss, value_N, None, None, None, *rest)._replace(top=choices)
-    log_ratio_N = student_logprob_N - teacher_logprob_N
-    found = Divergence(loss, value_N, log_ratio_N, student_logprob_N, teacher_logprob_N, *rest)
-    return found._replace(top=choices)
+    logprobs = (student_logprob_N - teacher_logprob_N, student_logprob_N, teacher_logprob_N)
+    return Divergence(loss, value_N, *logprobs, *rest)._replace(top=choices)
 
 
 def _kept(
@@ -273,7 +275,7 @@ class _FusedDivergence(torch.autograd.Function):
             student_head_VH.dtype,
             None if student_bias_V is None else student_bias_V.dtype,
         )
-        loss = torch.where(factor_N == 0, 0.0, factor_N * rows.value_N).sum()
+        loss = torch.where((factor_N == 0) | rows.value_N.isposinf(), 0.0, factor_N * rows.value_N).sum()
         telemetry = (
             rows.value_N,
             rows.student_logprob_N,
@@ -315,8 +317,8 @@ def _chunk_(call: _Call, at: slice, space: _Space) -> Tensor:
         )
         here = slice(at.start + inner.start, at.start + inner.stop)
         grad_RV = _block_(call, here, s_RV, t_RV, space.work_RV[:rows])
-        factor_R1 = call.factor_N[here, None] * (options.student.scale / options.temperature)
-        student.first_CV[inner] = grad_RV.mul_(factor_R1)
+        scale = options.student.scale / options.temperature
+        student.first_CV[inner] = grad_RV.mul_(call.factor_N[here, None] * scale)
     return student.first_CV
 
 
@@ -349,6 +351,7 @@ def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor)
     rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_RV, dim=1) / options.temperature
     if infinite_R is not None:
         rows.value_N[at].masked_fill_(infinite_R, torch.inf)
+        grad_RV[infinite_R] = 0  # no finite step lowers an infinite divergence: the row has weight 0
         if options.rule.kind in ("reverse_kl", "todi"):
             rows.grad_norm_N[at].masked_fill_(infinite_R, torch.inf)
     if options.observe is not None and call.token_N is not None:

@@ -171,7 +171,7 @@ class StepHooks(TrainerCallback):
         rocks = torch.tensor(sorted(trainer.rocks), dtype=torch.long)
         rock_K = torch.isin(token_K, rocks)
         sums = [
-            torch.nan_to_num(objective_K.double() * trained.weight_K).sum(),
+            torch.nan_to_num(objective_K.double() * trained.weight_K, posinf=0.0).sum(),
             value_K[valid_K & rock_K].sum(),
             rock_K.sum(),
             value_K[valid_K & ~rock_K].sum(),

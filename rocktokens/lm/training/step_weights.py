@@ -108,7 +108,7 @@ def with_losses(accelerator: Any, grid: Grid, rows: Rows, choices: TopChoices | 
     for name in MEASURED:
         column_BC = torch.full(grid.shape, torch.nan)
         # An invalid number is known too: 0 keeps it apart from "not measured".
-        column_BC[local_K, rows.position_K] = torch.nan_to_num(getattr(rows, f"{name}_K"))
+        column_BC[local_K, rows.position_K] = torch.nan_to_num(getattr(rows, f"{name}_K"), posinf=0.0)
         columns[f"{name}_N"] = everywhere(accelerator, column_BC.to(accelerator.device), torch.nan)[grid.mask_RC]
         if bool(columns[f"{name}_N"].isnan().any()):
             return None

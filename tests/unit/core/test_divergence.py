@@ -347,6 +347,26 @@ def test_an_infinite_row_spoils_no_other_row(generator):
     torch.testing.assert_close(grads["hidden"][others], whole_grads["hidden"][others])
 
 
+def test_an_infinite_row_has_weight_0_and_does_not_become_the_step(generator):
+    """The loss and every gradient are those of the other rows alone; the row itself is still shown as infinite."""
+    case = from_logits(torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator))
+    case.teacher_head = torch.diag(torch.tensor([1.0, 1.0, 1.0, 2.0]))
+    case.teacher_hidden[2, 3] = -3e38
+    result, grads = case.run()
+    without, expected = case.run(weight_N=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]))
+    assert result.value_N[2] == INF
+    torch.testing.assert_close(result.loss, without.loss)
+    for name in grads:
+        torch.testing.assert_close(grads[name], expected[name], msg=name)
+    given, given_grads = case.run(denominator=5.0)  # the step's own count is not touched
+    torch.testing.assert_close(given.loss, without.loss * 4 / 5)
+    torch.testing.assert_close(given_grads["hidden"], expected["hidden"] * 4 / 5)
+    alone = from_logits([[0.0, 0.0]], [[0.0, 0.0]], teacher_bias=torch.tensor([0.0, -INF]))
+    only, only_grads = alone.run()
+    assert only.loss.item() == 0
+    assert not only_grads["hidden"].any()
+
+
 # --- vocabulary padding ---
 
 
