@@ -83,7 +83,12 @@ def _main(arguments: list[str]) -> int:
         if short is not None:
             print(short)
             return 0
-    _parse(name, ["--help" if word == "--help-all" else word for word in rest]).run()
+    from rocktokens.config.permissions import ALLOW_CODE, granting, permissions_of
+
+    words = ["--help" if word == "--help-all" else word for word in rest if word != ALLOW_CODE]
+    command = _parse(name, words)
+    with granting(*permissions_of(command, allow_code=ALLOW_CODE in rest)):
+        command.run()
     return 0
 
 
@@ -215,7 +220,8 @@ def _help() -> str:
             *lines,
             "",
             "`rocktokens COMMAND --help` lists a command's settings; `--version` prints the version. A stage's own",
-            "settings may be named without their section: `rocktokens distill RUN --steps 10`.",
+            "settings may be named without their section: `rocktokens distill RUN --steps 10`. `--allow-code` lets",
+            "this call run Python code that the settings or a run name (a checker, a selector, a model's own code).",
         ]
     )
 

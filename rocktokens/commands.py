@@ -30,6 +30,7 @@ from rocktokens.config import (
     RolloutConfig,
     ScoreConfig,
 )
+from rocktokens.config.base import Settings
 from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError
 
@@ -62,7 +63,7 @@ class StudyCommand(StudyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand:
+class CheckCommand(Settings):
     """Say whether a student and a teacher fit, and what a run will need."""
 
     pair: PairConfig = field(default_factory=PairConfig)
@@ -76,7 +77,7 @@ class CheckCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillCommand:
+class DistillCommand(Settings):
     """Distil the student on its own rollouts, with a weight and a record for every token."""
 
     section: ClassVar[str] = "distill"
@@ -104,7 +105,7 @@ class DistillCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleCommand:
+class SampleCommand(Settings):
     """Sample rollouts of the student into a run."""
 
     section: ClassVar[str] = "rollouts"
@@ -136,7 +137,7 @@ class SampleCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCommand:
+class ScoreCommand(Settings):
     """Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint."""
 
     section: ClassVar[str] = "score"
@@ -154,7 +155,7 @@ class ScoreCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectCommand:
+class DetectCommand(Settings):
     """Find the rocks of a scored run, or of anybody's occurrences (--occurrences FILE --out DIR)."""
 
     section: ClassVar[str] = "detect"
@@ -188,7 +189,7 @@ class DetectCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometryCommand:
+class GeometryCommand(Settings):
     """Say which way the token types' gradients point and how much they pull."""
 
     section: ClassVar[str] = "geometry"
@@ -205,7 +206,7 @@ class GeometryCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnockoutCommand:
+class KnockoutCommand(Settings):
     """Ban the candidates one at a time and say what each ban does to accuracy."""
 
     section: ClassVar[str] = "knockout"
@@ -223,7 +224,7 @@ class KnockoutCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftCommand:
+class GraftCommand(Settings):
     """Let the teacher draw the rocks in the student's place: what learning them perfectly would gain."""
 
     section: ClassVar[str] = "graft"
@@ -241,7 +242,7 @@ class GraftCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BypassCommand:
+class BypassCommand(Settings):
     """Say which costly token types training may skip, which it must not, and why."""
 
     section: ClassVar[str] = "bypass"
@@ -257,7 +258,7 @@ class BypassCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand:
+class ExportCommand(Settings):
     """Write a run's bypass list in the form that another trainer reads."""
 
     path: RunPath
@@ -274,7 +275,7 @@ class ExportCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand:
+class CompareCommand(Settings):
     """Train the regimes from one start and say what leaving out the rocks costs and saves."""
 
     section: ClassVar[str] = "compare"
@@ -297,7 +298,7 @@ class CompareCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand:
+class ReportCommand(Settings):
     """Write a run's report: one HTML file that holds everything, and its figures beside it."""
 
     path: RunPath
@@ -315,7 +316,7 @@ class ReportCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewCommand:
+class ViewCommand(Settings):
     """Show a run, while it trains too, or the runs of a folder and any two of them, on 127.0.0.1."""
 
     path: RunPath
@@ -333,7 +334,7 @@ class ViewCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldCommand:
+class WorldCommand(Settings):
     """Make a built-in world's pair again from its seeds: `world build [NAME]`."""
 
     action: Positional[Literal["build"]]

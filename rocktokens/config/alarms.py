@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlarmConfig:
+class AlarmConfig(Settings):
     """Limits of the alarms that the trainer raises while it runs."""
 
     window: int = 10

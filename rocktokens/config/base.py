@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from rocktokens.errors import ConfigError
 
 C = TypeVar("C")
 
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 # Marks in a field's metadata; `to_mapping` leaves such fields out of manifests.
 IMMATERIAL = "immaterial"
 PERMISSION = "permission"
@@ -27,6 +30,64 @@ def immaterial(default: Any) -> Any:
 def permission(default: Any = False) -> Any:
     """A field that permits something dangerous. It holds for this call only: no run records it or grants it."""
     return dataclasses.field(default=default, metadata={PERMISSION: True})
+
+
+# Largest value of a whole number that counts something, by its field's name; what has no entry ends at COUNT.
+COUNT = 100_000_000
+LARGEST = {
+    "seed": 2**63 - 1,
+    "port": 65_535,
+    "threads": 1024,
+    "resamples": 1_000_000,
+    "keep": 10_000,
+    "seeds": 1000,
+    "context_dims": 65_536,
+    "max_new_tokens": 10_000_000,
+}
+
+
+class Settings:
+    """Base of every configuration: numbers are finite and in bounds, text can be written, before any other check."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("__post_init__")
+        if own is not None:
+
+            def checked(self: Settings) -> None:
+                _check_values(self)
+                own(self)
+
+            cls.__post_init__ = checked  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+
+
+def _check_values(config: Any) -> None:
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            _check_value(item.name, one)
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, float):
+        require(math.isfinite(value), f"{name} must be a finite number, got {value}")
+    elif isinstance(value, int) and not isinstance(value, bool):
+        largest = LARGEST.get(name, COUNT)
+        require(value <= largest, f"{name} must be at most {largest:,}, got {value:,}")
+        require(name not in ("seed", "port") or value >= 0, f"{name} must be at least 0, got {value}")
+    elif isinstance(value, str):
+        require("\0" not in value and _is_text(value), f"{name} holds characters that are no text: {ascii(value)[:80]}")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require(condition: bool, message: str) -> None:
@@ -43,7 +104,13 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no configuration file {path}")
     try:
-        content = yaml.safe_load(path.read_text()) or {}
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (RecursionError, ValueError) as error:  # nested thousands deep, or a number of thousands of digits
+        raise ConfigError(f"{path} cannot be read as settings: {str(error).splitlines()[0]}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -73,6 +140,8 @@ def _value(hint: Any, value: Any, where: str, default: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} is a section; give its fields, not {value!r}")
         return from_mapping(hint, value, f"{where}.", default)  # type: ignore[arg-type]
+    if isinstance(value, str) and _takes_float(hint) and NUMBER.fullmatch(value):
+        value = float(value)  # YAML 1.1 reads 1e-4 as text: its numbers need a dot
     if not _fits(hint, value):
         raise ConfigError(f"{where} cannot be {value!r}; it takes {_describe(hint)}")
     if hint is float and isinstance(value, int):
@@ -83,12 +152,16 @@ def _value(hint: Any, value: Any, where: str, default: Any) -> Any:
     return Path(value) if takes_path and isinstance(value, str) else value
 
 
+def _takes_float(hint: Any) -> bool:
+    return (hint is float or float in typing.get_args(hint)) and str not in typing.get_args(hint)
+
+
 def _fits(hint: Any, value: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
     if origin is Literal:
-        return value in arguments
+        return isinstance(value, str | int) and value in arguments
     if origin in (typing.Union, types.UnionType):
         return any(_fits(argument, value) for argument in arguments)
     if origin in (list, tuple):

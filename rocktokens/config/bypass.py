@@ -8,7 +8,7 @@ from rocktokens.config.base import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class BypassConfig:
+class BypassConfig(Settings):
     """What a costly token type must have proven before training may skip it."""
 
     epsilon: float | None = None

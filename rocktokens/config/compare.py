@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 Regime = Literal[
     "uniform",
@@ -27,7 +27,7 @@ Regime = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
+class CompareConfig(Settings):
     """Which regimes are trained from the run's pre-OPD checkpoint, over how many seeds, and how they are read."""
 
     regimes: tuple[Regime, ...] = ("uniform", "freeze", "freeze_rocks", "random")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 Definition = Literal["certified", "burden", "context", "excess"]
 
@@ -14,7 +14,7 @@ Signal = Literal["kl", "log_ratio"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig:
+class DetectConfig(Settings):
     """Which token types are called rocks, and by which thresholds."""
 
     definition: Definition = "certified"

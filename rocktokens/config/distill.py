@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rocktokens.config.base import immaterial, require
+from rocktokens.config.base import Settings, immaterial, require
 from rocktokens.config.selector import SELECTOR_OPTIONS, SelectorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig:
+class OffPolicyConfig(Settings):
     """Training on the teacher's own answers, before OPD."""
 
     answers: int | None = None
@@ -41,7 +41,7 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(Settings):
     """The student's rollouts by vLLM while it trains (generation=vllm); needs CUDA."""
 
     mode: Literal["colocate", "server"] = "colocate"
@@ -68,7 +68,7 @@ class VllmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig:
+class DistillConfig(Settings):
     """On-policy distillation: how long, how fast, on which tokens, and what is kept."""
 
     steps: int = 300

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometryConfig:
+class GeometryConfig(Settings):
     """How gradients per token type are kept in bounded memory."""
 
     exact_vocab: int = 8192

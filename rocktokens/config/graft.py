@@ -7,12 +7,12 @@ from typing import Annotated
 
 from typing_extensions import Doc
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 from rocktokens.config.detect import Definition
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftConfig:
+class GraftConfig(Settings):
     """Which tokens the student draws again from the teacher."""
 
     problems: int = 1000

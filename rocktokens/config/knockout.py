@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from typing_extensions import Doc
 
-from rocktokens.config.base import immaterial, require
+from rocktokens.config.base import Settings, immaterial, require
 from rocktokens.config.detect import Definition
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaselineConfig:
+class BaselineConfig(Settings):
     """The rollouts that knock-outs and grafts start from, on problems that detection did not use."""
 
     problems: int = 2000
@@ -58,7 +58,7 @@ SetKind = Literal["token", "window", "family"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnockoutConfig:
+class KnockoutConfig(Settings):
     """Which token types are banned, how often, and what counts as an effect."""
 
     candidates: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rocktokens.config.base import immaterial, permission, require
+from rocktokens.config.base import Settings, immaterial, permission, require
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -14,7 +14,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairConfig:
+class PairConfig(Settings):
     """Which two models, and how they are loaded."""
 
     student: str = ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptsConfig:
+class PromptsConfig(Settings):
     """Where prompts come from and how answers are checked."""
 
     source: str = "arithmetic"

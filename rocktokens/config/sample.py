@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.config.base import immaterial, require
+from rocktokens.config.base import Settings, immaterial, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Settings):
     """How responses are sampled."""
 
     num_rollouts: int = 4

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from typing_extensions import Doc
 
-from rocktokens.config.base import immaterial, require
+from rocktokens.config.base import Settings, immaterial, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreConfig:
+class ScoreConfig(Settings):
     """How rollouts are scored."""
 
     checkpoints: str = "all"

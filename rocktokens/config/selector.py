@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 # Selector → the fields of SelectorConfig it takes.
 SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectorConfig:
+class SelectorConfig(Settings):
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"

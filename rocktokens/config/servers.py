@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 Wire = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServersConfig:
+class ServersConfig(Settings):
     """Where models are served, and how hard the servers may be pressed. None of this changes what is computed."""
 
     student: tuple[str, ...] = ()

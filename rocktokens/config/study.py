@@ -21,6 +21,7 @@ from rocktokens.config import (
     ScoreConfig,
     require,
 )
+from rocktokens.config.base import Settings
 
 Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "bypass", "compare", "report"]
 
@@ -29,7 +30,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyConfig:
+class StudyConfig(Settings):
     """Distil, record what every token costs, find the rocks, test whether they matter, and report."""
 
     path: Path = Path("runs/study")

@@ -13,8 +13,9 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError
@@ -27,6 +28,7 @@ NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
 WORD = re.compile(r"[A-Za-z]{3,}")
+GROUPED = re.compile(r"-?\d+(?:\.\d+)?|-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
 
 
@@ -62,10 +64,14 @@ class MathChecker:
     def __call__(self, text: str, answer: str) -> bool:
         from math_verify import verify
 
-        expected, found = self._read_answer(answer), _read_formulas(text)
-        if expected and found:
-            self.counts["math_verify"] += 1
-            return bool(verify(expected, found, timeout_seconds=_timeout()))
+        try:
+            expected, found = self._read_answer(answer), _read_formulas(text)
+            if expected and found:
+                self.counts["math_verify"] += 1
+                return bool(verify(expected, found, timeout_seconds=_timeout()))
+        except TooLongToRead:
+            self.counts["unreadable"] += 1
+            return False
         expected_number, found_number = _last_number(answer), _last_number(text)
         if expected_number is None or found_number is None:
             self.counts["unreadable"] += 1
@@ -75,7 +81,10 @@ class MathChecker:
 
     def readable(self, answer: str) -> bool:
         """Whether an answer can be compared at all."""
-        return bool(self._read_answer(answer)) or _last_number(answer) is not None
+        try:
+            return bool(self._read_answer(answer)) or _last_number(answer) is not None
+        except TooLongToRead:
+            return False
 
     def _read_answer(self, answer: str) -> list[Any]:
         if answer not in self._answers:
@@ -100,29 +109,56 @@ def how_checked(checker: Checker | None, texts: list[str], answers: list[str | N
 
 def _read_formulas(text: str) -> list[Any]:
     from math_verify import parse
+    from math_verify.errors import TimeoutException
 
-    return [found for found in parse(text, parsing_timeout=_timeout()) if not isinstance(found, str)]
+    try:
+        found = parse(text, parsing_timeout=_timeout(), raise_on_error=True)
+    except TimeoutException:
+        raise TooLongToRead from None
+    except Exception:  # sympy raises whatever a formula makes it stumble over; such a text holds no formula
+        return []
+    return [formula for formula in found if not isinstance(formula, str)]
+
+
+class TooLongToRead(Exception):
+    """math-verify did not finish reading a text in time: it equals nothing."""
 
 
 def _timeout() -> int | None:
     return TIMEOUT_SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
-def _last_number(text: str) -> float | None:
+def _last_number(text: str) -> tuple[Decimal, ...] | None:
+    """The last number of a text, exact however long; commas that do not group thousands make it a list of numbers."""
     found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    if not found:
+        return None
+    last = found[-1].rstrip(",")
+    parts = [last.replace(",", "")] if GROUPED.fullmatch(last) else [part for part in last.split(",") if part]
+    try:
+        return tuple(Decimal(part) for part in parts)
+    except InvalidOperation:
+        return None
 
 
 def _regex_checker(pattern: str) -> Checker:
+    import regex
+
     try:
-        compiled = re.compile(pattern)
-    except re.error as error:
+        compiled = regex.compile(pattern)
+    except regex.error as error:
         raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}.") from None
     if compiled.groups < 1:
         raise ConfigError(f"pattern {pattern!r} needs a group in parentheses round the answer.")
 
     def check(text: str, answer: str) -> bool:
-        matches = list(compiled.finditer(text))
+        try:
+            matches = list(compiled.finditer(text, timeout=TIMEOUT_SECONDS))
+        except TimeoutError:
+            raise ConfigError(
+                f"pattern {pattern!r} took more than {TIMEOUT_SECONDS} s on one rollout: nested repeats such as (a+)+ "
+                "make it try every way to match. Write it without them."
+            ) from None
         return bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip()
 
     return check
@@ -145,4 +181,12 @@ def _function_by_path(path: str) -> Checker:
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"checker {path}: {module_name} has no function {name!r}.")
-    return cast(Checker, function)
+    logging.getLogger(__name__).info("answers are checked by %s of %s", name, getattr(module, "__file__", module_name))
+
+    def check(text: str, answer: str) -> bool:
+        try:
+            return bool(function(text, answer))
+        except Exception as error:  # somebody else's code may raise anything
+            raise ConfigError(f"checker {path} failed with {type(error).__name__}: {error}.") from error
+
+    return check

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig
 from rocktokens.config.base import from_manifest, to_mapping
+from rocktokens.config.permissions import refuse_code
 from rocktokens.core.comparison.regimes import FrozenSets, check_arms, common_base, regime_config
 from rocktokens.core.selection.adaptive import least_updates
 from rocktokens.errors import ConfigError, RunError
@@ -128,6 +129,8 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
     if not run.done("distill"):
         raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
     trained = from_manifest(DistillConfig, run.manifest["config"].get("distill"), "distill")
+    for name in (trained.selector.name, *trained.shadows):
+        refuse_code(str(run.path), "selector", name)
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
     sets = frozen_sets(run, config)
     regimes = regimes_to_train(run, config, sets)

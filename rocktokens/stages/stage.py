@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from rocktokens.config import PairConfig, PromptsConfig
 from rocktokens.config.base import from_manifest, to_mapping
+from rocktokens.config.permissions import is_granted, refuse_code
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.files import digest, digest_of_value
 from rocktokens.runs.store import MANIFEST, Run, differences, open_run
@@ -219,7 +220,10 @@ def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairC
     if not pair.student and not pair.teacher:
         own = pair_of(run)
         pair = dataclasses.replace(
-            own, threads=pair.threads, trust_remote_code=pair.trust_remote_code, allow_pickle=pair.allow_pickle
+            own,
+            threads=pair.threads,
+            trust_remote_code=pair.trust_remote_code or own.trust_remote_code,
+            allow_pickle=pair.allow_pickle or own.allow_pickle,
         )
     if prompts == PromptsConfig():
         prompts = prompts_of(run)
@@ -233,7 +237,8 @@ def pair_of(run: Run) -> PairConfig:
             f"{run.path} names no pair: a trainer or a table of occurrences made it. "
             "Name both models with --pair.student and --pair.teacher."
         )
-    return from_manifest(PairConfig, run.manifest["config"]["pair"], "pair")
+    own = from_manifest(PairConfig, run.manifest["config"]["pair"], "pair")
+    return dataclasses.replace(own, trust_remote_code=is_granted("model code"), allow_pickle=is_granted("pickle"))
 
 
 def prompts_of(run: Run) -> PromptsConfig:
@@ -243,7 +248,9 @@ def prompts_of(run: Run) -> PromptsConfig:
             f"{run.path} names no prompts: a trainer or a table of occurrences made it. "
             "Name them with --prompts.source FILE.jsonl."
         )
-    return from_manifest(PromptsConfig, run.manifest["config"]["prompts"], "prompts")
+    own = from_manifest(PromptsConfig, run.manifest["config"]["prompts"], "prompts")
+    refuse_code(str(run.path), "answer checker", own.checker)
+    return own
 
 
 def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from rocktokens.config import PairConfig
+from rocktokens.config.permissions import is_granted
 from rocktokens.errors import RockTokensError
 from rocktokens.runs.store import Run
 
@@ -20,11 +21,11 @@ def run_tokenizer(run: Run) -> Any | None:
 
     known = run.manifest["config"].get("pair") or {}
     own = run.path / FOLDER
-    source = str(own) if own.is_dir() else known.get("student", "")
+    source = str(own) if own.is_dir() else str(known.get("student") or "")
     if not source:
         return None
     try:
-        return load_tokenizer(source, PairConfig(trust_remote_code=bool(known.get("trust_remote_code", False))))
+        return load_tokenizer(source, PairConfig(trust_remote_code=is_granted("model code")))
     except RockTokensError as error:
         log.warning("tokens are named by their ids: %s", error)
         return None

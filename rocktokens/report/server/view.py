@@ -59,9 +59,19 @@ def find_runs(path: Path) -> dict[str, Path]:
         return {root.name: root}
     found = {}
     for item in sorted(root.iterdir()):
-        if (item / MANIFEST).is_file() and item.resolve().is_relative_to(root):
+        if (item / MANIFEST).is_file() and item.resolve().is_relative_to(root) and _can_be_opened(item):
             found[item.name] = item.resolve()
     return found
+
+
+def _can_be_opened(path: Path) -> bool:
+    """Whether a run's manifest can be read; one that cannot must not hide the other runs of a folder."""
+    try:
+        open_run(path)
+    except RockTokensError as error:
+        log.warning("left out: %s", error)
+        return False
+    return True
 
 
 def inside(run: Path, *parts: str) -> Path | None:
