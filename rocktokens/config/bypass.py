@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.config.base import require
+from rocktokens.config.base import Settings, require
 
 
 @dataclass(frozen=True, kw_only=True)
