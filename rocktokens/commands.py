@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from rocktokens.commands_interop import ImportCommand
+from rocktokens.commands_interop import DoctorCommand, ImportCommand
 from rocktokens.config import (
     BaselineConfig,
     BypassConfig,
@@ -381,6 +381,7 @@ COMMANDS: dict[str, type] = {
     "report": ReportCommand,
     "view": ViewCommand,
     "import": ImportCommand,
+    "doctor": DoctorCommand,
 }
 
 

@@ -1,14 +1,15 @@
-"""The commands that deal with other trainers: `import`. Dataclasses like those of commands.py; they decide nothing."""
+"""The commands `import` and `doctor`. Dataclasses like those of commands.py; they decide nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from rocktokens.errors import ConfigError
+from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, RolloutConfig, ServersConfig
+from rocktokens.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +38,36 @@ class ImportCommand:
         facts = run.facts("import")
         print(f"import: {facts['rollouts']} rollouts, {facts['tokens']} tokens, steps {facts['steps']}")
         print(f"run: {run.path}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand:
+    """Look for what silently ruins distillation, in a pair, its prompts, a run or an imported dump: `doctor [RUN]`."""
+
+    path: Annotated[Positional[Path | None], arg(metavar="[DIRECTORY]")] = None
+    """A run, also one made by `import`; without it, the pair and the prompts alone."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    probe: int = 32
+    """Prompts that both models answer; 0: load no weights."""
+    learning_rate: float = DistillConfig.learning_rate
+    """The learning rate that is compared with the resolution of the weights."""
+    top_k: int | None = None
+    """Also say how many tokens a clamped top-k loss would leave without gradient."""
+
+    def run(self) -> None:
+        from rocktokens.progress import console
+        from rocktokens.report.terminal.doctor import findings_table
+        from rocktokens.stages.doctor import Probe, doctor
+
+        if self.probe < 0:
+            raise ConfigError(f"probe must be at least 0, got {self.probe}")
+        probe = Probe(self.probe, self.learning_rate, self.top_k, self.servers)
+        findings = doctor(self.path, self.pair, self.prompts, self.rollouts, probe)
+        console().print(findings_table(findings))
+        faults = [finding.check for finding in findings if finding.status == "wrong"]
+        if faults:
+            raise DataError(f"{len(faults)} of {len(findings)} checks found a fault: {', '.join(faults)}")
+        print(f"no fault in {sum(finding.status in ('fine', 'note') for finding in findings)} checks")
