@@ -134,12 +134,15 @@ def heavy_tails(rng, num_prompts):
 def rare_types(rng, num_prompts):
     """As null, but half of the positions belong to types that occur in 5 to 12 prompts only, in all."""
     corpus = Corpus(rng, num_prompts, num_types=600)
-    homes = [rng.choice(num_prompts, min(num_prompts, int(k)), replace=False) for k in rng.integers(5, 13, 500)]
-    rare_of = [[100 + v for v, home in enumerate(homes) if p in home] for p in range(num_prompts)]
+    rare_of = [[] for _ in range(num_prompts)]
+    for v, number in enumerate(rng.integers(5, 13, 500)):
+        for p in rng.choice(num_prompts, min(num_prompts, int(number)), replace=False):
+            rare_of[p].append(100 + v)
     here_N = rng.random(len(corpus.type_N)) < 0.5
     corpus.type_N = np.where(corpus.type_N >= 100, corpus.type_N % 100, corpus.type_N)
+    size = len(corpus.type_N) // num_prompts
     for p in range(num_prompts):
-        chosen = np.flatnonzero(here_N & (corpus.prompt_N == p))
+        chosen = p * size + np.flatnonzero(here_N[p * size : (p + 1) * size])
         if rare_of[p]:
             corpus.type_N[chosen] = rng.choice(rare_of[p], len(chosen))
     return corpus.losses(corpus.constant(PLAIN_LOSS), corpus.constant(1)), []

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import DetectConfig
-from rocktokens.core.detection.certified import CLASSES, MIN_PROMPTS, Certified, PairSums, falls
+from rocktokens.core.detection.certified import CLASSES, LEARNING, MIN_PROMPTS, Certified, PairSums, falls
 from rocktokens.core.detection.clusters import CLUSTERS, clusters_of, token_texts
 from rocktokens.core.detection.context import Floats, type_vectors
 from rocktokens.core.detection.controls import Control, matched_control
@@ -189,7 +189,7 @@ def _notes(everything: Occurrences, choice: Choice, measured: Scores, verdicts: 
     for name in RANKED:
         if len(choice.rocks(name)) < choice.ks[name]:
             notes.append(f"`{name}`: {len(choice.rocks(name))} token types qualify, fewer than K = {choice.ks[name]}")
-    if verdicts.pairs.pre_S is not None and verdicts.pairs.late_S is None:
+    if verdicts.pairs.late_S is None and (verdicts.certified.class_V == LEARNING).any():
         notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
     return notes
 
