@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rocktokens.core.seeds import uniforms
 from rocktokens.core.stats import Floats
+from rocktokens.lm.sampling.cpu_decoding import fast_on_cpu
 from rocktokens.lm.sampling.kv_decoder import Decoder
 from rocktokens.lm.sampling.requests import Continuation, GraftRequest, Request
 from rocktokens.lm.sampling.sampler import Sampler, Trunk
@@ -87,8 +88,10 @@ class GraftSampler(Sampler):
         """One continuation a `GraftRequest`, in order."""
         was_training = self.teacher.model.training
         self.teacher.model.eval()
+        steps = max((request.max_new_tokens for request in requests), default=0)
         try:
-            return super().generate(requests, progress=progress)
+            with fast_on_cpu(self.teacher.model, steps=steps):
+                return super().generate(requests, progress=progress)
         finally:
             self.teacher.model.train(was_training)
 

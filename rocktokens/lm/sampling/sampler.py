@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from rocktokens.core.seeds import uniforms
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.lm.sampling.cpu_decoding import fast_on_cpu
 from rocktokens.lm.sampling.kv_decoder import Decoder
 from rocktokens.lm.sampling.requests import Continuation, Request
 
@@ -73,16 +74,18 @@ class Sampler:
         answers: list[Continuation | None] = [None] * len(requests)
         was_training = self.model.training
         self.model.eval()
+        steps = max((request.max_new_tokens for request in requests), default=0)
         try:
-            for roots, members in self._blocks(requests):
-                trunk = self._trunk(roots)
-                order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
-                for start in range(0, len(order), self.batch_size):
-                    batch = order[start : start + self.batch_size]
-                    for index, answer in zip(batch, self._generate_batch([requests[i] for i in batch], trunk)):
-                        answers[index] = answer
-                    if progress is not None:
-                        progress(len(batch))
+            with fast_on_cpu(self.model, steps=steps):
+                for roots, members in self._blocks(requests):
+                    trunk = self._trunk(roots)
+                    order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
+                    for start in range(0, len(order), self.batch_size):
+                        batch = order[start : start + self.batch_size]
+                        for index, answer in zip(batch, self._generate_batch([requests[i] for i in batch], trunk)):
+                            answers[index] = answer
+                        if progress is not None:
+                            progress(len(batch))
         finally:
             self.model.train(was_training)
         return [answer for answer in answers if answer is not None]
