@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -161,7 +162,10 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
     source, options = _source(name, config)
     if config.device_map is not None:
         options["device_map"] = config.device_map
-    if "gguf_file" not in options:
+    if "gguf_file" in options:
+        if hasattr(transformers, "GgufConfig"):  # versions without it always unpack
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    else:
         options["use_safetensors"] = None if config.allow_pickle else True
     with _named_errors(name), no_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
@@ -172,6 +176,8 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
             f"the weights of {name} lack {missing[0]}, one of {len(missing)}; the model is half-written or another "
             "model's configuration lies beside it. Copy or download it again."
         )
+    if "gguf_file" in options:
+        _forget_packing(model)
     if config.device_map is None:
         model.to(device)  # type: ignore[arg-type]
     return model.eval()
@@ -181,6 +187,14 @@ def _dtype(config: PairConfig) -> Any:
     if config.dtype == "auto":
         return torch.float32 if choose_device(config.device) == "cpu" else "auto"
     return getattr(torch, config.dtype)
+
+
+def _forget_packing(model: PreTrainedModel) -> None:
+    """A model read from GGUF has plain weights by now; transformers would go on refusing to train or save it."""
+    model.hf_quantizer = None
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
 
 
 def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:

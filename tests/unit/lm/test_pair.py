@@ -12,7 +12,7 @@ import transformers
 from gguf_files import GGUF_WORDS, write_gguf
 from tiny import FAMILIES, VOCABULARY, save_model, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from rocktokens.config import PairConfig
 from rocktokens.core.divergence import fused_divergence
@@ -386,6 +386,19 @@ def test_gguf_files_are_loaded_through_transformers(tmp_path):
     with torch.no_grad():
         for model, seed in ((pair.student, 0), (pair.teacher, 1)):
             torch.testing.assert_close(model(text).logits, tiny_model(seed=seed)(text).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_from_gguf_trains_and_is_saved_like_any_other(tmp_path):
+    """transformers calls it quantised, and would refuse to do either."""
+    path = write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS)
+    model = load_model(path, PairConfig())
+    Trainer(model=model, args=TrainingArguments(output_dir=str(tmp_path / "out"), report_to=[]))
+    model(torch.tensor([[3, 4, 5, 6]])).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.save_pretrained(tmp_path / "saved")
+    again = load_model(str(tmp_path / "saved"), PairConfig())
+    for (name, want), (_, got) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(want, got), name
 
 
 def test_a_truncated_gguf_file_is_refused(saved, tmp_path):
