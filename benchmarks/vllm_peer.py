@@ -17,6 +17,9 @@ def main() -> None:
     os.dup2(2, 1)  # whatever vLLM prints goes to stderr
     task = json.loads(sys.stdin.readline())
 
+    for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")):
+        os.environ.setdefault(name, value)
+
     from vllm import LLM, SamplingParams
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
@@ -26,6 +29,8 @@ def main() -> None:
         max_num_seqs=len(task["prompts"]),
         max_model_len=longest + 8,
         enable_prefix_caching=False,
+        gpu_memory_utilization=0.3,  # of main memory, on a CPU
+        max_num_batched_tokens=16384,  # a seeded prefill must not be cut into chunks on the CPU build
         seed=0,
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in task["prompts"]]

@@ -47,7 +47,7 @@ def whole(head: Head, dtype: torch.dtype) -> Head:
 def chunk_rows(vocabulary: int) -> int | None:
     """Rows of logits at once: half of what scoring takes, because in training all activations exist beside them."""
     usual = CHUNK_ELEMENTS // vocabulary
-    return max(64, usual // 2 // 16 * 16) if usual >= 64 else None
+    return max(96, usual // 2 // 16 * 16) if usual >= 96 else None
 
 
 def head_rows(model: Any) -> int:

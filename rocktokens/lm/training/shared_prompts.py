@@ -1,0 +1,112 @@
+"""Hidden states of a micro-batch's completions with little padding, and each prompt computed once.
+
+The rollouts of one prompt begin alike: keys and values of the prompt are computed for one of them and shared, gradients
+included, and of the prompt only the last hidden state is needed, for it predicts the first token. Columns that are
+padding in every row of the micro-batch are cut off before the model sees them. This room knows no loss and no trainer.
+
+Shapes: B rollouts, U distinct prompts, P prompt columns, C completion columns, H width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+
+class Texts(NamedTuple):
+    """Left-padded prompts, right-padded completions, and their masks."""
+
+    prompt_BP: Tensor
+    prompt_mask_BP: Tensor
+    completion_BC: Tensor
+    completion_mask_BC: Tensor
+
+    @classmethod
+    def of(cls, inputs: dict[str, Any]) -> Texts:
+        """The texts of one of TRL's batches."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        return cls(*(inputs[name] for name in names))
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """Prompt and completion of every row as one text, and its mask."""
+        return (
+            torch.cat([self.prompt_BP, self.completion_BC], dim=1),
+            torch.cat([self.prompt_mask_BP, self.completion_mask_BC], dim=1),
+        )
+
+    def trimmed(self) -> Texts:
+        """Without the columns that are padding in every row; a column of each stays."""
+        begun = self.prompt_mask_BP.any(0).long().argmax() if self.prompt_mask_BP.any() else 0
+        used = self.completion_mask_BC.any(0).nonzero()
+        end = int(used[-1]) + 1 if len(used) else 1
+        return Texts(
+            self.prompt_BP[:, int(begun) :],
+            self.prompt_mask_BP[:, int(begun) :],
+            self.completion_BC[:, :end],
+            self.completion_mask_BC[:, :end],
+        )
+
+
+def completion_states(model: Any, texts: Texts, plain: Callable[[Texts], Tensor], *, share: bool) -> Tensor:
+    """Hidden states that predict each completion token, (B, C, H); zeros where every row is padding.
+
+    Args:
+        model: the causal model, or a PEFT wrapper of one.
+        texts: the micro-batch.
+        plain: what to call where prompts cannot be shared: the states of these texts, one forward over all of them.
+        share: compute equal prompts once where the model allows it.
+    """
+    width = texts.completion_BC.shape[1]
+    texts = texts.trimmed()
+    states_BCH = _shared(model, texts) if share else None
+    if states_BCH is None:
+        states_BCH = plain(texts)
+    return nn.functional.pad(states_BCH, (0, 0, 0, width - states_BCH.shape[1]))
+
+
+def can_share(model: Any) -> bool:
+    """Whether a prompt's keys and values may serve several rollouts: kept by position, nothing drawn at random."""
+    if model.training:
+        drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+        if (
+            drops
+            or getattr(model.config, "attention_dropout", 0.0)
+            or getattr(model, "is_gradient_checkpointing", False)
+        ):
+            return False
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def _shared(model: Any, texts: Texts) -> Tensor | None:
+    num_prompt = texts.prompt_BP.shape[1]
+    together_BP2 = torch.cat([texts.prompt_BP, texts.prompt_mask_BP], dim=1)
+    distinct_UP2, row_B = torch.unique(together_BP2, dim=0, return_inverse=True)
+    if len(distinct_UP2) == len(row_B):
+        return None
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not can_share(model):
+        return None
+    trunk = DynamicCache(config=model.config)
+    last_U1H = model.base_model(
+        input_ids=distinct_UP2[:, :num_prompt],
+        attention_mask=distinct_UP2[:, num_prompt:],
+        past_key_values=trunk,
+        use_cache=True,
+    ).last_hidden_state[:, -1:]
+    first_B1H = last_U1H[row_B]
+    if texts.completion_BC.shape[1] == 1:
+        return first_B1H
+    branch = DynamicCache(config=model.config)
+    for number, layer in enumerate(trunk.layers):
+        branch.update(layer.keys[row_B], layer.values[row_B], number)
+    mask_BT = torch.cat([texts.prompt_mask_BP, texts.completion_mask_BC[:, :-1]], dim=1)
+    rest_BCH = model.base_model(
+        input_ids=texts.completion_BC[:, :-1], attention_mask=mask_BT, past_key_values=branch, use_cache=True
+    ).last_hidden_state
+    return torch.cat([first_B1H, rest_BCH], dim=1)
