@@ -31,6 +31,7 @@ def main() -> None:
         enable_prefix_caching=False,
         gpu_memory_utilization=0.3,  # of main memory, on a CPU
         max_num_batched_tokens=16384,  # a seeded prefill must not be cut into chunks on the CPU build
+        enforce_eager=True,  # compiling takes minutes to start on two cores
         seed=0,
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in task["prompts"]]

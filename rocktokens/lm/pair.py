@@ -191,7 +191,7 @@ def _dtype(config: PairConfig) -> Any:
 
 def _forget_packing(model: PreTrainedModel) -> None:
     """A model read from GGUF has plain weights by now; transformers would go on refusing to train or save it."""
-    model.hf_quantizer = None
+    model.hf_quantizer = None  # type: ignore[assignment]
     for config in (model.config, model.config.get_text_config()):
         if hasattr(config, "quantization_config"):
             del config.quantization_config

@@ -55,7 +55,7 @@ def _packed(model: PreTrainedModel) -> Iterator[None]:
             room -= layer.weight.numel() * dtype.itemsize
             if room < 0 or not _can_pack(layer, dtype):
                 continue
-            layer.forward = _multiplier(layer, dtype)  # type: ignore[method-assign]
+            layer.forward = _multiplier(layer, dtype)  # type: ignore[method-assign, assignment]
             changed.append(layer)
         yield
     finally:
@@ -98,7 +98,7 @@ def _one_query_attention(model: PreTrainedModel) -> Iterator[None]:
     """Attention of models that use torch's own goes through `one_query_attention`."""
     AttentionInterface.register(ATTENTION, one_query_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     changed = [
         config for config in configs.values() if getattr(config, "_attn_implementation_internal", None) == "sdpa"
     ]

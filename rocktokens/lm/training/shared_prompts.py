@@ -52,20 +52,23 @@ class Texts(NamedTuple):
         )
 
 
-def completion_states(model: Any, texts: Texts, plain: Callable[[Texts], Tensor], *, share: bool) -> Tensor:
+def completion_states(model: Any, inputs: dict[str, Any], read: Callable[..., Tensor], *, share: bool) -> Tensor:
     """Hidden states that predict each completion token, (B, C, H); zeros where every row is padding.
 
     Args:
         model: the causal model, or a PEFT wrapper of one.
-        texts: the micro-batch.
-        plain: what to call where prompts cannot be shared: the states of these texts, one forward over all of them.
-        share: compute equal prompts once where the model allows it.
+        inputs: one of TRL's batches.
+        read: the states by one forward over everything: from texts, their mask, and the number of completion columns.
+        share: cut off columns of padding, and compute equal prompts once where the model allows it.
     """
+    texts = Texts.of(inputs)
     width = texts.completion_BC.shape[1]
+    if not share:
+        return read(*texts.joined(), width)
     texts = texts.trimmed()
-    states_BCH = _shared(model, texts) if share else None
+    states_BCH = _shared(model, texts)
     if states_BCH is None:
-        states_BCH = plain(texts)
+        states_BCH = read(*texts.joined(), texts.completion_BC.shape[1])
     return nn.functional.pad(states_BCH, (0, 0, 0, width - states_BCH.shape[1]))
 
 
@@ -73,11 +76,8 @@ def can_share(model: Any) -> bool:
     """Whether a prompt's keys and values may serve several rollouts: kept by position, nothing drawn at random."""
     if model.training:
         drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
-        if (
-            drops
-            or getattr(model.config, "attention_dropout", 0.0)
-            or getattr(model, "is_gradient_checkpointing", False)
-        ):
+        drops = drops or float(getattr(model.config, "attention_dropout", None) or 0) > 0
+        if drops or getattr(model, "is_gradient_checkpointing", False):
             return False
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
@@ -104,6 +104,9 @@ def _shared(model: Any, texts: Texts) -> Tensor | None:
         return first_B1H
     branch = DynamicCache(config=model.config)
     for number, layer in enumerate(trunk.layers):
+        assert isinstance(layer, DynamicLayer)
+        assert layer.keys is not None
+        assert layer.values is not None
         branch.update(layer.keys[row_B], layer.values[row_B], number)
     mask_BT = torch.cat([texts.prompt_mask_BP, texts.completion_mask_BC[:, :-1]], dim=1)
     rest_BCH = model.base_model(

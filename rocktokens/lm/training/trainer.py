@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -40,7 +41,7 @@ from rocktokens.lm.training.checkpoints import CheckpointMixin
 from rocktokens.lm.training.generation import Generation, GenerationMixin
 from rocktokens.lm.training.precision import as_factors, describe, forward_format, mixed, product_dtype
 from rocktokens.lm.training.provenance import describe_run
-from rocktokens.lm.training.shared_prompts import Texts, completion_states
+from rocktokens.lm.training.shared_prompts import completion_states
 from rocktokens.lm.training.step_alarms import Alarms
 from rocktokens.lm.training.step_callback import StepHooks
 from rocktokens.lm.training.step_inputs import IMAGE_KEYS, chunk_rows, head_rows, loss_mask, prompt_names, whole
@@ -344,14 +345,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     def _states(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Hidden states that predict each completion token."""
         images = {key: inputs[key] for key in IMAGE_KEYS if key in inputs}
-
-        def plain(texts: Texts) -> Tensor:
-            width = texts.completion_BC.size(1)
-            return self._get_last_hidden_state(model, *texts.joined(), width, **images)
-
-        if images:
-            return plain(Texts.of(inputs))
-        return completion_states(model, Texts.of(inputs), plain, share=self.accelerator.num_processes == 1)
+        read = partial(self._get_last_hidden_state, model, **images)
+        return completion_states(model, inputs, read, share=not images and self.accelerator.num_processes == 1)
 
     def _rows(
         self,

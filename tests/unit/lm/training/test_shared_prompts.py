@@ -25,12 +25,26 @@ def texts(prompts: list[int], lengths: list[int], columns: tuple[int, int] = (9,
     return Texts(prompt, prompt_mask, completion, completion_mask)
 
 
+def inputs(given: Texts) -> dict[str, torch.Tensor]:
+    """As TRL names them."""
+    return dict(zip(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"), given))
+
+
+def reader(model):
+    """One forward over everything, positions as transformers counts them."""
+
+    def read(input_BT, mask_BT, width):
+        states = model.base_model(input_ids=input_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+        return states[:, -width - 1 : -1]
+
+    return read
+
+
 def one_forward(model, given: Texts) -> torch.Tensor:
-    """The definition: every row whole, positions as transformers counts them."""
+    """The definition: every row whole."""
     input_BT = torch.cat([given.prompt_BP, given.completion_BC], dim=1)
     mask_BT = torch.cat([given.prompt_mask_BP, given.completion_mask_BC], dim=1)
-    states = model.base_model(input_ids=input_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
-    return states[:, -given.completion_BC.shape[1] - 1 : -1]
+    return reader(model)(input_BT, mask_BT, given.completion_BC.shape[1])
 
 
 def gradients(model, states, mask) -> dict[str, torch.Tensor]:
@@ -51,7 +65,7 @@ def test_states_and_gradients_are_those_of_one_forward(family, prompts):
     handle = model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: forwards.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
-    got = completion_states(model, given, lambda part: one_forward(model, part), share=True)
+    got = completion_states(model, inputs(given), reader(model), share=True)
     handle.remove()
     assert got.shape == want.shape
     torch.testing.assert_close(got[mask > 0], want[mask > 0], rtol=1e-4, atol=1e-5)
@@ -79,13 +93,16 @@ def test_which_models_share():
 def test_distinct_prompts_take_one_forward_without_the_columns_of_padding():
     model, seen = tiny_model(), []
 
-    def plain(part: Texts) -> torch.Tensor:
-        seen.append(part)
-        return one_forward(model, part)
+    def read(input_BT, mask_BT, width):
+        seen.append((input_BT.shape, mask_BT.shape, width))
+        return reader(model)(input_BT, mask_BT, width)
 
     given = texts([0, 1, 2], [2, 4, 3])
-    got = completion_states(model, given, plain, share=True)
-    assert [tensor.shape[1] for tensor in seen[0]] == [5, 5, 4, 4]
+    got = completion_states(model, inputs(given), read, share=True)
+    assert seen == [((3, 5 + 4), (3, 5 + 4), 4)]
+    whole = completion_states(model, inputs(given), read, share=False)
+    assert seen[1] == ((3, 17), (3, 17), 8)
+    torch.testing.assert_close(whole, one_forward(model, given))
     assert got.shape[1] == 8
     assert (got[:, 4:] == 0).all()
     mask = given.completion_mask_BC > 0
@@ -95,5 +112,5 @@ def test_distinct_prompts_take_one_forward_without_the_columns_of_padding():
 def test_a_batch_without_any_completion_keeps_a_column():
     given = texts([0, 0], [0, 0])
     assert given.trimmed().completion_BC.shape == (2, 1)
-    states = completion_states(tiny_model(), given, lambda part: one_forward(tiny_model(), part), share=True)
+    states = completion_states(tiny_model(), inputs(given), reader(tiny_model()), share=True)
     assert states.shape[:2] == (2, 8)
