@@ -5,11 +5,11 @@ This room knows one series of losses, one value per optimiser step; not where it
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy import stats as sps
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr, stdtrit
 
 from rocktokens.errors import ConfigError
 
@@ -18,6 +18,8 @@ STOP_TAIL = 0.0025
 # Means of blocks of steps are compared, so that a slow wave in the loss is not taken for many independent points.
 BLOCKS = 12
 MIN_STEPS = 2 * BLOCKS
+# Student's quantiles for a line through the blocks.
+T_95, T_STOP = (float(stdtrit(BLOCKS - 2, 1 - tail)) for tail in (0.025, STOP_TAIL))
 
 
 class Saturation(NamedTuple):
@@ -73,13 +75,12 @@ def saturation(
     if level <= 0 or np.ptp(window) == 0:  # nothing left to fall, or nothing that moves
         return Saturation(True, 0.0, 0.0, 0.0, 1.0, len(window), horizon, 0.0, 0.0)
     middle = np.array([index.mean() for index in np.array_split(np.arange(len(window)), BLOCKS)])
-    fit = sps.linregress(middle, [block.mean() for block in np.array_split(window, BLOCKS)])
-    fall, error = (-fit.slope * len(window) / level, fit.stderr * len(window) / level)
-    reach = float(sps.t.ppf(0.975, BLOCKS - 2)) * error
-    longer = horizon / len(window)
-    above = longer * float(sps.t.isf(STOP_TAIL, BLOCKS - 2)) * error
-    statistic = fit.slope / fit.stderr if fit.stderr > 0 else np.sign(fit.slope) * np.inf
-    p_value = float(sps.t.cdf(statistic, BLOCKS - 2)) if np.isfinite(statistic) else float(statistic > 0)
+    slope, stderr = _line(middle, np.array([block.mean() for block in np.array_split(window, BLOCKS)]))
+    fall, error = -slope * len(window) / level, stderr * len(window) / level
+    reach, longer = T_95 * error, horizon / len(window)
+    above = longer * T_STOP * error
+    statistic = slope / stderr if stderr > 0 else np.sign(slope) * np.inf
+    p_value = float(stdtr(BLOCKS - 2, statistic)) if np.isfinite(statistic) else float(statistic > 0)
     return Saturation(
         saturated=bool(longer * fall + above < tolerance and above < tolerance),
         fall=float(fall),
@@ -91,3 +92,12 @@ def saturation(
         still=float(longer * fall),
         still_high=float(longer * fall + above),
     )
+
+
+def _line(x_B: NDArray[Any], y_B: NDArray[Any]) -> tuple[float, float]:
+    """Slope of the least-squares line, and its standard error."""
+    x_B = x_B - x_B.mean()
+    spread = float(x_B @ x_B)
+    slope = float(x_B @ y_B) / spread
+    rest_B = y_B - y_B.mean() - slope * x_B
+    return slope, float(np.sqrt(rest_B @ rest_B / (len(x_B) - 2) / spread))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.signal import lfilter
 
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import saturation
@@ -130,9 +131,7 @@ def simulate_saturation(kind: str, seed: int, *, noise: float, warmup: int, step
     rng = np.random.default_rng([seed, warmup, round(1000 * noise), *kind.encode()])
     at = np.maximum(np.arange(steps + 1) - warmup, 0)
     mean = LOSSES[kind](at, steps)
-    wave, shocks = np.zeros(steps + 1), rng.normal(0, 1, steps + 1)
-    for step in range(1, steps + 1):
-        wave[step] = 0.8 * wave[step - 1] + 0.6 * shocks[step]
+    wave = lfilter([0.6], [1.0, -0.8], rng.normal(0, 1, steps + 1))
     loss = mean * (1 + noise * np.sqrt(0.5) * (rng.normal(0, 1, steps + 1) + wave))
     held = 0
     for step in range(10, steps, 10):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import online_runs
 import pytest
+from scipy import stats as sps
 
 from rocktokens.core.saturation import saturation
 from rocktokens.errors import ConfigError
@@ -22,6 +23,17 @@ def test_the_slope_is_carried_over_the_remaining_steps():
     assert saturation(loss, remaining=900).saturated  # 0.09 of 0.975
     assert saturation(loss).horizon == 100  # at the end of a run: over as many steps as the window has
     assert saturation(loss).saturated
+
+
+def test_the_line_is_that_of_an_oracle(rng):
+    loss = 1.0 - 0.001 * np.arange(240) + rng.normal(0, 0.05, 240)
+    found = saturation(loss, share=1.0)
+    blocks = loss.reshape(12, 20).mean(1)
+    oracle = sps.linregress(np.arange(240).reshape(12, 20).mean(1), blocks)
+    assert found.fall == pytest.approx(-oracle.slope * 240 / loss.mean())
+    half = sps.t.ppf(0.975, 10) * oracle.stderr * 240 / loss.mean()
+    assert (found.low, found.high) == (pytest.approx(found.fall - half), pytest.approx(found.fall + half))
+    assert found.p_value == pytest.approx(sps.t.cdf(oracle.slope / oracle.stderr, 10))
 
 
 def test_the_warm_up_says_nothing():
