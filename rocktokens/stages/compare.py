@@ -128,9 +128,11 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
     """The arms of a comparison, refused before anything is trained if one cannot be had or differs in anything else."""
     if not run.done("distill"):
         raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
-    trained = from_manifest(DistillConfig, run.manifest["config"].get("distill"), "distill")
-    for name in (trained.selector.name, *trained.shadows):
-        refuse_code(str(run.path), "selector", name)
+    known = dict(run.manifest["config"].get("distill") or {})
+    own = known.pop("selector", None)  # every regime has its own; an older version's fields may mean something else
+    trained = from_manifest(DistillConfig, known, "distill")
+    for name in (*([own.get("name", "uniform")] if isinstance(own, dict) else []), *trained.shadows):
+        refuse_code(str(run.path), "selector", str(name))
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
     sets = frozen_sets(run, config)
     regimes = regimes_to_train(run, config, sets)
