@@ -18,12 +18,14 @@ from typing import Any
 
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
+from rocktokens.runs.ranks import ranks
+from rocktokens.stages.workers import SHARED, number_of, workers
 
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
     "study": "Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`.",
     "world": "Make a built-in world's pair again from its seeds: `world build [NAME]`.",
-    "check": "Say whether a student and a teacher fit, and what a run will need.",
+    "check": "Say whether a student and a teacher fit, whether servers serve them, and what a run will need.",
     "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
     "sample": "Sample rollouts of the student into a run.",
     "score": "Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
@@ -65,12 +67,14 @@ def _main(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version", "version"):
         print(f"rocktokens {__version__}")
         return 0
-    name, *rest = arguments
+    count, arguments = _workers(arguments)
+    name, *rest = arguments or [""]
     if name not in SUMMARIES and name not in _commands():
         near = difflib.get_close_matches(name, SUMMARIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`rocktokens --help` lists them"
         raise ConfigError(f"there is no command {name!r}; {hint}")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    level = logging.INFO if ranks().is_first else logging.WARNING  # several processes say a thing once
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -89,7 +93,12 @@ def _main(arguments: list[str]) -> int:
 
     words = ["--help" if word == "--help-all" else word for word in rest if word != ALLOW_CODE]
     command = _parse(name, words)
-    with granting(*permissions_of(command, allow_code=ALLOW_CODE in rest)):
+    if not ranks().is_first:
+        if name not in (*SHARED, "distill"):
+            return 0  # what is not shared out is the first process's
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    permitted = permissions_of(command, allow_code=ALLOW_CODE in rest)
+    with granting(*permitted), workers(name, rest, count):
         command.run()
     return 0
 
@@ -98,6 +107,16 @@ def _commands() -> dict[str, type]:
     from rocktokens.commands import COMMANDS
 
     return COMMANDS
+
+
+def _workers(words: list[str]) -> tuple[int, list[str]]:
+    """The number after --workers, wherever it stands, and the words without it."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--workers":
+            value = value if equals else next(iter(words[at + 1 :]), "")
+            return number_of(value), words[:at] + words[at + (1 if equals else 2) :]
+    return 1, words
 
 
 def _parse(name: str, words: list[str]) -> Any:
@@ -217,7 +236,7 @@ def _help() -> str:
         [
             "rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.",
             "",
-            "usage: rocktokens COMMAND [RUN] [--section.field value ...] [--config file.yaml]",
+            "usage: rocktokens COMMAND [RUN] [--section.field value ...] [--config file.yaml] [--workers N]",
             "",
             *lines,
             "",

@@ -29,8 +29,10 @@ from rocktokens.config import (
     PromptsConfig,
     RolloutConfig,
     ScoreConfig,
+    ServersConfig,
 )
 from rocktokens.config.base import Settings
+from rocktokens.config.plan import BudgetConfig
 from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError
 
@@ -64,16 +66,21 @@ class StudyCommand(StudyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand(Settings):
-    """Say whether a student and a teacher fit, and what a run will need."""
+    """Say whether a student and a teacher fit, whether servers serve them, and what a run will need."""
 
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    plan: bool = False
+    """Print a budget instead: GPU-hours, memory and disk of every stage."""
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    """For --plan: how large the run is, and on what."""
 
     def run(self) -> None:
         from rocktokens.stages.check import check
 
-        check(self.pair, self.prompts, self.rollouts)
+        check(self.pair, self.prompts, self.rollouts, self.servers, budget=self.budget if self.plan else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,7 @@ class DistillCommand(Settings):
     distill: DistillConfig = field(default_factory=DistillConfig)
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     problems: int = 200
     """Held-out problems on which accuracy is measured while training."""
     again: bool = False
@@ -94,8 +102,8 @@ class DistillCommand(Settings):
     def run(self) -> None:
         from rocktokens.stages.distill import distill
 
-        config = self.distill
-        run = distill(self.path, self.pair, self.prompts, config, problems=self.problems, again=self.again)
+        how = {"problems": self.problems, "servers": self.servers, "again": self.again}
+        run = distill(self.path, self.pair, self.prompts, self.distill, **how)  # type: ignore[arg-type]
         if os.environ.get("RANK", "0") == "0":  # torchrun starts this command once a process
             print(f"run: {run.path}")
         if "RANK" in os.environ:
@@ -114,6 +122,7 @@ class SampleCommand(Settings):
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     checkpoint: str = "last"
     """Which model samples: last (kept checkpoint, else the student), student, teacher, or a step."""
     detection_prompts: int | None = None
@@ -131,6 +140,7 @@ class SampleCommand(Settings):
             self.rollouts,
             checkpoint=self.checkpoint,
             limit=self.detection_prompts,
+            servers=self.servers,
             again=self.again,
         )
         _say_facts(run, "sample")
@@ -144,14 +154,16 @@ class ScoreCommand(Settings):
     path: RunPath
     """The run directory."""
     score: ScoreConfig = field(default_factory=ScoreConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.stages.score import score
 
-        run = score(self.path, self.score, again=self.again)
-        _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
+        run = score(self.path, self.score, servers=self.servers, again=self.again)
+        if run.done("score"):  # several processes: the first one says it
+            _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,13 +226,14 @@ class KnockoutCommand(Settings):
     """The run directory."""
     knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.stages.knockout import knockout
 
-        print(f"run: {knockout(self.path, self.knockout, self.baseline, again=self.again).path}")
+        print(f"run: {knockout(self.path, self.knockout, self.baseline, servers=self.servers, again=self.again).path}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,13 +245,14 @@ class GraftCommand(Settings):
     """The run directory."""
     graft: GraftConfig = field(default_factory=GraftConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
         from rocktokens.stages.graft import graft
 
-        print(f"run: {graft(self.path, self.graft, self.baseline, again=self.again).path}")
+        print(f"run: {graft(self.path, self.graft, self.baseline, servers=self.servers, again=self.again).path}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +296,7 @@ class CompareCommand(Settings):
     path: RunPath
     """The run directory."""
     compare: CompareConfig = field(default_factory=CompareConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     results: Path | None = None
     """Also write the comparison with its circumstances (command, versions, hardware, date) to this JSON file."""
     again: bool = False
@@ -291,7 +306,7 @@ class CompareCommand(Settings):
         from rocktokens.stages.compare import compare
         from rocktokens.stages.compare_tables import save_results
 
-        run = compare(self.path, self.compare, again=self.again)
+        run = compare(self.path, self.compare, servers=self.servers, again=self.again)
         if self.results is not None and run.done("compare"):
             save_results(run, self.results)
         print(f"run: {run.path}")
@@ -345,23 +360,9 @@ class WorldCommand(Settings):
     """Where the pair goes; unset: worlds/NAME."""
 
     def run(self) -> None:
-        from rocktokens.progress import progress
-        from rocktokens.world import get_world
-        from rocktokens.world.build import build_world
+        from rocktokens.world.build import build_and_say
 
-        world = get_world(self.world)
-        out = self.out or Path("worlds") / self.world
-        steps = {"teacher": 0, "student": 0}
-        with progress(f"training {self.world}", world.teacher_model.steps + world.student_model.steps, "steps") as go:
-
-            def advance(sign: Any) -> None:
-                go(sign.step - steps[sign.model])
-                steps[sign.model] = sign.step
-
-            manifest = build_world(world, out, progress=advance)
-        for who, found in manifest["accuracy"].items():
-            print(f"{who}: {100 * found['value']:.1f} % [{100 * found['low']:.1f}, {100 * found['high']:.1f}]")
-        print(f"pair: {out}")
+        build_and_say(self.world, self.out or Path("worlds") / self.world)
 
 
 COMMANDS: dict[str, type] = {
@@ -386,7 +387,7 @@ COMMANDS: dict[str, type] = {
 
 
 def _say_facts(run: Any, *stages: str) -> None:
-    for stage in stages:
+    for stage in filter(run.done, stages):  # several processes: the first one knows and says it
         facts = ", ".join(
             f"{key} {_short(value)}" for key, value in run.facts(stage).items() if value not in ([], None)
         )

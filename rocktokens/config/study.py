@@ -19,6 +19,7 @@ from rocktokens.config import (
     PromptsConfig,
     RolloutConfig,
     ScoreConfig,
+    ServersConfig,
     require,
 )
 from rocktokens.config.base import Settings
@@ -41,6 +42,7 @@ class StudyConfig(Settings):
     """A pair, and prompts for it, to make first, once, in the user's cache, where `pair` and `prompts` name none."""
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
     problems: int = 200
     """Held-out problems on which accuracy is measured while training."""
     detection_prompts: int | None = 400

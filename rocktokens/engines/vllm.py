@@ -67,7 +67,7 @@ class VllmEngine:
         """One continuation a request, in order; each is a request of its own to one of the servers."""
         for request in requests:
             self._check(request)
-        return self.pool.map(self._complete, requests, progress=progress)
+        return self.pool.map(self.complete, requests, progress=progress)
 
     def _check(self, request: Request) -> None:
         if not request.prefix:
@@ -95,7 +95,8 @@ class VllmEngine:
                 "shorten the prompt or leave it out"
             )
 
-    def _complete(self, request: Request) -> Continuation:
+    def complete(self, request: Request) -> Continuation:
+        """One continuation, from this thread."""
         room = request.max_new_tokens
         if self.context is not None:
             room = min(room, self.context - len(request.prefix))

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -98,3 +99,10 @@ def multiply_rate(size: int = 1024) -> float:
     for _ in range(3):
         a @ b
     return 3 * 2 * size**3 / (time.perf_counter() - start)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device: a GPU's own, the machine's otherwise."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

@@ -1,7 +1,7 @@
 """One command at a time works on a run; a second one is told who does.
 
 The lock is RUN/.lock, held by the operating system for as long as the process lives, so that a killed process frees it;
-the process id in it is for the message. Processes of ONE command share it: ranks under torchrun (RANK above 0), and
+the process id in it is for the message. Processes of ONE command share it: ranks under torchrun or --workers, and
 children that inherit the command's environment. Where the directory cannot be written no lock is needed.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.errors import RunError
+from rocktokens.runs.ranks import ranks
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def working_on(path: Path) -> Iterator[None]:
     """Hold the run at `path` inside the block; RunError where another process works on it."""
     own = str(path.resolve())
     inherited = own in os.environ.get(SHARED, "").split(os.pathsep)
-    if own in _held or inherited or os.environ.get("RANK", "0") != "0":
+    if own in _held or inherited or not ranks().is_first:
         yield
         return
     is_new = not path.exists()

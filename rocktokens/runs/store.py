@@ -31,9 +31,10 @@ from rocktokens.runs.files import (
     writing,
 )
 from rocktokens.runs.lock import LOCK
+from rocktokens.runs.ranks import SIGNS, ranks
 from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS, table_of
 from rocktokens.runs.sql import query
-from rocktokens.runs.tables import PART_ROWS, PartWriter, read_parquet, write_draft, write_parquet
+from rocktokens.runs.tables import PART_ROWS, PartWriter, link_all, read_parquet, write_draft, write_parquet
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ class Run:
     """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
 
     def __init__(self, path: str | Path, manifest: dict[str, Any]) -> None:
-        self.path = Path(path)
-        self.manifest = manifest
+        self.path, self.manifest = Path(path), manifest
         self._written: set[Path] = set()
         """Files written since the last stage was recorded."""
 
@@ -62,7 +62,7 @@ class Run:
             known = run.manifest["config"]
             if not any(item.name != MANIFEST for item in _content(path)):
                 known.update(config)  # nothing was made yet (the first command failed early): nothing to protect
-                run.save()
+                run.save(only_first=True)
             for section in sorted(known.keys() & config.keys()):
                 difference = _first_difference(section, known[section], config[section])
                 if difference is not None:
@@ -72,7 +72,7 @@ class Run:
                     )
             if config.keys() - known.keys():
                 known.update({section: config[section] for section in config.keys() - known.keys()})
-                run.save()
+                run.save(only_first=True)
             return run
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is a directory. Choose another path.")
@@ -82,9 +82,10 @@ class Run:
         run.save()
         return run
 
-    def save(self) -> None:
-        """Write the manifest, whole, in place of the one that is there."""
-        write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
+    def save(self, *, only_first: bool = False) -> None:
+        """Write the manifest, whole, in place of the one that is there; of several processes only by the first."""
+        if ranks().is_first or not only_first:
+            write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
 
     def describe(self, sections: dict[str, Any]) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
@@ -290,6 +291,10 @@ class Run:
             self._written.difference_update(moved)
             self._written.update(final / path.name for path in moved)
 
+    def link_parts(self, folder: str, step: int, files: Sequence[Path]) -> None:
+        """Take finished parts over, beside a checkpoint's table, as part-00000.parquet and so on."""
+        self._written.update(link_all(files, self._step_folder(folder, step, True)))
+
     def _step_folder(self, folder: str, step: int, beside: bool) -> Path:
         return self.path / folder / (f".new-step={step}" if beside else f"step={step}")
 
@@ -371,7 +376,7 @@ def _steps_in(folder: Path) -> list[int]:
 
 def _content(path: Path) -> list[Path]:
     """What lies in a directory, but for the lock and drafts that a killed process left."""
-    return [item for item in path.iterdir() if item.name != LOCK and not is_draft(item)]
+    return [item for item in path.iterdir() if item.name not in (LOCK, SIGNS) and not is_draft(item)]
 
 
 def _versions() -> dict[str, str]:

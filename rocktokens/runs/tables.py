@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocktokens.runs.files import reading, writing
+from rocktokens.runs.files import failing, reading, writing
 
 # Rows buffered before a Parquet part is written: about 50 MB.
 PART_ROWS = 1_000_000
@@ -30,6 +33,19 @@ def read_parquet(path: Path, columns: list[str] | None, remedy: str) -> pa.Table
     """A Parquet file as an Arrow table; DataError with the remedy where it is damaged."""
     with reading(path, remedy):
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
+
+
+def link_all(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Parquet files under new names, part-00000.parquet and so on, in another folder; their own names stay."""
+    targets = [folder / f"part-{number:05d}.parquet" for number in range(len(files))]
+    with failing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, target in zip(files, targets):
+            try:
+                os.link(file, target)
+            except OSError:  # a file system without links
+                shutil.copyfile(file, target)
+    return targets
 
 
 class PartWriter:

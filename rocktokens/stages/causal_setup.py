@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from rocktokens.config import BaselineConfig, PromptsConfig, RolloutConfig
+from rocktokens.config import BaselineConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.progress import progress
 from rocktokens.runs.store import Run
@@ -48,9 +48,14 @@ class CausalSetup:
     problems: list[Any]
     checker: Any
     engine: Any
+    sampling: Any
 
     @classmethod
-    def of(cls, run: Run, baseline: BaselineConfig) -> CausalSetup:
+    def of(
+        cls, run: Run, baseline: BaselineConfig, servers: ServersConfig | None = None, *, with_teacher: bool = False
+    ) -> CausalSetup:
+        """Everything but what is banned or grafted; the student is sampled on servers where they are named."""
+        from rocktokens.engines.connect import Sampling, open_sampling
         from rocktokens.lm.causal.baseline import answerable
         from rocktokens.lm.checkers import make_checker
         from rocktokens.lm.pair import load_pair
@@ -61,7 +66,7 @@ class CausalSetup:
         checker = make_checker(prompts)
         answerable([], checker) if checker is None else None
         source = student_source(run, pair_config, baseline.checkpoint)
-        pair = load_pair(dataclasses.replace(pair_config, student=source))
+        meant = dataclasses.replace(pair_config, student=source)
         limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens")
         limit = limit or RolloutConfig.max_new_tokens
         baseline = dataclasses.replace(baseline, max_new_tokens=limit)
@@ -73,10 +78,14 @@ class CausalSetup:
             top_p=baseline.top_p,
             batch_size=baseline.batch_size,
         )
-        problems = _problems(run, prompts, baseline, pair.tokenizer)
-        engine = make_sampler(pair, rollouts)
-        check_lengths(problems, engine.context)
-        return cls(pair, prompts, baseline, rollouts, problems, checker, engine)
+        if with_teacher:
+            pair = load_pair(meant)
+            sampling = Sampling(make_sampler(pair, rollouts), pair)
+        else:
+            sampling = open_sampling(meant, servers or ServersConfig(), rollouts)
+        problems = _problems(run, prompts, baseline, sampling.facts.tokenizer)
+        check_lengths(problems, sampling.engine.context)
+        return cls(sampling.facts, prompts, baseline, rollouts, problems, checker, sampling.engine, sampling)
 
     def decode(self, token_ids: list[int]) -> str:
         """A response as the checker reads it."""

@@ -1,17 +1,37 @@
-"""`rocktokens check`: does this pair fit, how large is it, what will a run need. Loads tokenizers, no weights."""
+"""`rocktokens check`: does this pair fit, do servers serve it, how large is it, what will a run need.
+
+Loads tokenizers, and no weights unless servers are named whose model is recognised by loading it for a moment.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig
+from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ServersConfig
+from rocktokens.config.plan import BudgetConfig
 from rocktokens.errors import ConfigError
 
+# A probe of a server's speed: short enough to be quick, long enough to mean something.
+PROBE_ROLLOUTS, PROBE_TOKENS = 16, 32
 
-def check(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig) -> None:
+
+def check(
+    pair: PairConfig,
+    prompts: PromptsConfig,
+    rollouts: RolloutConfig,
+    servers: ServersConfig | None = None,
+    *,
+    budget: BudgetConfig | None = None,
+) -> None:
     """Print the verdict, sizes, and what memory and time a run needs; raise ConfigError where the pair does not fit."""
+    if budget is not None:
+        return plan(pair, prompts, rollouts, budget)
     from pathlib import Path
 
     from rocktokens.lm.requirements import needs_of
@@ -49,3 +69,89 @@ def check(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig) -> 
     )
     if needs.distill_bytes > available:
         console.print("[bold]This machine has too little free memory to distil this pair.[/bold]")
+    for line in _probe(pair, rollouts, servers or ServersConfig()):
+        console.print(line, highlight=False)
+
+
+def _probe(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) -> Iterator[str]:
+    """Ask every server that is named: is it there, is it the model that is meant, how long a text, how quick."""
+    from rocktokens.engines.connect import kind_of
+    from rocktokens.engines.servers import ServerPool
+
+    for role, urls in (("student", servers.student), ("teacher", servers.teacher)):
+        for url in urls:
+            one = dataclasses.replace(servers, student=(url,), teacher=(url,))
+            with ServerPool([url], servers) as pool:
+                pool.models()  # nobody answers: said by URL
+                trouble = pool.healthy(pool.urls[0])
+                if trouble is not None:
+                    raise ConfigError(trouble)
+                context = pool.context
+            kind = "generates" if role == "student" else kind_of(url, servers)
+            speed = _generation_speed if kind == "generates" else _states_speed
+            yield (
+                f"{url} serves the {role} and {'generates' if kind == 'generates' else 'gives its hidden states'}; "
+                f"context {context or 'not said'}, {speed(pair, one, rollouts, role)}."
+            )
+
+
+def _generation_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, role: str) -> str:
+    from rocktokens.engines.connect import open_sampling
+    from rocktokens.engines.identity import probe_ids
+    from rocktokens.lm.sampling.requests import Request
+
+    found = open_sampling(pair, servers, rollouts, of_teacher=role == "teacher")
+    ids = probe_ids(found.facts.tokenizer, found.facts.vocabulary)
+    length = min(PROBE_TOKENS, (found.engine.context or PROBE_TOKENS + len(ids)) - len(ids))
+    asked = [Request(ids, length, seed) for seed in range(PROBE_ROLLOUTS)]
+    start = time.perf_counter()
+    tokens = sum(len(answer.token_ids) for answer in found.engine.generate(asked))
+    seconds = time.perf_counter() - start
+    return f"{tokens / seconds:,.0f} tokens a second with {PROBE_ROLLOUTS} rollouts in flight"
+
+
+def _states_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, role: str) -> str:
+    from rocktokens.engines.connect import open_states
+    from rocktokens.engines.identity import probe_ids
+    from rocktokens.lm.pair import pair_facts
+    from rocktokens.lm.states import Sequences
+
+    facts = pair_facts(pair)
+    source, _ = open_states(pair, servers, facts)
+    ids = probe_ids(facts.tokenizer, facts.vocabulary)
+    sequences = Sequences((ids,) * PROBE_ROLLOUTS, (1,) * PROBE_ROLLOUTS)
+    start = time.perf_counter()
+    source.response_states(sequences)
+    seconds = time.perf_counter() - start
+    return f"states of {PROBE_ROLLOUTS * len(ids) / seconds:,.0f} tokens a second in {servers.wire}"
+
+
+def plan(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, asked: BudgetConfig) -> None:
+    """Print a budget: device-hours, memory and disk of every stage."""
+    from pathlib import Path
+
+    from rocktokens.lm.budget import budget_of
+    from rocktokens.stages.stage import resolve
+
+    pair, _ = resolve(Path(), pair, prompts)
+    if not pair.student or not pair.teacher:
+        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
+    found = budget_of(pair, rollouts, asked)
+    console = Console()
+    name = "this machine" if asked.machine == "cpu" else f"{asked.devices} x {asked.machine}"
+    table = Table("stage", "device-hours", f"hours on {name}", "memory", "disk", "", box=None)
+    for stage in found:
+        table.add_row(
+            stage.stage,
+            f"{stage.device_hours:,.1f}",
+            f"{stage.device_hours / (1 if asked.machine == 'cpu' else asked.devices):,.1f}",
+            f"{stage.memory / 1e9:,.0f} GB",
+            f"{stage.disk / 1e9:,.1f} GB",
+            stage.note,
+        )
+    total = sum(stage.device_hours for stage in found)
+    console.print(table)
+    console.print(
+        f"Together {total:,.1f} device-hours and {sum(stage.disk for stage in found) / 1e9:,.0f} GB of disk, at least. "
+        "Estimates from the models' shapes and the machine's data sheet; docs/scale.md says how."
+    )

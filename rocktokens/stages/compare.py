@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig
+from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.config.permissions import refuse_code
 from rocktokens.core.comparison.regimes import FrozenSets, check_arms, common_base, regime_config
@@ -30,11 +30,13 @@ from rocktokens.progress import progress
 from rocktokens.report.terminal.compare import show
 from rocktokens.runs.files import digest_of_value, failing
 from rocktokens.runs.lock import working_on
+from rocktokens.runs.ranks import ranks, wait_for
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.bypass import write_comparison_back
 from rocktokens.stages.compare_sets import frozen_ids, frozen_sets, regimes_to_train
 from rocktokens.stages.compare_tables import write_comparison
-from rocktokens.stages.stage import Stage, inputs_of, pair_of, prompts_of
+from rocktokens.stages.stage import Stage, inputs_of, is_complete, pair_of, prompts_of
+from rocktokens.stages.workers import apart_from_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +67,21 @@ class Plan:
         return self.run.path / self.folder / regime / f"seed={seed}"
 
 
-def compare(path: Path, config: CompareConfig, *, again: bool = False) -> Run:
-    """Train and read the regimes; writes compare.parquet and its companions, prints the table and the verdicts."""
+def compare(path: Path, config: CompareConfig, *, servers: ServersConfig | None = None, again: bool = False) -> Run:
+    """Train and read the regimes; writes compare.parquet and its companions, prints the table and the verdicts.
+
+    Several processes share the trainings, each of which is one process's; the first one writes the tables.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("compare trains its regimes in one process; start it without torchrun")
+        apart_from_torchrun(compare, path, config, servers=servers, again=again)
+        return open_run(path)
     with working_on(path):
         run = open_run(path)
         if set(config.regimes) == {"uniform"}:
             raise ConfigError("regimes must name at least one beside uniform: there would be nothing to compare")
         stage = _stage(run, config)
         if stage.due(again):
-            _compare(stage, make_plan(run, config, beside=again))
+            _compare(stage, make_plan(run, config, beside=again), servers or ServersConfig())
         return run
 
 
@@ -87,14 +93,16 @@ def _stage(run: Run, config: CompareConfig) -> Stage:
     return Stage(run, "compare", {"compare": config}, inputs)
 
 
-def _compare(stage: Stage, plan: Plan) -> None:
+def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
     run = stage.run
     if len(plan.arms) == plan.config.seeds:  # no rocks are declared any more: an older comparison was of others
-        run.reopen("compare")
+        if ranks().is_first:
+            run.reopen("compare")
         log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
         return
-    if not _train_and_read(plan):
+    if not _train_and_read(plan, servers) or not ranks().is_first:
         return
+    wait_for(lambda: all(is_complete(plan.directory(*key), "read") for key in plan.arms), "others' trainings")
     if plan.folder != ARMS:
         _replace_arms(run, plan.folder)
         plan = dataclasses.replace(plan, folder=ARMS)
@@ -199,14 +207,14 @@ def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: Com
 # ---------------------------------------------------------------- arms
 
 
-def _train_and_read(plan: Plan) -> bool:
-    """Bring every arm to its end; False where there are no answers to check."""
+def _train_and_read(plan: Plan, servers: ServersConfig) -> bool:
+    """Bring this process's arms to their ends; False where there are no answers to check."""
+    from rocktokens.engines.connect import open_pair
     from rocktokens.lm.checkers import make_checker
-    from rocktokens.lm.pair import load_pair
     from rocktokens.lm.tasks import load_prompts
 
     checker = make_checker(plan.prompts)
-    models = load_pair(plan.pair)
+    models, _ = open_pair(plan.pair, servers, trains=True)
     problems = []
     if checker is not None:
         asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
@@ -214,16 +222,17 @@ def _train_and_read(plan: Plan) -> bool:
     if checker is None or len(problems) < 2:
         log.warning("no answers to check: regimes cannot be compared on accuracy, and the stage is left out")
         return False
-    arms = {key: _arm_run(plan, *key, config, len(problems)) for key, config in plan.arms.items()}
+    own = {key: config for number, (key, config) in enumerate(plan.arms.items()) if ranks().owns(number)}
+    arms = {key: _arm_run(plan, *key, config, len(problems)) for key, config in own.items()}
     contexts = _contexts(plan, models, problems)
     prompts = load_prompts(plan.prompts, models.tokenizer, part="train")
-    total = sum(config.steps + config.keep + 1 for config in plan.arms.values())
-    with progress(f"comparing {len(plan.arms)} trainings", total, "steps and readings") as advance:
-        for number, ((seed, regime), config) in enumerate(plan.arms.items(), start=1):
+    total = sum(config.steps + config.keep + 1 for config in own.values())
+    with progress(f"comparing {len(own)} trainings", total, "steps and readings") as advance:
+        for number, ((seed, regime), config) in enumerate(own.items(), start=1):
             arm = arms[seed, regime]
             share = config.steps + config.keep + 1
             if not arm.done("read"):
-                log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(plan.arms))
+                log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(own))
             steps = _train(plan, arm, config, models, prompts, advance)
             read = _read(plan, arm, (seed, regime), models, problems, checker, contexts, advance)
             advance.resumed(share - steps - read)  # complete before, or stopped early
@@ -256,6 +265,8 @@ def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
     if run.done("sample"):
         return rollouts_of(run.read("rollouts"))[:count]
     name = f"{plan.folder}/contexts"
+    if not ranks().is_first:
+        wait_for(lambda: run.has(name), "the contexts of the comparison")
     if not run.has(name):
         settings = RolloutConfig(num_rollouts=1, max_new_tokens=plan.base.max_new_tokens, seed=plan.base.seed)
         engine = make_sampler(models, settings)
@@ -371,7 +382,7 @@ def _losses(models: Any, contexts: Sequence[Any], rocks: Sequence[int]) -> dict[
     score(
         contexts,
         {0: models.student},
-        models.teacher,
+        models.teacher_source(),
         eos_ids=models.eos_ids,
         vocabulary=models.vocabulary,
         write=lambda _, table: parts.append(table.select(["token_id", "kl"])),

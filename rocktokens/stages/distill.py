@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocktokens.config import DistillConfig, PairConfig, PromptsConfig
+from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, ServersConfig
 from rocktokens.config.base import to_mapping
 from rocktokens.errors import RunError
 from rocktokens.runs.files import failing
@@ -36,6 +36,7 @@ def distill(
     config: DistillConfig,
     *,
     problems: int = 200,
+    servers: ServersConfig | None = None,
     again: bool = False,
 ) -> Run:
     """Distil the pair into checkpoints/step=N, with every step in training.parquet.
@@ -51,7 +52,7 @@ def distill(
             run = Run.create(path, _identity(pair, prompts))
             if not _stage(run, pair, prompts, config, problems).due(again):
                 return run
-        return _train(path, Request(pair, prompts, config, problems), again)
+        return _train(path, Request(pair, prompts, config, problems, servers or ServersConfig()), again)
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,20 @@ class Request:
     prompts: PromptsConfig
     config: DistillConfig
     problems: int
+    servers: ServersConfig
+    """Where the teacher is served; the student is in this process while it trains."""
 
 
 def _train(path: Path, asked: Request, again: bool) -> Run:
+    from rocktokens.engines.connect import open_pair
     from rocktokens.lm.checkers import make_checker
-    from rocktokens.lm.pair import load_pair
     from rocktokens.lm.tasks import load_prompts
     from rocktokens.lm.training.distill import distill as train
     from rocktokens.lm.training.trainer import processes
 
-    models = load_pair(asked.pair)  # everything that can be refused is refused before anything is written
+    models, _ = open_pair(
+        asked.pair, asked.servers, trains=True
+    )  # everything that can be refused is refused before anything is written
     prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
     checker = make_checker(asked.prompts)
     held_out = []

@@ -6,16 +6,18 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.config import BaselineConfig, GraftConfig
+from rocktokens.config import BaselineConfig, GraftConfig, ServersConfig
 from rocktokens.config.base import to_mapping
 from rocktokens.core.bypass import skippable
 from rocktokens.progress import console
 from rocktokens.runs.files import digest_of_value
 from rocktokens.runs.lock import working_on
+from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.bypass import evidence_of
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
-from rocktokens.stages.stage import Stage
+from rocktokens.stages.shared import same_server
+from rocktokens.stages.stage import Stage, pair_of
 
 if TYPE_CHECKING:
     from rocktokens.lm.causal.graft import GraftSets
@@ -23,32 +25,46 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def graft(path: Path, config: GraftConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
-    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row an arm, and prints it."""
+def graft(
+    path: Path,
+    config: GraftConfig,
+    baseline: BaselineConfig,
+    *,
+    servers: ServersConfig | None = None,
+    again: bool = False,
+) -> Run:
+    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row an arm, and prints it.
+
+    Several processes share the resumptions; the first one writes.
+    """
     with working_on(path):
         run = open_run(path)
         stage = causal_stage(run, "graft", {"graft": config, "graft_baseline": baseline}, baseline)
         stage.inputs["what the census would let be skipped"] = digest_of_value(list(_skippable(run, config)))
         if stage.due(again):
-            _graft(stage, config, baseline)
+            try:
+                _graft(stage, config, baseline, servers or ServersConfig())
+            except FirstHasFinished:
+                return open_run(path)
         return run
 
 
-def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig) -> None:
+def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers: ServersConfig) -> None:
     from rocktokens.core.census.graft_report import graft_table
+    from rocktokens.engines.graft import open_grafter
     from rocktokens.lm.causal.graft import graft as graft_sets
-    from rocktokens.lm.sampling.graft_sampler import GraftSampler
-    from rocktokens.lm.sampling.rollouts import make_sampler
     from rocktokens.report.terminal.graft import render
 
     run, parts = stage.run, stage.parts("grafts")
-    stand = CausalSetup.of(run, baseline)
-    teacher = make_sampler(stand.pair, stand.rollouts, of_teacher=True)
+    remote = bool(servers.student)
+    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote)
+    same_server(parts, stand.sampling)
+    make_grafter = open_grafter(stand.sampling, pair_of(run), servers, stand.rollouts)
     clusters = _clusters(run) if config.clusters else {}
     sets = _sets(run, config, stand, clusters)
     found = graft_sets(
         stand.engine,
-        lambda rules, own: GraftSampler(stand.engine, teacher, rules, own),  # type: ignore[arg-type, return-value]
+        make_grafter,
         stand.problems,
         sets,
         vocabulary=stand.pair.vocabulary,
@@ -57,9 +73,11 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig) -> None:
         config=config,
         baseline=stand.baseline,
         known=_known_rollouts(run, baseline),
-        keep=parts.keep,
+        keep=parts,
         bar=bar,
     )
+    if not ranks().is_first:
+        return
     types = run.types().to_pylist() if run.has("types") else []
     table = graft_table(found.rows, types, sets.target, clusters)
     gains = {row["arm"]: [row["gain"], row["gain_low"], row["gain_high"]] for row in table.to_pylist()}

@@ -8,29 +8,44 @@ from typing import Any
 
 import numpy as np
 
-from rocktokens.config import BaselineConfig, KnockoutConfig
+from rocktokens.config import BaselineConfig, KnockoutConfig, ServersConfig
 from rocktokens.errors import ConfigError
 from rocktokens.progress import console
 from rocktokens.runs.lock import working_on
+from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
+from rocktokens.stages.shared import same_server, served_facts
 from rocktokens.stages.stage import Stage
 
 log = logging.getLogger(__name__)
 
 
-def knockout(path: Path, config: KnockoutConfig, baseline: BaselineConfig, *, again: bool = False) -> Run:
-    """Ban every candidate in turn; writes the census and prints it."""
+def knockout(
+    path: Path,
+    config: KnockoutConfig,
+    baseline: BaselineConfig,
+    *,
+    servers: ServersConfig | None = None,
+    again: bool = False,
+) -> Run:
+    """Ban every candidate in turn; writes the census and prints it.
+
+    Several processes share the resumptions; each of them follows the looks, and the first one writes.
+    """
     with working_on(path):
         run = open_run(path)
         stage = causal_stage(run, "knockout", {"knockout": config, "baseline": baseline}, baseline)
         if stage.due(again):
-            _knockout(stage, config, baseline)
+            try:
+                _knockout(stage, config, baseline, servers)
+            except FirstHasFinished:
+                return open_run(path)
         return run
 
 
-def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig) -> None:
+def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, servers: ServersConfig | None) -> None:
     from rocktokens.core.census.census import Census
     from rocktokens.core.census.census_report import census_facts, census_table
     from rocktokens.core.census.correlates import PREDICTORS, correlate
@@ -38,7 +53,8 @@ def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig) ->
     from rocktokens.report.terminal.knockout import render
 
     run, parts = stage.run, stage.parts("knockouts")
-    stand = CausalSetup.of(run, baseline)
+    stand = CausalSetup.of(run, baseline, servers)
+    same_server(parts, stand.sampling)
     sets = _sets(run, config, stand)
     check_sets(sets, stand.pair.eos_ids, stand.pair.vocabulary)
     found = knockout_census(
@@ -51,9 +67,11 @@ def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig) ->
         vocabulary=stand.pair.vocabulary,
         config=config,
         baseline=stand.baseline,
-        keep=parts.keep,
+        keep=parts,
         bar=bar,
     )
+    if not ranks().is_first:
+        return
     census: Census = found.census
     for note in census.notes:
         log.warning("%s", note)
@@ -63,7 +81,8 @@ def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig) ->
         log.info("predictors that the run does not have, left out: %s", ", ".join(missing))
     correlations = correlate(census, predictors)
     tables = {"baseline": found.baseline.cast(ROLLOUTS), "knockouts": found.knockouts}
-    stage.publish({**tables, "census": census_table(census, predictors)}, census_facts(census, correlations, missing))
+    facts = {**census_facts(census, correlations, missing), **served_facts(stand.sampling)}
+    stage.publish({**tables, "census": census_table(census, predictors)}, facts)
     parts.clear()
     console().print(render(census, correlations))
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig
+from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.progress import progress
 from rocktokens.runs.lock import working_on
+from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.schema import ROLLOUTS
-from rocktokens.runs.store import Run
+from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.shared import same_server, served_facts, wait_for_run
 from rocktokens.stages.stage import Stage, inputs_of, resolve, student_source
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Prompts of one part on disk. It does not depend on the batch size, with another of which a killed run may go on.
-PART_PROMPTS = 128
+PART_PROMPTS = 64
 
 
 def sample(
@@ -34,6 +36,7 @@ def sample(
     *,
     checkpoint: str = "last",
     limit: int | None = None,
+    servers: ServersConfig | None = None,
     again: bool = False,
 ) -> Run:
     """Sample rollouts of the student (by default its last kept checkpoint) into rollouts.parquet.
@@ -45,9 +48,13 @@ def sample(
         rollouts: how many, how long and how random.
         checkpoint: which model samples: last, student, teacher or the step of a kept checkpoint.
         limit: how many prompts; unset: as before, or all that `prompts` gives.
+        servers: where the model is served; unset: in this process.
         again: replace rollouts that are there.
+
+    Several processes share the prompts; the first one writes the table.
     """
     with working_on(path):
+        wait_for_run(path)
         pair, prompts = resolve(path, pair, prompts)
         run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
         source = pair.teacher if checkpoint == "teacher" else student_source(run, pair, checkpoint)
@@ -65,7 +72,10 @@ def sample(
             guards=("settings",),
         )
         if stage.due(again):
-            _sample(stage, pair, prompts, rollouts)
+            try:
+                _sample(stage, pair, prompts, rollouts, servers or ServersConfig())
+            except FirstHasFinished:
+                return open_run(path)
         return run
 
 
@@ -74,39 +84,42 @@ def _known_limit(run: Run) -> int | None:
     return known.get("limit") if run.done("sample") and isinstance(known, dict) else None
 
 
-def _sample(stage: Stage, pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig) -> None:
+def _sample(
+    stage: Stage, pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig
+) -> None:
+    from rocktokens.engines.connect import open_sampling
     from rocktokens.lm.checkers import how_checked, make_checker
-    from rocktokens.lm.pair import load_pair
-    from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler, sample_rollouts
+    from rocktokens.lm.sampling.rollouts import check_lengths, sample_rollouts
     from rocktokens.lm.tasks import load_prompts
 
     run, asked_for = stage.run, stage.settings["sample"]
     checkpoint, limit = asked_for["checkpoint"], asked_for["limit"]
-    models = load_pair(dataclasses.replace(pair, student=student_source(run, pair, checkpoint)))
+    meant = dataclasses.replace(pair, student=student_source(run, pair, checkpoint))
+    sampling = open_sampling(meant, servers, rollouts, of_teacher=checkpoint == "teacher")
+    tokenizer = sampling.facts.tokenizer
     few = dataclasses.replace(prompts, limit=limit or prompts.limit)
-    asked = load_prompts(few, models.tokenizer, part=asked_for["part"])
-    engine = make_sampler(models, rollouts, of_teacher=checkpoint == "teacher")
-    check_lengths(asked, engine.context)
+    asked = load_prompts(few, tokenizer, part=asked_for["part"])
+    check_lengths(asked, sampling.engine.context)
     checker = make_checker(prompts)
     parts = stage.parts("rollouts")
+    same_server(parts, sampling)
     groups = [asked[start : start + PART_PROMPTS] for start in range(0, len(asked), PART_PROMPTS)]
-    tables = []
     with progress("sampling", len(asked) * rollouts.num_rollouts, "rollouts") as advance:
-        for number, group in enumerate(groups):
-            name = f"{number:05d}"
-            if parts.has(name):
-                advance.resumed(len(group) * rollouts.num_rollouts)
-            tables.append(
-                parts.keep(
-                    name,
-                    lambda group=group: sample_rollouts(  # type: ignore[misc]
-                        engine, group, rollouts, models.tokenizer, checker, progress=advance
-                    ).cast(ROLLOUTS),
-                )
-            )
-    table = pa.concat_tables(tables)
+
+        def make(group: list[Any]) -> pa.Table:
+            made = sample_rollouts(sampling.engine, group, rollouts, tokenizer, checker, progress=advance)
+            return made.cast(ROLLOUTS)
+
+        makers = {f"{number:05d}": lambda group=group: make(group) for number, group in enumerate(groups)}
+        there = sum(len(group) for name, group in zip(makers, groups) if parts.has(name))
+        advance.resumed(there * rollouts.num_rollouts)
+        parts.make_own(makers)  # type: ignore[arg-type]
+        table = pa.concat_tables([parts.wait(name) for name in makers])
+    if not ranks().is_first:
+        return
     checked_by = how_checked(checker, table["text"].to_pylist(), table["answer"].to_pylist())
-    stage.publish({"rollouts": table}, {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by})
+    facts = {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by, **served_facts(sampling)}
+    stage.publish({"rollouts": table}, facts)
     parts.clear()
 
 

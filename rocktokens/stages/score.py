@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rocktokens.config import PairConfig, ScoreConfig
+from rocktokens.config import PairConfig, ScoreConfig, ServersConfig
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.progress import progress
 from rocktokens.runs.lock import working_on
+from rocktokens.runs.ranks import ranks
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.score_parts import ScoreParts
+from rocktokens.stages.shared import same_model
 from rocktokens.stages.stage import Stage, inputs_of, pair_of
 
 log = logging.getLogger(__name__)
@@ -22,10 +24,17 @@ log = logging.getLogger(__name__)
 STUDENTS_MEMORY_SHARE = 0.25
 
 
-def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
+def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = None, again: bool = False) -> Run:
     """Score the run's rollouts under the chosen checkpoints and the teacher into occurrences/step=N.
 
     Every checkpoint is a stage of its own (score/step=N): another one can be added without scoring the others again.
+    It is scored in numbered parts, which several processes share; the first one puts them together.
+
+    Args:
+        path: the run directory.
+        config: which checkpoints, and how.
+        servers: where the teacher is served; unset: in this process.
+        again: score again although it is done.
     """
     with working_on(path):
         run = open_run(path)
@@ -43,7 +52,9 @@ def score(path: Path, config: ScoreConfig, *, again: bool = False) -> Run:
         for step in missing:
             stages[step].due(again)  # says why, or refuses
         if missing:
-            _score_steps(run, pair, {step: stages[step] for step in missing}, config)
+            _score_steps(run, pair, {step: stages[step] for step in missing}, config, servers or ServersConfig())
+        if not ranks().is_first:
+            return run
         dropped = [step for step in _scored(run) if step not in steps and (again or not stages[step].is_complete())]
         for step in dropped:  # of other rollouts, or not asked for any more
             run.reopen(f"score/step={step}")
@@ -79,99 +90,44 @@ def _source(run: Run, pair: PairConfig, step: int) -> str:
     return str(run.checkpoint(step)) if step in run.checkpoints() else pair.student
 
 
-def _score_steps(run: Run, pair: PairConfig, stages: dict[int, Stage], config: ScoreConfig) -> None:
-    from rocktokens.lm.pair import load_model, load_pair
+def _score_steps(
+    run: Run, pair: PairConfig, stages: dict[int, Stage], config: ScoreConfig, servers: ServersConfig
+) -> None:
+    from rocktokens.engines.connect import open_pair
+    from rocktokens.engines.states import ServedStates
+    from rocktokens.lm.pair import load_model
     from rocktokens.lm.sampling.rollouts import rollouts_of
+    from rocktokens.lm.states import Sequences
 
     rollouts = rollouts_of(run.read("rollouts"))
     missing = list(stages)
     first = _source(run, pair, missing[0])
-    models = load_pair(dataclasses.replace(pair, student=first))
+    models, served = open_pair(dataclasses.replace(pair, student=first), servers)
+    source = models.teacher_source()
+    if served is not None and isinstance(source, ServedStates):
+        ids = tuple(rollout.prompt_ids + rollout.token_ids for rollout in rollouts)
+        starts = tuple(len(rollout.prompt_ids) for rollout in rollouts)
+        source.check(Sequences(ids, starts, tuple(rollout.rollout_id for rollout in rollouts)))
+        for stage in stages.values():
+            same_model(stage.parts("scores"), served, source.pool.urls)
     students = {missing[0]: models.student}
     for group in _groups(missing, models.student):
         for step in group:
-            source = _source(run, pair, step)
-            students.setdefault(step, models.student if source == first else load_model(source, pair))
+            name = _source(run, pair, step)
+            students.setdefault(step, models.student if name == first else load_model(name, pair))
         own = {step: students.pop(step) for step in group}
-        _score_group({step: stages[step] for step in group}, rollouts, own, models, config)
-
-
-def _score_group(stages: dict[int, Stage], rollouts: list, students: dict, models: Any, config: ScoreConfig) -> None:
-    from rocktokens.core.geometry import GradientGeometry
-    from rocktokens.lm.scoring import score as score_rollouts
-
-    run = next(iter(stages.values())).run
-    for step in students:
-        run.clear_new_occurrences(step)
-    writers = {step: run.part_writer(step, beside=True) for step in students}
-    last = max([0, *run.checkpoints()])
-    gradients = GradientGeometry(models.vocabulary) if config.gradients and last in students else None
-    tops = {step: run.top_token_writer(step, beside=True) for step in students}
-    names = ", ".join(map(str, students))
-    with progress(f"scoring checkpoint {names}", len(rollouts), "rollouts") as advance:
-        facts = score_rollouts(
-            rollouts,
-            students,
-            models.teacher,
-            eos_ids=models.eos_ids,
-            vocabulary=models.vocabulary,
-            write=lambda step, table: writers[step].write(table),
-            token_budget=config.token_budget,
-            chunk=config.chunk,
-            observers={last: gradients.update} if gradients is not None else None,
-            top=_top_tokens(run, config, models, lambda step, table: tops[step].write(table)),
-            progress=advance,
-        )
-    for step, writer in writers.items():
-        writer.flush()
-        tops[step].flush()
-        run.reopen(f"score/step={step}")
-        run.replace_occurrences(step)
-        if gradients is not None and step == last:
-            run.write_tensors("gradients", gradients.state())
-        done = facts[step]
-        if done.invalid:
-            first, count = next(iter(done.invalid.items()))
-            log.warning(
-                "checkpoint %d gave NaN or infinite logits at %d occurrences of %d rollouts, first in rollout %s (%d); "
-                "their rows are kept, marked by NaN",
-                step,
-                sum(done.invalid.values()),
-                len(done.invalid),
-                first,
-                count,
-            )
-        stages[step].finish(
-            {
-                "occurrences": done.occurrences,
-                "invalid": sum(done.invalid.values()),
-                "invalid_rollouts": sorted(done.invalid)[:20],
-                "padding_share": round(done.padding_share, 4),
-            }
-        )
-
-
-def _top_tokens(run: Run, config: ScoreConfig, models: Any, write: Callable[[int, Any], None]) -> Any:
-    """Keeps both models' most probable tokens for the rollouts that the report shows and the costliest positions."""
-    from rocktokens.core.shown import shown_rollouts
-    from rocktokens.lm.top_tokens import TopTokenRecorder
-
-    if not config.top:
-        return None
-    table = run.read("rollouts", ["rollout_id", "correct", "token_ids"])
-    ids = table["rollout_id"].to_pylist()
-    lengths = [len(tokens) for tokens in table["token_ids"]]
-    shown = shown_rollouts(table["correct"].to_pylist(), lengths)
-    last = max([0, *run.checkpoints()])
-    return TopTokenRecorder([ids[place] for place in shown], config.top, models.vocabulary, write, costly_step=last)
+        ScoreParts(run, {step: stages[step] for step in group}, models, config).score(rollouts, own)
+    if ranks().is_first:
+        stages[missing[0]].parts("scores").clear()
 
 
 def _groups(steps: list[int], model: Any) -> Iterable[list[int]]:
-    """As many students at once as memory allows, so that the teacher runs as seldom as possible."""
-    import psutil
+    """As many students at once as the memory of their device allows, so that the teacher runs as seldom as possible."""
+    from rocktokens.lm.requirements import free_memory
 
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    at_once = max(1, int(STUDENTS_MEMORY_SHARE * psutil.virtual_memory().available // max(size, 1)))
+    device = next(model.parameters()).device
+    at_once = max(1, int(STUDENTS_MEMORY_SHARE * free_memory(device) // max(size, 1)))
     return [steps[start : start + at_once] for start in range(0, len(steps), at_once)]
 
 

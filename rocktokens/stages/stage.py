@@ -27,6 +27,7 @@ from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.config.permissions import is_granted, refuse_code
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.files import digest, digest_of_value
+from rocktokens.runs.ranks import FirstHasFinished, has_sign, ranks, sign, wait_for
 from rocktokens.runs.store import MANIFEST, Run, differences, open_run
 
 log = logging.getLogger(__name__)
@@ -140,20 +141,49 @@ class Parts:
 
     def has(self, name: str) -> bool:
         """Whether the part of that name is there."""
-        return self.run.has(self._path(name))
+        return self.run.has(self.path(name))
 
     def keep(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-        """The part of that name, made and written if it is not there."""
-        part = self._path(name)
-        if not self.run.has(part):
-            self.run.write(part, make())
-        return self.run.read(part)
+        """The part of that name, made and written if it is not there; among several processes by the first."""
+        return self.keep_all({name: make})[0]
+
+    def __call__(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+        """The same, for rooms that know only a function."""
+        return self.keep(name, make)
+
+    def keep_all(self, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
+        """All parts of these names, in order; those that are not there are made, shared out among the processes."""
+        self.make_own(makers)
+        return [self.wait(name) for name in makers]
+
+    def make_own(self, makers: Mapping[str, Callable[[], pa.Table]]) -> None:
+        """Make and write this process's share of the parts that are not there."""
+        own = ranks()
+        for number, (name, make) in enumerate(makers.items()):
+            if own.owns(number) and not self.has(name):
+                self.run.write(self.path(name), make())
+
+    def wait(self, name: str) -> pa.Table:
+        """The part of that name, as soon as the process that it belongs to has written it."""
+        finished = self._finished()
+        wait_for(lambda: self.has(name) or has_sign(self.run.path, finished), f"part {name} of {self.folder}")
+        try:
+            return self.run.read(self.path(name))
+        except RunError:
+            if has_sign(self.run.path, finished):  # the first process has completed the stage and removed its parts
+                raise FirstHasFinished from None
+            raise
 
     def clear(self) -> None:
-        """Remove the pieces; what they made up is written whole."""
+        """Remove the pieces; what they made up is written whole. Other processes are told."""
+        sign(self.run.path, self._finished())
         shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
 
-    def _path(self, name: str) -> str:
+    def _finished(self) -> str:
+        return f"finished-{self.name.replace('/', '-')}"
+
+    def path(self, name: str) -> str:
+        """Where the part of that name lies, below the run."""
         return f"{self.name}/{name.replace(' ', '-')}"
 
 
@@ -264,3 +294,8 @@ def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
             f"checkpoint must be last, student, teacher or one of {kept or 'none kept yet'}, got {checkpoint!r}"
         )
     return str(run.checkpoint(step))
+
+
+def is_complete(path: Path, stage: str) -> bool:
+    """Whether the run at this path lists the stage as complete."""
+    return (path / MANIFEST).exists() and open_run(path).done(stage)

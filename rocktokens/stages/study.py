@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import textwrap
 import time
 from collections.abc import Callable
@@ -11,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.config.study import STAGES, Stage, StudyConfig
+from rocktokens.runs.ranks import alone, ranks
+from rocktokens.stages.shared import together
 from rocktokens.stages.until_decided import prompts_for_detection, until_decided
 
 log = logging.getLogger(__name__)
+
+# Stages whose parts are shared out among several processes; the others are the first one's.
+FOLLOWED = ("sample", "score", "knockout", "graft", "compare")
 
 
 def study(config: StudyConfig, *, images: bool = True, note: str | None = None) -> None:
@@ -27,6 +33,8 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
     from rocktokens.smollm2.recipe import with_made_pair
 
     start = time.monotonic()
+    if not ranks().is_first:
+        return _follow(config)
     config = with_made_pair(config)
     _remember(config)
     try:
@@ -47,8 +55,13 @@ def _run_stages(config: StudyConfig, images: bool) -> None:
         for stage in (stage for stage in STAGES if stage in config.stages):
             began = time.monotonic()
             with overall.stage(stage):
-                _run_stage(stage, config, images)
+                if stage in FOLLOWED or _trains_together(stage):
+                    _run_stage(stage, config, images)
+                else:
+                    with alone():
+                        _run_stage(stage, config, images)
             _clocked(config.path, stage, time.monotonic() - began)
+            together(config.path, f"stage-{stage}")
             _tell(overall, stage, config.path)
 
 
@@ -72,6 +85,28 @@ def _clocked(path: Path, stage: Stage, seconds: float) -> None:
         draft.replace(file)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         log.info("how long %s took was not recorded: %s", stage, error)
+
+
+def _follow(config: StudyConfig) -> None:
+    """What the other processes do: their share of the stages that are shared out, in step with the first."""
+    from rocktokens.smollm2.recipe import with_made_pair
+    from rocktokens.stages.shared import wait_for_run
+
+    chosen = [stage for stage in STAGES if stage in config.stages]
+    for place, stage in enumerate(chosen):
+        if place:
+            together(config.path, f"stage-{chosen[place - 1]}")
+        elif not _trains_together(stage):
+            wait_for_run(config.path)
+        if place == 0:
+            config = with_made_pair(config)  # the first process has made it
+        if stage in FOLLOWED or _trains_together(stage):
+            _run_stage(stage, config, False)
+
+
+def _trains_together(stage: Stage) -> bool:
+    """Under torchrun every process trains; those of --workers do not know each other's gradients."""
+    return stage == "distill" and "RANK" in os.environ
 
 
 def _tell(overall: Any, stage: Stage, path: Path) -> None:
@@ -99,17 +134,24 @@ def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
         log.info("no answers to check: %s is left out, accuracy has no meaning here", stage)
         return
     work: dict[Stage, Callable[[], object]] = {
-        "distill": lambda: distill.distill(path, config.pair, config.prompts, config.distill, problems=config.problems),
-        "sample": lambda: sample.sample(
-            path, config.pair, config.prompts, config.rollouts, limit=prompts_for_detection(config)
+        "distill": lambda: distill.distill(
+            path, config.pair, config.prompts, config.distill, problems=config.problems, servers=config.servers
         ),
-        "score": lambda: score.score(path, config.score),
+        "sample": lambda: sample.sample(
+            path,
+            config.pair,
+            config.prompts,
+            config.rollouts,
+            limit=prompts_for_detection(config),
+            servers=config.servers,
+        ),
+        "score": lambda: score.score(path, config.score, servers=config.servers),
         "detect": lambda: _detect(config),
         "geometry": lambda: geometry.geometry(path, config.geometry),
-        "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline),
-        "graft": lambda: graft.graft(path, config.graft, config.baseline),
+        "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline, servers=config.servers),
+        "graft": lambda: graft.graft(path, config.graft, config.baseline, servers=config.servers),
         "bypass": lambda: bypass.bypass(path, config.bypass),
-        "compare": lambda: compare.compare(path, config.compare),
+        "compare": lambda: compare.compare(path, config.compare, servers=config.servers),
         "report": lambda: report.report(path, images=images),
     }
     work[stage]()

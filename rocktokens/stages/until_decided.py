@@ -37,8 +37,10 @@ def until_decided(config: StudyConfig) -> None:
         look = facts.get("look", 1) + 1
         log.info("look %d of %d: %d prompts", look, config.detect.looks, asked)
         before = facts["num_prompts"]
-        sample.sample(path, config.pair, config.prompts, config.rollouts, limit=asked, again=True)
-        score.score(path, config.score, again=True)
+        sample.sample(
+            path, config.pair, config.prompts, config.rollouts, limit=asked, servers=config.servers, again=True
+        )
+        score.score(path, config.score, servers=config.servers, again=True)
         run = detect.detect(path, config.detect, again=True)
         found = run.facts("detect")
         run.finish("detect", {**found, "look": look, "prompts_asked": asked})

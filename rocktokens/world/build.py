@@ -211,3 +211,21 @@ def _train_side_by_side(
             for other in workers:
                 other.terminate()
             raise RunError(f"training the {who} failed (exit {worker.exitcode}); start again to resume it.")
+
+
+def build_and_say(name: str, out: Path) -> None:
+    """Make a world's pair with a progress bar, and print how accurate both models became."""
+    from rocktokens.progress import progress
+
+    world = get_world(name)
+    steps = {"teacher": 0, "student": 0}
+    with progress(f"training {name}", world.teacher_model.steps + world.student_model.steps, "steps") as go:
+
+        def advance(sign: Any) -> None:
+            go(sign.step - steps[sign.model])
+            steps[sign.model] = sign.step
+
+        manifest = build_world(world, out, progress=advance)
+    for who, found in manifest["accuracy"].items():
+        print(f"{who}: {100 * found['value']:.1f} % [{100 * found['low']:.1f}, {100 * found['high']:.1f}]")
+    print(f"pair: {out}")

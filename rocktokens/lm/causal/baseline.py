@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +25,37 @@ from rocktokens.lm.tasks import Prompt
 
 Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
 """keep(name, make): the table of that name, made now if it was not kept before."""
+
+
+@runtime_checkable
+class SharedKeep(Protocol):
+    """A `Keep` that several processes share: it is told of all tables at once, so that each can make its own."""
+
+    def __call__(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+        """The table of that name."""
+        ...
+
+    def keep_all(self, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
+        """The tables of these names, in order."""
+        ...
+
+
+# Resumptions that are asked for and written to disk together: what a kill may cost, and what processes share out.
+CHUNK, SHARED_CHUNK = 2048, 512
+
+
+def chunk_of(keep: Keep) -> int:
+    """How many go together: fewer where several processes may share them, however many they are."""
+    return SHARED_CHUNK if isinstance(keep, SharedKeep) else CHUNK
+
+
+def keep_all(keep: Keep, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
+    """The tables of these names, in order, kept before or made now."""
+    if isinstance(keep, SharedKeep):
+        return keep.keep_all(makers)
+    return [keep(name, make) for name, make in makers.items()]
+
+
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """bar(description, total): a block that is told of work done."""
 
@@ -131,7 +164,7 @@ def sample_baseline(
     judge: Judge,
     keep: Keep = make_now,
     bar: Bar = no_bar,
-    chunk: int = 2048,
+    chunk: int = CHUNK,
     known: Mapping[str, Sequence[dict]] | None = None,
 ) -> tuple[Baseline, pa.Table]:
     """Sample problems `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS.
@@ -142,19 +175,22 @@ def sample_baseline(
     rows = {prompt_id: list(own) for prompt_id, own in (known or {}).items()}
     per_part = max(1, chunk // rollouts)
     with bar("baseline", len(missing) * rollouts) as advance:
-        for start in range(0, len(missing), per_part):
-            part = missing[start : start + per_part]
+
+        def make(part: Sequence[Prompt]) -> pa.Table:
             jobs = [(prompt, number) for prompt in part for number in range(rollouts)]
-
-            def make(jobs: list[tuple[Prompt, int]] = jobs) -> pa.Table:
-                seeds = [derive_seed(seed, "baseline", prompt.prompt_id, number) for prompt, number in jobs]
-                asked = [Request(job[0].prompt_ids, max_new_tokens, own) for job, own in zip(jobs, seeds)]
-                answers = engine.generate(asked)
-                return pa.Table.from_pylist([_row(*job, own, a, judge) for job, own, a in zip(jobs, seeds, answers)])
-
-            for row in keep(f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}", make).to_pylist():
-                rows.setdefault(row["prompt_id"], []).append(row)
+            seeds = [derive_seed(seed, "baseline", prompt.prompt_id, number) for prompt, number in jobs]
+            asked = [Request(job[0].prompt_ids, max_new_tokens, own) for job, own in zip(jobs, seeds)]
+            answers = engine.generate(asked)
             advance(len(jobs))
+            return pa.Table.from_pylist([_row(*job, own, a, judge) for job, own, a in zip(jobs, seeds, answers)])
+
+        makers = {
+            f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}": partial(make, missing[start : start + per_part])
+            for start in range(0, len(missing), per_part)
+        }
+        for table in keep_all(keep, makers):
+            for row in table.to_pylist():
+                rows.setdefault(row["prompt_id"], []).append(row)
     ordered = [rows[prompt.prompt_id] for prompt in prompts]
     found = [
         _rollout(prompt, first_problem + index, row)

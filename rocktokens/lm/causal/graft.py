@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,11 +35,13 @@ from rocktokens.lm.causal.baseline import (
     Judge,
     Keep,
     answerable,
+    chunk_of,
+    keep_all,
     make_now,
     no_bar,
     sample_baseline,
 )
-from rocktokens.lm.causal.knockout import CHUNK, shuffled
+from rocktokens.lm.causal.knockout import shuffled
 from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, GraftRequest
 from rocktokens.lm.tasks import Prompt
@@ -192,7 +195,7 @@ def graft(
         judge=judge,
         keep=keep,
         bar=bar,
-        chunk=CHUNK,
+        chunk=chunk_of(keep),
         known=known,
     )
     sets = rocks if isinstance(rocks, GraftSets) else GraftSets(tuple(rocks), clusters=clusters)
@@ -233,7 +236,7 @@ def _run(
                 jobs.append((index, rollout, at, own))
     jobs.sort(key=lambda job: (job[1].problem, job[1].rollout_id, job[2], job[0]))
 
-    def make(some: list[tuple[int, BaseRollout, int, int]]) -> pa.Table:
+    def make(some: list[tuple[int, BaseRollout, int, int]], advance: Callable[[int], None]) -> pa.Table:
         asked = [
             GraftRequest(
                 (*rollout.prompt.prompt_ids, *rollout.token_ids[:at]),
@@ -253,15 +256,15 @@ def _run(
             names = (rollout.prompt.prompt_id, rollout.rollout_id, arms[index].name)
             kept = response if rollout.problem < SHOWN_PROMPTS else None
             made.append(dict(zip(GRAFTS.names, (*names, at, right, len(answer.token_ids), kept))))
+        advance(len(some))
         return pa.Table.from_pylist(made, schema=GRAFTS)
 
-    tables = [GRAFTS.empty_table()]
     with bar("grafts", len(jobs)) as advance:
-        for start in range(0, len(jobs), CHUNK):
-            some = jobs[start : start + CHUNK]
-            tables.append(keep(f"grafts-{start:08d}", lambda some=some: make(some)))  # type: ignore[misc]
-            advance(len(some))
-    return pa.concat_tables(tables)
+        makers = {
+            f"grafts-{start:08d}": partial(make, jobs[start : start + chunk_of(keep)], advance)
+            for start in range(0, len(jobs), chunk_of(keep))
+        }
+        return pa.concat_tables([GRAFTS.empty_table(), *keep_all(keep, makers)])
 
 
 def _result(

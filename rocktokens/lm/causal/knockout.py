@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,8 @@ from rocktokens.lm.causal.baseline import (
     Judge,
     Keep,
     answerable,
+    chunk_of,
+    keep_all,
     make_now,
     no_bar,
     sample_baseline,
@@ -49,7 +52,6 @@ KNOCKOUTS = TABLES["knockouts"].schema
 
 log = logging.getLogger(__name__)
 
-CHUNK = 2048  # resumptions written to disk together: what a kill may cost
 Arm = Literal["knockout", "placebo"]
 
 
@@ -133,13 +135,18 @@ class Arms:
         # All sets' resumptions go to the engine together, those of one rollout side by side: what they begin with is
         # then prefilled once, and the engine puts alike lengths into one batch.
         jobs = sorted(jobs, key=lambda job: (job.rollout, job.at, job.column, job.arm, job.repeat))
-        tables = []
+        size = chunk_of(self.keep)
         with self.bar(name, len(jobs)) as advance:
-            for start in range(0, len(jobs), CHUNK):
-                some = jobs[start : start + CHUNK]
-                make = lambda some=some: self._do(some, baseline)  # noqa: E731
-                tables.append(self.keep(f"{name}-{start:08d}", make))
+
+            def make(some: list[Job]) -> pa.Table:
+                made = self._do(some, baseline)
                 advance(len(some))
+                return made
+
+            makers = {
+                f"{name}-{start:08d}": partial(make, jobs[start : start + size]) for start in range(0, len(jobs), size)
+            }
+            tables = keep_all(self.keep, makers)
         return pa.concat_tables(tables) if tables else _empty()
 
     def _do(self, jobs: list[Job], baseline: Baseline) -> pa.Table:
@@ -287,7 +294,7 @@ class _Work:
             judge=self.judge,
             keep=self.keep,
             bar=self.bar,
-            chunk=CHUNK,
+            chunk=chunk_of(self.keep),
         )
         jobs, used_V = plan(
             baseline,

@@ -1,0 +1,108 @@
+"""Grafts on servers: the student's servers write, and where a rule says so one token comes from the teacher's.
+
+A stretch is asked of the student's servers, its first token that the rule draws again is looked for, the teacher's
+servers draw that one token, and the student goes on behind it. The coins are those of the local grafter; a draw's law
+does not depend on how the stretches are cut. Each redrawn token costs two requests: for rules that redraw nearly every
+token (`rest`, `all`) the grafter in this process is the better one, and this one says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
+from rocktokens.core.seeds import derive_seed
+from rocktokens.core.stats import Floats
+from rocktokens.engines.connect import Sampling, generating, open_sampling
+from rocktokens.engines.vllm import VllmEngine
+from rocktokens.errors import ConfigError
+from rocktokens.lm.causal.graft import Grafter
+from rocktokens.lm.pair import Pair
+from rocktokens.lm.sampling.graft_sampler import GraftSampler, graft_numbers
+from rocktokens.lm.sampling.requests import Continuation, GraftRequest, Request
+from rocktokens.lm.sampling.rollouts import make_sampler
+from rocktokens.lm.sampling.sampler import Sampler
+
+log = logging.getLogger(__name__)
+
+# Requests a rollout above which grafts over servers are slower than in this process.
+NOT_WORTH_IT = 50
+
+
+def open_grafter(
+    sampling: Sampling, pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig
+) -> Callable[[Floats, Floats], Grafter]:
+    """What makes a grafter for rules: of both models in this process, or of both on servers."""
+    if isinstance(sampling.engine, VllmEngine):
+        if not generating(servers):
+            raise ConfigError(
+                "grafts on servers need a teacher's server that generates among --servers.teacher; or leave "
+                "--servers.student out, and both models are loaded here"
+            )
+        student, teacher = sampling.engine, open_sampling(pair, servers, rollouts, of_teacher=True).engine
+        assert isinstance(teacher, VllmEngine)
+        return lambda rules, own: ServedGrafter(student, teacher, rules, own)
+    assert isinstance(sampling.facts, Pair)
+    local, theirs = sampling.engine, make_sampler(sampling.facts, rollouts, of_teacher=True)
+    assert isinstance(local, Sampler)
+    return lambda rules, own: GraftSampler(local, theirs, rules, own)  # type: ignore[return-value]
+
+
+class ServedGrafter:
+    """Continues prefixes with the student's servers, drawing tokens again from the teacher's as a rule says.
+
+    `rules`: (K, V) redraw probabilities; `own`: (K,), rules under which the student itself draws again.
+    """
+
+    def __init__(self, student: VllmEngine, teacher: VllmEngine, rules: Floats, own: Floats) -> None:
+        self.student, self.teacher, self.rules, self.own = student, teacher, rules, own
+        self.redraws = 0
+        self._count = threading.Lock()
+
+    def generate(
+        self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in order."""
+        before = self.redraws
+        found = self.student.pool.map(self._complete, requests, progress=progress)
+        each = 2 * (self.redraws - before) / max(len(requests), 1)
+        if each > NOT_WORTH_IT:
+            log.info(
+                "grafts took %.0f requests a rollout: rules that redraw so much are quicker with both models in this "
+                "process (leave --servers.student out)",
+                each,
+            )
+        return found
+
+    def _complete(self, request: GraftRequest) -> Continuation:
+        room = request.max_new_tokens
+        if self.student.context is not None:
+            room = min(room, self.student.context - len(request.prefix))
+        coin_T = graft_numbers(request.graft_seed, request.skip, room)[:, 0]
+        done: list[int] = []
+        redraw_next = request.forced
+        while True:
+            if redraw_next:
+                done.append(self._redraw(request, done))
+                redraw_next = False
+            else:
+                drawn = self._ask(self.student, request, done, room - len(done), "student").token_ids
+                rule = self.rules[request.rule][list(drawn)]
+                hits = (coin_T[len(done) : len(done) + len(drawn)] < rule).nonzero()[0]
+                done += drawn[: hits[0]] if len(hits) else drawn
+                redraw_next = len(hits) > 0
+            if not redraw_next and (len(done) >= room or done[-1] in self.student.eos_ids):
+                return Continuation(tuple(done), truncated=done[-1] not in self.student.eos_ids)
+
+    def _redraw(self, request: GraftRequest, done: list[int]) -> int:
+        with self._count:
+            self.redraws += 1
+        engine = self.student if self.own[request.rule] else self.teacher
+        return self._ask(engine, request, done, 1, "redraw").token_ids[0]
+
+    def _ask(self, engine: VllmEngine, request: GraftRequest, done: list[int], room: int, who: str) -> Continuation:
+        """A stretch by one of the models; every stretch has a seed of its own."""
+        seed = derive_seed(request.graft_seed, who, request.seed, request.skip + len(done))
+        return engine.complete(Request((*request.prefix, *done), room, seed))

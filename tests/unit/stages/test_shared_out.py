@@ -1,0 +1,175 @@
+"""Several processes on one run: the same run as one process makes, nothing done twice; --workers and torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rocktokens.config import (
+    BaselineConfig,
+    DetectConfig,
+    KnockoutConfig,
+    PairConfig,
+    PromptsConfig,
+    RolloutConfig,
+    ScoreConfig,
+)
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.runs import ranks as ranks_module
+from rocktokens.runs.ranks import LAUNCH, RANK, WORLD, Ranks, alone, ranks, wait_for
+from rocktokens.runs.store import open_run
+from rocktokens.stages.detect import detect
+from rocktokens.stages.knockout import knockout
+from rocktokens.stages.sample import sample
+from rocktokens.stages.score import score
+from rocktokens.stages.workers import number_of, workers
+
+ROLLOUTS = ["--rollouts.num-rollouts", "2", "--rollouts.max-new-tokens", "24"]
+CENSUS = [*("--knockout.top", "6"), "--knockout.no-controls", *("--knockout.resamples", "200")]
+CENSUS += [*("--baseline.problems", "40"), *("--baseline.rollouts", "2")]
+
+
+def command(*words: object, torchrun: bool = False) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "rocktokens.cli"]
+    if torchrun:
+        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+        start += ["--no-python", sys.executable, "-m", "rocktokens.cli"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*start, *map(str, words)], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def make_run(path: Path, *how: str, torchrun: bool = False) -> Path:
+    asked = ["--prompts.source", "arithmetic", "--prompts.limit", "150", *ROLLOUTS]
+    command(*how, "sample", path, *asked, torchrun=torchrun)
+    command(*how, "score", path, torchrun=torchrun)
+    detect(path, DetectConfig())
+    command(*how, "knockout", path, *CENSUS, torchrun=torchrun)
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> Path:
+    """The run of one process, made in this one."""
+    path = tmp_path_factory.mktemp("one") / "run"
+    prompts = PromptsConfig(source="arithmetic", limit=150)
+    sample(path, PairConfig(), prompts, RolloutConfig(num_rollouts=2, max_new_tokens=24))
+    score(path, ScoreConfig())
+    detect(path, DetectConfig())
+    knockout(path, KnockoutConfig(top=6, controls=False, resamples=200), BaselineConfig(problems=40, rollouts=2))
+    return path
+
+
+def equal_runs(first: Path, second: Path) -> None:
+    """Every table, value for value; scores in the order of their parts."""
+    for name in ("rollouts", "baseline", "knockouts", "census", "types"):
+        ours, theirs = (pq.read_table(path / f"{name}.parquet") for path in (first, second))
+        assert ours.equals(theirs), name
+    query = "select * from occurrences order by step, rollout_id, position"
+    assert open_run(first).query(query).equals(open_run(second).query(query))
+    sums = [open_run(path).read_tensors("gradients") for path in (first, second)]
+    for name in ("count_V", "norm_V", "total_D"):
+        np.testing.assert_allclose(sums[0][name], sums[1][name], rtol=1e-9, atol=1e-9)
+
+
+def test_two_workers_make_the_run_that_one_process_makes(one, tmp_path):
+    two = make_run(tmp_path / "run", "--workers", "2")
+    equal_runs(one, two)
+    manifest = json.loads((two / "run.json").read_text())
+    assert {"sample", "score", "detect", "knockout"} <= manifest["stages"].keys()
+    assert not list(two.glob("*.parts"))
+
+
+def test_torchrun_makes_the_run_that_one_process_makes(one, tmp_path):
+    equal_runs(one, make_run(tmp_path / "run", torchrun=True))
+
+
+def test_nothing_is_done_twice(tmp_path, monkeypatch):
+    """Counted: every rollout and every scored part is made by exactly one of three processes."""
+    counter = tmp_path / "count.txt"
+    script = tmp_path / "counted.py"
+    script.write_text(
+        f"""
+import os, sys
+from rocktokens.lm.sampling import sampler
+from rocktokens.lm import scoring
+own = os.environ.get("ROCKTOKENS_RANK", "0")
+def counted(function, word, size):
+    def call(*a, **k):
+        with open({str(counter)!r}, "a") as file:
+            file.write(f"{{word}} {{own}} {{size(*a, **k)}}\\n")
+        return function(*a, **k)
+    return call
+sampler.Sampler.generate = counted(sampler.Sampler.generate, "sample", lambda self, r, **k: len(r))
+scoring.score = counted(scoring.score, "score", lambda r, *a, **k: len(r))
+from rocktokens.cli import main
+main(sys.argv[1:])
+"""
+    )
+    path = tmp_path / "run"
+    base = {**os.environ, WORLD: "3", LAUNCH: "count", "OMP_NUM_THREADS": "1"}
+    asked = ["--prompts.source", "arithmetic", "--prompts.limit", "400", *ROLLOUTS]
+    for words in (["sample", path, *asked], ["score", path]):
+        started = [
+            subprocess.Popen([sys.executable, script, *map(str, words)], env={**base, RANK: str(rank)})
+            for rank in range(3)
+        ]
+        assert [process.wait(300) for process in started] == [0, 0, 0]
+    rows = [line.split() for line in counter.read_text().splitlines()]
+    for word in ("sample", "score"):
+        own = [(rank, int(size)) for kind, rank, size in rows if kind == word]
+        assert sum(size for _, size in own) == 800
+        assert {rank for rank, _ in own} == {"0", "1", "2"}
+
+
+def test_a_worker_that_fails_ends_the_command_with_its_words(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "rocktokens.cli", "--workers", "2", "score", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "is no run" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", ""])
+def test_workers_is_a_number(text):
+    with pytest.raises(ConfigError, match="--workers takes a whole number"):
+        number_of(text)
+
+
+def test_one_worker_or_a_command_that_is_not_shared_starts_nothing():
+    with workers("sample", [], 1), workers("detect", [], 4):
+        assert ranks() == Ranks()
+
+
+def test_parts_belong_to_ranks_by_number(monkeypatch):
+    monkeypatch.setenv(WORLD, "3")
+    monkeypatch.setenv(RANK, "2")
+    assert [number for number in range(7) if ranks().owns(number)] == [2, 5]
+    assert not ranks().is_first
+    with alone():
+        assert ranks() == Ranks(0, 1)
+    monkeypatch.delenv(WORLD)
+    monkeypatch.delenv(RANK)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ranks() == Ranks(1, 2)
+
+
+def test_waiting_ends_when_a_worker_has_failed(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    child.wait()
+    monkeypatch.setattr(ranks_module, "_workers", [child])
+    with pytest.raises(RunError, match="worker 1 failed"):
+        wait_for(lambda: False, "a part")
