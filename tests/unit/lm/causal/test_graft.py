@@ -6,6 +6,7 @@ import shutil
 
 import markov
 import numpy as np
+import pyarrow as pa
 import pytest
 from causal_runs import make_tiny_run
 
@@ -15,6 +16,7 @@ from rocktokens.core.census.inference import change
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.causal.graft import GraftSets, graft, make_arms
 from rocktokens.report.terminal.graft import render
+from rocktokens.world import get_world
 
 LIMIT = 5
 BASE = BaselineConfig(problems=800, max_new_tokens=LIMIT)
@@ -192,3 +194,71 @@ def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, capl
         graft_stage(path, GraftConfig(rocks=("7", "+"), problems=30, resamples=200), base)
     assert "nothing to do" in caplog.text
     shutil.rmtree(path)
+
+
+def declared(run, token_ids, rocks):
+    """A detection by hand: these types, by falling burden, of which some are confirmed rocks."""
+    rows = [
+        {
+            "token_id": token,
+            "token": f"t{token}",
+            "cluster": "unknown",
+            "r": 100.0 - place,
+            "count": 10,
+            "class": "rock" if token in rocks else None,
+            "confirmed": token in rocks,
+            "in_certified": token in rocks,
+        }
+        for place, token in enumerate(token_ids)
+    ]
+    run.write("types", pa.Table.from_pylist(rows))
+    run.finish("detect", {"definition": "certified", "rocks": list(rocks), "thresholds": {}})
+
+
+def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(tmp_path, caplog):
+    from rocktokens.config import BypassConfig
+    from rocktokens.runs.store import open_run
+    from rocktokens.stages.bypass import bypass
+    from rocktokens.stages.graft import graft as graft_stage
+    from rocktokens.stages.knockout import knockout
+
+    path = make_tiny_run(tmp_path)
+    seven, plus, minus = (get_world("arithmetic").vocabulary[text] for text in ("7", "+", "-"))
+    declared(open_run(path), [seven, plus, minus], rocks=())
+    base = BaselineConfig(problems=20, max_new_tokens=12)
+    config = KnockoutConfig(top=2, until="budget", resamples=200, controls=False)
+    run = knockout(path, config, base)
+    assert run.read("census")["token_id"].to_pylist() == [seven, plus]
+    with caplog.at_level("INFO"):
+        run = graft_stage(path, GraftConfig(top=2, problems=20, resamples=200, clusters=False), base)
+    rows = {row["arm"]: row["members"] for row in run.read("grafts").to_pylist()}
+    assert sorted(rows["candidates"]) == sorted([seven, plus])
+    assert "no rocks are declared" in caplog.text
+    assert bypass(path, BypassConfig()).facts("bypass")["ids"] == []
+
+
+def test_a_census_that_changes_what_would_be_skipped_makes_the_graft_due(tmp_path):
+    """The set that has to be grafted follows from the census: another verdict, another graft."""
+    from rocktokens.runs.store import open_run
+    from rocktokens.stages.graft import graft as graft_stage
+    from rocktokens.stages.knockout import knockout
+
+    path = make_tiny_run(tmp_path)
+    seven, plus = (get_world("arithmetic").vocabulary[text] for text in ("7", "+"))
+    declared(open_run(path), [seven, plus], rocks=(seven, plus))
+    base, config = (
+        BaselineConfig(problems=20, max_new_tokens=12),
+        GraftConfig(problems=20, resamples=200, clusters=False),
+    )
+    run = knockout(path, KnockoutConfig(until="budget", resamples=200, controls=False), base)
+    rows = run.read("census").to_pylist()
+    for row, verdict in zip(rows, ("Proven Neutral", "Strong Pillar")):
+        row["verdict"] = verdict
+    run.write("census", pa.Table.from_pylist(rows))
+    arms = {row["arm"]: row["members"] for row in graft_stage(path, config, base).read("grafts").to_pylist()}
+    assert sorted(arms["rocks"]) == sorted([seven, plus])
+    assert arms["skippable"] == [rows[0]["token_id"]]
+    rows[0]["verdict"] = "Undecided"
+    open_run(path).write("census", pa.Table.from_pylist(rows))
+    arms = [row["arm"] for row in graft_stage(path, config, base).read("grafts").to_pylist()]
+    assert "skippable" not in arms
