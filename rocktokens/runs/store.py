@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,14 @@ class Run:
             parameters: what the question marks stand for.
         """
         return query(self.path, sql, parameters, self.verify)
+
+    def _repr_html_(self) -> str:
+        """The verdict card, for notebooks; made by report/notebook.py, found by its name."""
+        return str(import_module("rocktokens.report.notebook").run_html(self))
+
+    def plot(self, name: str) -> Any:
+        """A figure of the report by its name, e.g. `funnel`, as a plotly figure."""
+        return import_module("rocktokens.report.notebook").plot(self, name)
 
     def types(self) -> pa.Table:
         """One row a token type, as `detect` wrote it."""

@@ -28,6 +28,7 @@ from rocktokens.lm.training.step_record import TrainingRecord
 from rocktokens.runs.schema import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
 from rocktokens.runs.store import Run
 from rocktokens.stages.compare_tables import write_comparison
+from rocktokens.stages.stage import Stage
 
 CENSUS_PROMPTS, COMPARE_PROMPTS = 1000, 400
 SECONDS = {"rollout": 0.7, "teacher": 0.2, "student": 0.25, "head": 0.1, "optimiser": 0.05}
@@ -331,7 +332,9 @@ def _compare(run: Run, rng: np.random.Generator) -> None:
     }
     config = CompareConfig(regimes=tuple(ends), resamples=200, problems=COMPARE_PROMPTS)
     rocks = run.facts("detect")["rocks"]
-    write_comparison(run, arms, config, {"normalise": "kept", "cut": None, "steps": 20, "rocks": rocks})
+    write_comparison(
+        Stage(run, "compare", {}, {}), arms, config, {"normalise": "kept", "cut": None, "steps": 20, "rocks": rocks}
+    )
 
 
 def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: float, difficulty_P: np.ndarray) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -183,6 +184,10 @@ class Census:
     baseline_rollouts: int
     notes: tuple[str, ...] = ()
     exact_resume: bool = True
+
+    def _repr_html_(self) -> str:
+        """The verdicts as a table, for notebooks; made by report/notebook.py, found by its name."""
+        return str(import_module("rocktokens.report.notebook").census_html(self))
 
     def counts(self, role: str = "candidate") -> dict[str, int]:
         """How many sets got each verdict."""

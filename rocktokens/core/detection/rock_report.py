@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +88,10 @@ class RockReport:
     def k(self) -> int:
         """How many types the chosen definition keeps."""
         return self.ks[self.definition]
+
+    def _repr_html_(self) -> str:
+        """The declared tokens as a table, for notebooks; made by report/notebook.py, found by its name."""
+        return str(import_module("rocktokens.report.notebook").rocks_html(self))
 
     def tables(self) -> dict[str, pa.Table]:
         """Every table by its name in a run."""

@@ -70,11 +70,10 @@ def _bypass(facts: Facts) -> dict[str, Any]:
 
 def decisions(facts: Facts) -> dict[int, tuple[str, str]]:
     """Token id → (skip, keep or undecided; the reason in words), from the bypass list."""
-    rows = bypass(facts).get("types") or bypass(facts).get("entries") or bypass(facts).get("tokens") or []
     found = {}
-    for row in rows:
+    for row in bypass(facts).get("decisions") or []:
         if isinstance(row, dict) and isinstance(row.get("token_id"), int) and row.get("decision"):
-            found[row["token_id"]] = (str(row["decision"]), str(row.get("reason") or ""))
+            found[row["token_id"]] = (str(row["decision"]), str(row.get("why") or row.get("reason") or ""))
     return found
 
 
@@ -134,8 +133,15 @@ def comparison(facts: Facts) -> Comparison:
         said += f", {interval(seconds)} × the seconds"
     if row.get("ceiling"):
         said += f"; ceiling {number(row['ceiling'])} ×"
-    own = facts.stage("compare").get("frozen") or facts.stage("compare").get("rocks")
-    return Comparison(True, verdict, change, saved, len(own) if isinstance(own, list) else None, "", f"{said}.")
+    listed_ids = bypass(facts).get("ids")
+    frozen = len(listed_ids) if regime == "freeze" and isinstance(listed_ids, list) and listed_ids else None
+    if regime == "freeze_rocks":
+        said = f"All rocks left out: {said}"
+        if verdict in ("unchanged", "gains") and isinstance(listed_ids, list):
+            # What may be skipped is what the list says; without a single type on it nothing is recommended.
+            said += f"; the bypass list is {'empty' if not listed_ids else 'not compared'}"
+            verdict = "undecided"
+    return Comparison(True, verdict, change, saved, frozen, "", f"{said}.")
 
 
 def _verdict_of(change: Estimate | None) -> str:

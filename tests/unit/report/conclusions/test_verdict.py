@@ -128,7 +128,7 @@ def test_a_directory_with_spaces_is_quoted(whole, tmp_path):
 def test_an_imported_run_is_not_told_to_run_what_needs_models(run):
     forget(run, "compare", "knockout", "graft")
     run.manifest["config"].pop("pair")
-    run._save()
+    run.save()
     found = verdict(Facts(run))
     assert found.state == "imported"
     assert all(tile.command is None for tile in found.tiles)
@@ -155,7 +155,7 @@ def test_the_bypass_list_says_which_are_kept(run):
     forget(run, "compare")
     rocks = sorted(Facts(run).rock_ids)
     rows = [{"token_id": token_id, "decision": "undecided", "reason": "the census is undecided"} for token_id in rocks]
-    (run.path / "bypass.json").write_text(json.dumps({"types": rows}))
+    (run.path / "bypass.json").write_text(json.dumps({"decisions": rows, "ids": []}))
     change(run, "census", lambda row: {**row, "verdict": "Undecided"})
     assert verdict(Facts(run)).state == "cannot tell"
 
