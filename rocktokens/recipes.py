@@ -52,7 +52,13 @@ def quick(config: StudyConfig) -> StudyConfig:
         knockout=replace(config.knockout, top=12, controls=False, resamples=2000),
         graft=replace(config.graft, problems=60, clusters=False, resamples=2000),
         compare=replace(
-            config.compare, regimes=("uniform", "freeze"), seeds=1, steps=30, evaluations=1, problems=200, rollouts=2
+            config.compare,
+            regimes=("uniform", "freeze_rocks"),
+            seeds=1,
+            steps=30,
+            evaluations=1,
+            problems=200,
+            rollouts=2,
         ),
     )
 

@@ -12,7 +12,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from rocktokens.errors import DataError, RunError
+from rocktokens.runs.display import Displayed
 from rocktokens.runs.files import (
     digest,
     digest_of_value,
@@ -43,7 +43,7 @@ MANIFEST = "run.json"
 SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored checkpoint
 
 
-class Run:
+class Run(Displayed):
     """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
 
     def __init__(self, path: str | Path, manifest: dict[str, Any]) -> None:
@@ -311,14 +311,6 @@ class Run:
             parameters: what the question marks stand for.
         """
         return query(self.path, sql, parameters, self.verify)
-
-    def _repr_html_(self) -> str:
-        """The verdict card, for notebooks; made by report/notebook.py, found by its name."""
-        return str(import_module("rocktokens.report.notebook").run_html(self))
-
-    def plot(self, name: str) -> Any:
-        """A figure of the report by its name, e.g. `funnel`, as a plotly figure."""
-        return import_module("rocktokens.report.notebook").plot(self, name)
 
     def types(self) -> pa.Table:
         """One row a token type, as `detect` wrote it."""

@@ -32,6 +32,7 @@ def ready(driver) -> None:
 
 def rewrite(run, name: str, make) -> None:
     run.write(name, pa.Table.from_pylist([make(row) for row in run.read(name).to_pylist()]))
+    run.save()
 
 
 def frozen(word: str, delta: float):

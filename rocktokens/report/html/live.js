@@ -43,9 +43,8 @@
     const runs = Object.entries(data.curves), many = runs.length > 1;
     const title = (run, name) => many ? `${run}${name ? " " + name : ""}` : name || run;
     const main = data.curves.distillation;
-    const lines = many
-      ? runs.map(([run, curve]) => ({ name: run, points: pairs(curve, "loss") }))
-      : main ? ["loss", "loss_rocks", "loss_rest"].map((name) => ({ name: names[name], points: pairs(main, name), colour: { loss: "muted", loss_rocks: "rock", loss_rest: "rest" }[name] })) : [];
+    const own = main ? ["loss_rocks", "loss_rest"].map((name) => ({ name: names[name], points: pairs(main, name), colour: { loss_rocks: "rock", loss_rest: "rest" }[name] })) : [];
+    const lines = [...own, ...runs.map(([run, curve], index) => ({ name: many ? run : names.loss, points: pairs(curve, "loss"), colour: many ? colours[(index + 2) % colours.length] : "muted" }))];
     plot($("loss"), lines.filter((line) => line.points.length), { low: 0 });
     const percent = (value) => `${(100 * value).toFixed(1)} %`;
     plot($("accuracy"), runs.map(([run, curve]) => ({ name: title(run, "accuracy"), marks: true, points: curve.evaluations.map(([step, value]) => [step, value]) })).filter((line) => line.points.length), { low: 0, high: 1, form: percent });

@@ -47,7 +47,7 @@ def top_tokens(facts: Facts, rollouts: list[dict[str, Any]], types: Types, steps
             continue
         top = rollout.setdefault("top", {"k": len(rows[0]["student_top_ids"]), "student": {}})
         top["student"][str(step)] = _flat(rows, "student", types)
-        top.setdefault("teacher", _flat(rows, "teacher", types))
+        top["teacher"] = _flat(rows, "teacher", types)  # the same under every checkpoint
 
 
 def _flat(rows: list[dict[str, Any]], who: str, types: Types) -> dict[str, list[Any]]:

@@ -35,6 +35,7 @@ def run(whole, tmp_path) -> Run:
 def change(run: Run, name: str, make) -> None:
     """Rewrite a table row by row."""
     run.write(name, pa.Table.from_pylist([make(row) for row in run.read(name).to_pylist()]))
+    run.save()
 
 
 def freeze(run: Run, word: str, delta: float) -> None:
