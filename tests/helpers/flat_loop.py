@@ -1,10 +1,39 @@
-"""The functions of `examples/minimal_loop.py`, which is a script and no module of the package."""
+"""The functions of `examples/minimal_loop.py`, which is a script and no module of the package, and its runs, made once.
+
+A run is kept in the directory that the processes of one test session share, so that two test files, or two processes,
+that need the same distillation do it once.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rocktokens.world import get_world
+
+SEED, ROLLOUTS, LEARNING_RATE, TRAIN_PROMPTS = 5, 64, 3e-4, 5000
+
+
+class FlatRun(NamedTuple):
+    """A world's pair before and after distillation in plain PyTorch."""
+
+    loop: ModuleType
+    tokenizer: Any
+    before: Any
+    student: Any
+    teacher: Any
+    history: torch.Tensor
+    """Loss by step."""
+    ends: dict[str, int]
 
 
 def load_minimal_loop() -> ModuleType:
@@ -13,3 +42,23 @@ def load_minimal_loop() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def distilled(name: str, steps: int, factory: pytest.TempPathFactory) -> FlatRun:
+    """On-policy distillation of a built-in world's student, once per test session."""
+    loop, world = load_minimal_loop(), get_world(name)
+    tokenizer = AutoTokenizer.from_pretrained(world.student_path)
+    before, teacher = map(AutoModelForCausalLM.from_pretrained, (world.student_path, world.teacher_path))
+    student = copy.deepcopy(before)
+    ends = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    base = factory.getbasetemp()
+    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"distilled-{name}-{steps}.pt"
+    with FileLock(f"{kept}.lock"):
+        if not kept.exists():
+            prompts = [tokenizer(p.prompt)["input_ids"] for p in world.problems("train", TRAIN_PROMPTS, seed=SEED)]
+            settings = {"steps": steps, "lr": LEARNING_RATE, "rollouts": ROLLOUTS, "seed": SEED, "log_every": 0}
+            history = loop.distil(student, teacher, prompts, **settings, **ends)
+            torch.save({"student": student.state_dict(), "history": torch.tensor(history)}, kept)
+        found = torch.load(kept)
+    student.load_state_dict(found["student"])
+    return FlatRun(loop, tokenizer, before, student, teacher, found["history"], ends)

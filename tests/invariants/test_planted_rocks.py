@@ -6,12 +6,9 @@ Thresholds are the defaults; only the K of the other definitions is given, the n
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from flat_loop import load_minimal_loop
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from flat_loop import distilled
 
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.detect import detect_rocks
@@ -21,20 +18,12 @@ STEPS = 150
 PROMPTS = 400
 
 
-def found_in(name: str):
+def found_in(name: str, factory: pytest.TempPathFactory):
     """The world, and what detection says of its student after OPD."""
-    loop, world = load_minimal_loop(), get_world(name)
-    tokenizer = AutoTokenizer.from_pretrained(world.student_path)
-    student, teacher = map(AutoModelForCausalLM.from_pretrained, (world.student_path, world.teacher_path))
-    before = copy.deepcopy(student)
-    ends = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-    train, held_out = (
-        [tokenizer(p.prompt)["input_ids"] for p in world.problems(split, n, seed=5)]
-        for split, n in (("train", 5000), ("detection", PROMPTS))
-    )
-    loop.distil(student, teacher, train, steps=STEPS, lr=3e-4, rollouts=64, seed=5, log_every=0, **ends)
-    rollouts = loop.sample(student, held_out, rng=torch.Generator().manual_seed(5), **ends)
-    token_N, (pre_N, post_N) = loop.score([before, student], teacher, rollouts)
+    world, run = get_world(name), distilled(name, STEPS, factory)
+    held_out = [run.tokenizer(p.prompt)["input_ids"] for p in world.problems("detection", PROMPTS, seed=5)]
+    rollouts = run.loop.sample(run.student, held_out, rng=torch.Generator().manual_seed(5), **run.ends)
+    token_N, (pre_N, post_N) = run.loop.score([run.before, run.student], run.teacher, rollouts)
     _, seen_BT, start = rollouts
     rollout_N, position_N = seen_BT[:, start:].bool().nonzero().unbind(1)
     table = {
@@ -45,15 +34,15 @@ def found_in(name: str):
         "loss": post_N.numpy(),
         "loss_pre": pre_N.numpy(),
     }
-    embedding_VH = student.get_input_embeddings().weight.detach().numpy()
+    embedding_VH = run.student.get_input_embeddings().weight.detach().numpy()
     config = DetectConfig(k=len(world.truth().rocks))
-    return world, detect_rocks(table, tokenizer, config, embedding_VH=embedding_VH)
+    return world, detect_rocks(table, run.tokenizer, config, embedding_VH=embedding_VH)
 
 
 @pytest.mark.parametrize("name", world_names())
-def test_what_cannot_be_learned_is_declared_and_nothing_else(name):
+def test_what_cannot_be_learned_is_declared_and_nothing_else(name, tmp_path_factory):
     """The declared rocks are what the hidden table chooses; where its markers are learned in part, none is declared."""
-    world, report = found_in(name)
+    world, report = found_in(name, tmp_path_factory)
     truth = world.truth()
     texts = {token_id: text for text, token_id in world.vocabulary.items()}
     declared = [texts[token_id] for token_id in report.rocks.tolist()]

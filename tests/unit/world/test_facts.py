@@ -1,54 +1,43 @@
-"""The facts that the shipped default pair must show, by a real OPD run of 300 steps in plain PyTorch.
+"""The facts that the shipped default pair must show, by a real OPD run of 150 steps in plain PyTorch.
 
-One run, about two minutes on a quiet core; everything else here reads its result. Sampled without replacement of
-seeds: the same problems and seeds in every arm, so that a ban which changes nothing changes nothing at all.
+One run, about a minute on a quiet core, shared with test_planted_rocks; everything else here reads its result. The same
+problems and seeds in every arm, so that a ban which changes nothing changes nothing at all.
 """
 
-import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
-from flat_loop import load_minimal_loop
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from flat_loop import distilled
 
 from rocktokens.world import get_world
 
-STEPS = 300
-PROBLEMS = 1000
+STEPS = 150  # those of tests/invariants/test_planted_rocks.py: one distillation serves both
+PROBLEMS = 600
 
 
 @pytest.fixture(scope="module")
-def run():
+def run(tmp_path_factory):
     """OPD on the default world: history, losses on fixed contexts before and after, and an accuracy function."""
-    loop, world = load_minimal_loop(), get_world("arithmetic")
-    tokenizer = AutoTokenizer.from_pretrained(world.student_path)
-    student = AutoModelForCausalLM.from_pretrained(world.student_path)
-    teacher = AutoModelForCausalLM.from_pretrained(world.teacher_path)
-    before = copy.deepcopy(student)
-    ends = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-    prompts = {
-        split: [tokenizer(p.prompt)["input_ids"] for p in world.problems(split, n, seed=0)]
-        for split, n in (("train", 5000), ("detection", 400))
-    }
-    history = loop.distil(student, teacher, prompts["train"], steps=STEPS, lr=3e-4, rollouts=64, log_every=0, **ends)
-    rollouts = loop.sample(student, prompts["detection"], rng=torch.Generator().manual_seed(0), **ends)
-    token_N, (pre_N, post_N) = loop.score([before, student], teacher, rollouts)
+    world, made = get_world("arithmetic"), distilled("arithmetic", STEPS, tmp_path_factory)
+    prompts = [made.tokenizer(p.prompt)["input_ids"] for p in world.problems("detection", 400, seed=0)]
+    rollouts = made.loop.sample(made.student, prompts, rng=torch.Generator().manual_seed(0), **made.ends)
+    token_N, (pre_N, post_N) = made.loop.score([made.before, made.student], made.teacher, rollouts)
     held_out = world.problems("causal", PROBLEMS, seed=0)
 
     def accuracy(model, banned=()):
-        return loop.accuracy(model, tokenizer, held_out, world.check, banned=banned)[0]
+        return made.loop.accuracy(model, made.tokenizer, held_out, world.check, banned=banned)[0]
 
     return SimpleNamespace(
         truth=world.truth(),
-        student=student,
-        history=torch.tensor(history),
+        student=made.student,
+        history=made.history,
         pre_N=pre_N,
         post_N=post_N,
         rock_N=torch.isin(token_N, torch.tensor(world.truth().rocks.ids)),
         accuracy=accuracy,
-        before=accuracy(before),
-        after=accuracy(student),
+        before=accuracy(made.before),
+        after=accuracy(made.student),
     )
 
 
