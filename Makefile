@@ -6,13 +6,14 @@ RUN ?= runs/arithmetic
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help setup demo study study-smollm2 test test-slow bench lint format docs clean
+.PHONY: help setup demo study study-smollm2 test test-slow campaign bench lint format docs clean
 
 help:
 	@echo "make demo     a small study of the built-in pair, about a minute; ends by naming its report"
 	@echo "make study    the whole story on the built-in pair, offline; ends by naming its results"
 	@echo "make study-smollm2   the same on a real pair made from SmolLM2-135M; about five hours"
 	@echo "make test     the test suite"
+	@echo "make campaign  attacks on settings, files, processes and disks; prints tried, held, failed"
 	@echo "make lint     ruff format and check, mypy"
 	@echo "make docs     the reference page of a run's tables, from rocktokens/runs/schema.py"
 	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
@@ -38,7 +39,11 @@ study-smollm2: setup
 	env -u OMP_NUM_THREADS $(BIN)/rocktokens study smollm2
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not campaign"
+
+# Attacks on settings, files, processes and disks. A fresh seed each time; failing cases go to tests/campaign/kept.json.
+campaign: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -rA -m campaign tests/campaign
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

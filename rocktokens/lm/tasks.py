@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Checker", "MathChecker", "Prompt", "how_checked", "load_prompts", "make_checker"]  # old paths of checkers
 
 Row = Mapping[str, Any]
+log = logging.getLogger(__name__)
 
 Part = Literal["train", "detection", "causal"]
 PART_TENTHS: dict[Part, int] = {"train": 6, "detection": 2, "causal": 2}
@@ -66,6 +68,9 @@ def load_prompts(config: PromptsConfig, tokenizer: Any, *, part: Part | None = N
         raise DataError(f"{config.source} has no prompts{share}; give at least one row, better hundreds.")
     _refuse_bad_lengths(prompts, tokenizer)
     _refuse_bad_answers(prompts, config)
+    double = len(prompts) - len({prompt.text for prompt in prompts})
+    if double and config.source.endswith(".jsonl"):
+        log.warning("%s: %d of %d prompts stand there more than once", config.source, double, len(prompts))
     return prompts
 
 
@@ -110,14 +115,20 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Rows of a JSONL file, named by their line; blank lines are passed over."""
     if not path.is_file():
         raise DataError(f"there is no prompt file {path}.")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}, line {number}: not UTF-8 text (byte {error.start + 1}); save the file as UTF-8."
+                ) from None
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}).") from None
+            except (RecursionError, ValueError) as error:  # nested thousands deep, or a number of thousands of digits
+                raise DataError(f"{path}, line {number}: cannot be read ({str(error).split(';')[0]}).") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: a row must be a JSON object, got {type(row).__name__}.")
             yield f"{path.stem}/{number}", row
@@ -155,11 +166,11 @@ def _unknown_source(source: str) -> str:
 
 def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: Any) -> Prompt:
     answer = row.get(config.answer_field)
-    answer = None if answer is None else str(answer)
+    answer = None if answer is None else _written(name, str(answer))
     if row.get(config.messages_field) is not None:
         messages = _valid_messages(name, row[config.messages_field])
     elif isinstance(row.get(config.prompt_field), str):
-        text = row[config.prompt_field]
+        text = _written(name, row[config.prompt_field])
         if not config.chat:
             return Prompt(name, _encode(tokenizer, text), text, answer)
         messages = [{"role": "user", "content": text}]
@@ -174,6 +185,17 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: Any) -
         )
     ids, text = _apply_template(messages, tokenizer)
     return Prompt(name, ids, text, answer)
+
+
+def _written(name: str, text: str) -> str:
+    """A text that can be written down again; half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"row {name}: character {error.start + 1} is half of a surrogate pair and no text; mend the row."
+        ) from None
+    return text
 
 
 def _valid_messages(name: str, messages: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rocktokens.report.build import REPORT, contents
 from rocktokens.report.build import report as build
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.stage import Stage
+from rocktokens.stages.stage import Stage, stale_stages
 from rocktokens.stages.tokens import FOLDER, run_tokenizer
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,14 @@ def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
         run = open_run(path)
         stage = Stage(run, "report", {"report": {"images": images}}, {"the run": contents(run)})
         if not (path / REPORT).exists() or stage.due(again):
+            stale = [name for name in stale_stages(run) if name != "report"]
+            if stale:
+                log.warning(
+                    "%s: what %s read has changed since; run %s again, or the report shows tables that do not agree",
+                    path,
+                    ", ".join(stale),
+                    "it" if len(stale) == 1 else "them",
+                )
             stage.run = build(path, again=True, images=images, decode=decoder_of(run))
             stage.finish(stage.run.facts("report"))
         return stage.run

@@ -215,6 +215,30 @@ def inputs_of(
     return found
 
 
+def stale_stages(run: Run) -> list[str]:
+    """Complete stages of which a file or another stage that they read has changed since, directly or further down."""
+    stale: set[str] = set()
+    for _ in run.manifest["stages"]:  # as often as a change can pass from stage to stage
+        for name in run.manifest["stages"]:
+            record = run.manifest.get("records", {}).get(name, {})
+            known = record.get("inputs", {}) if isinstance(record, dict) else {}
+            if any(_has_changed(run, label, before, stale) for label, before in known.items()):
+                stale.add(name)
+    return sorted(stale)
+
+
+def _has_changed(run: Run, label: str, before: Any, stale: set[str]) -> bool:
+    """Whether an input that lies in the run, a file or a stage, is not what it was; models are not looked at."""
+    if label.startswith("stage "):
+        stage = label.removeprefix("stage ")
+        return stage in stale or (run.mark(stage) or "absent") != before
+    if label == "occurrences" and any(name.startswith("score/") for name in stale):
+        return True
+    if "." not in label and label not in ("occurrences", "telemetry"):
+        return False
+    return (digest(run.path / label) or "absent") != before
+
+
 def _differ(known: str | None, now: str | None) -> bool:
     return known != now and known is not None and now is not None
 

@@ -1,0 +1,21 @@
+"""The campaign runs when asked for: `make campaign`, or a tenth of it in .ci/run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from attacks import finished_run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """A small study with every stage complete; attempts work on copies."""
+    return finished_run(tmp_path_factory.mktemp("campaign"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch, caplog):
+    monkeypatch.setenv("ROCKTOKENS_BROWSER", "")
+    caplog.set_level(logging.CRITICAL)
