@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(without_cuda)
-        if "campaign" in item.keywords and "campaign" not in config.option.markexpr:
+        if item.get_closest_marker("campaign") and "campaign" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="an attack campaign; runs with make campaign"))
         if "slow" in item.keywords and "slow" not in config.option.markexpr:
             item.add_marker(unasked_slow)

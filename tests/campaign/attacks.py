@@ -33,6 +33,7 @@ from rocktokens.config import (
 from rocktokens.runs.store import open_run
 
 SHARE = float(os.environ.get("CAMPAIGN_SHARE", "1"))
+PART, PARTS = (int(number) for number in os.environ.get("CAMPAIGN_PART", "1/1").split("/"))  # a campaign in pieces
 SEED = int(os.environ.get("CAMPAIGN_SEED") or secrets.randbits(32))
 COUNTS = os.environ.get("CAMPAIGN_COUNTS")
 KEPT = Path(__file__).parent / "kept.json"
@@ -111,7 +112,7 @@ class Account:
             print(f"  {json.dumps(failure)[:400]}")
         if COUNTS:
             with open(COUNTS, "a") as file:
-                counts = {"kind": self.kind, "tried": self.tried, "held": held, "seed": SEED, "share": SHARE}
+                counts = {"kind": self.kind, "tried": self.tried, "held": held, "seed": SEED, "part": f"{PART}/{PARTS}"}
                 file.write(json.dumps(counts) + "\n")
         if self.failures and SHARE == 1:
             known = json.loads(KEPT.read_text()) if KEPT.exists() else []
@@ -124,7 +125,7 @@ def chosen(cases: Iterable[Any], kind: str) -> list[Any]:
     cases = list(cases)
     rng = random.Random(f"{SEED}/{kind}")
     rng.shuffle(cases)
-    return cases[: max(1, round(SHARE * len(cases)))]
+    return cases[: max(1, round(SHARE * len(cases)))][PART - 1 :: PARTS]
 
 
 def attempt(words: list[str]) -> tuple[int, str, str | None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from attacks import SEED, SHARE, STAGES, Account, attempt, disagreement, pair_and_prompts, run_stage
+from attacks import PART, PARTS, SEED, SHARE, STAGES, Account, attempt, disagreement, pair_and_prompts, run_stage
 
 from rocktokens.errors import RockTokensError
 from rocktokens.runs.store import open_run
@@ -71,7 +71,7 @@ def differs(path: Path, whole: Path) -> str | None:
 
 def points(count: int, kind: str, most: int) -> list[int]:
     rng = random.Random(f"{SEED}/{kind}")
-    return sorted(rng.sample(range(1, count + 1), min(count, max(2, round(SHARE * most)))))
+    return sorted(rng.sample(range(1, count + 1), min(count, max(2, round(SHARE * most)))))[PART - 1 :: PARTS]
 
 
 @pytest.mark.campaign
