@@ -6,8 +6,8 @@ kinds      six kinds of corpora (tests/helpers/corpora.py) of 200 and of 60 prom
 harder     five more kinds that each break an assumption, the same way; what comes out is reported, not required.
 null       200 corpora in which no type costs more than another (losses shuffled within prompts; or two identical
            models that differ by rounding): how often does `excess` declare any rock? At most 5 %.
-concentrated  500 corpora in which one position in fifty carries most of the loss: how often do 95 % intervals hold the
-           truth at 20, 30, 50 and 100 measured prompts?
+concentrated  500 corpora in which one position in fifty, or in five hundred, carries most of the loss: how often do
+           95 % intervals hold the truth at 20, 30, 50 and 100 measured prompts?
 coverage   500 corpora with prompt-level correlation: how often do 95 % intervals hold the truth? 93 to 97 %.
            Beside them, the plain percentile bootstrap on the same corpora.
 regression a run in which nothing learns: what the naive comparison reports, what ours does; and the figure.
@@ -27,6 +27,7 @@ import shlex
 import sys
 import time
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -118,12 +119,13 @@ def harder() -> dict[str, dict]:
 
 
 def concentrated(num_corpora: int = 500) -> dict[str, dict]:
-    """Coverage where one position in fifty carries most of the loss, by measured prompts."""
+    """Coverage where one position in fifty, and one in five hundred, carries most of the loss, by measured prompts."""
     found = {}
-    for num_prompts in (20, 30, 50, 100):
+    for rarity, num_prompts in product((1, 10), (20, 30, 50, 100)):
         hits, drawn = defaultdict(int), defaultdict(int)
         for seed in range(num_corpora):
-            columns, own, truths = corpora.concentrated(np.random.default_rng([12, seed, num_prompts]), num_prompts)
+            rng = np.random.default_rng([12, seed, num_prompts, rarity])
+            columns, own, truths = corpora.concentrated(rng, num_prompts, rarity, 0.7 if rarity == 1 else 1.2)
             occurrences = Occurrences.from_table(columns)
             sums = base_sums(occurrences, DetectConfig(seed=seed))
             measured = footprint(
@@ -139,8 +141,9 @@ def concentrated(num_corpora: int = 500) -> dict[str, dict]:
                 hits[name] += bool(ends[name][0] <= truth <= ends[name][1])
         for name, hit in hits.items():
             share = wilson_interval(hit, drawn[name])
-            found[f"{name}, {num_prompts} measured prompts"] = {"share": share.value, "interval": share[1:3]}
-            print("concentrated", name, num_prompts, round(share.value, 3), flush=True)
+            label = f"one in {50 * rarity}: {name}, {num_prompts} measured prompts"
+            found[label] = {"share": share.value, "interval": share[1:3]}
+            print("concentrated", label, round(share.value, 3), flush=True)
     return found
 
 
@@ -321,7 +324,6 @@ def regression_figure(rows: dict[str, tuple[float, float, float]]) -> go.Figure:
 def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "detect_calibration.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
     jobs = {
         "kinds": kinds,
         "harder": harder,
@@ -333,6 +335,7 @@ def main() -> None:
     for name in sys.argv[1:] or jobs:
         start = time.perf_counter()
         found = jobs[name]()
+        result = json.loads(path.read_text()) if path.exists() else {}  # another process may have added to it
         result[name] = {
             "command": shlex.join(["python", "benchmarks/detect_calibration.py", name]),
             "date": time.strftime("%Y-%m-%d"),

@@ -182,26 +182,28 @@ def rare_spikes(rng, num_prompts):
     return columns, []
 
 
-def concentrated(rng, num_prompts):
+def concentrated(rng, num_prompts, rarity=1, spread=0.7):
     """Losses of which one position in fifty carries nearly all: columns, four types, and the truth about them.
 
-    Spikes of 1 to 20 nats (log-normal) stand at one position in fifty, at one in ten of the four types, which are a
-    tenth of the positions; elsewhere the loss is 0.01. Everything has fallen by 60 %, in independent spikes.
+    Log-normal spikes stand at one position in fifty, at one in ten of the four types, which are a tenth of the
+    positions; elsewhere the loss is 0.01. With `rarity` there are so many times fewer. Everything has fallen by 60 %,
+    in independent spikes.
     """
     corpus = Corpus(rng, num_prompts, hard_sd=0.5)
     own = np.arange(4)
     corpus.place(own, 0.1)
     size = len(corpus.type_N)
     own_N = np.isin(corpus.type_N, own)
-    chance_N = np.where(own_N, 0.1, 0.011)
+    chance, other_chance = 0.1 / rarity, 0.011 / rarity
+    chance_N = np.where(own_N, chance, other_chance)
 
     def spikes():
-        height_N = np.exp(rng.normal(1.0, 0.7, size)) * corpus.hard_P[corpus.prompt_N]
+        height_N = np.exp(rng.normal(1.0, spread, size)) * corpus.hard_P[corpus.prompt_N]
         return 0.01 + (rng.random(size) < chance_N) * height_N
 
     columns = corpus.columns(spikes(), spikes() / 0.4)
-    height = float(np.exp(1.0 + 0.7**2 / 2))
-    mean_own, mean_other = 0.01 + 0.1 * height, 0.01 + 0.011 * height
+    height = float(np.exp(1.0 + spread**2 / 2))
+    mean_own, mean_other = 0.01 + chance * height, 0.01 + other_chance * height
     share = 0.1 * mean_own / (0.1 * mean_own + 0.9 * mean_other)
     truths = {
         "share_positions": 0.1,
