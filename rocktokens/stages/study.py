@@ -30,9 +30,12 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
         images: Whether the report also writes its figures as SVG and PNG.
         note: What to say at the very end, such as what a quick study left out.
     """
+    from rocktokens.report.trackers import require_trackers, send_findings
+    from rocktokens.runs.store import open_run
     from rocktokens.smollm2.recipe import with_made_pair
 
     start = time.monotonic()
+    require_trackers(config.distill.report_to)
     if not ranks().is_first:
         return _follow(config)
     config = with_made_pair(config)
@@ -41,6 +44,8 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
         _run_stages(config, images)
     finally:  # a study that was stopped goes on without its flags
         _remember(config)
+    if config.distill.report_to:
+        send_findings(open_run(config.path), config.distill.report_to)
     _summary(config.path, time.monotonic() - start)
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
