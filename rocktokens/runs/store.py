@@ -1,8 +1,7 @@
 """A run is a directory: a manifest and Parquet that DuckDB reads where it lies.
 
 Every file is written under a draft name and renamed when it is whole; the manifest is written last. So what the
-manifest lists exists and is complete, and a killed run goes on where it stopped. This room knows tables and stages;
-it does not know what they mean.
+manifest lists exists and is complete, and a killed run continues. It does not know what tables and stages mean.
 """
 
 from __future__ import annotations
