@@ -59,10 +59,16 @@ def open_sampling(
     facts = pair_facts(pair)
     name = pair.teacher if of_teacher else pair.student
     pool = ServerPool(urls, servers)
-    ids = probe_ids(facts.tokenizer, facts.vocabulary)
+    ids = _probe(facts, pool)
     served = verify(pool, served_logprobs(pool, ids), ids, name, pair, servers)
     log.info("%s is sampled on %s", name, ", ".join(pool.urls))
     return Sampling(_engine(pool, facts, context_of(name, pair), rollouts), facts, served, tuple(pool.urls))
+
+
+def _probe(facts: Pair | PairFacts, pool: ServerPool) -> tuple[int, ...]:
+    """A probe that the servers take, a token behind it included."""
+    ids = probe_ids(facts.tokenizer, facts.vocabulary)
+    return ids if pool.context is None else ids[: pool.context - 1]
 
 
 def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, rollouts: RolloutConfig) -> VllmEngine:
@@ -111,7 +117,7 @@ def open_states(pair: PairConfig, servers: ServersConfig, facts: Pair | PairFact
     pool = ServerPool(urls, servers)
     head = read_head(pair.teacher, pair)
     source = ServedStates(pool, head, model_context=context_of(pair.teacher, pair), wire=servers.wire)
-    ids = probe_ids(facts.tokenizer, facts.vocabulary)
+    ids = _probe(facts, pool)
     served = verify(pool, states_logprobs(source, ids), ids, pair.teacher, pair, servers)
     log.info("the teacher's states come from %s", ", ".join(pool.urls))
     return source, served

@@ -1,0 +1,178 @@
+"""Stages on servers: the same commands with URLs; other models, short contexts and dead servers are refused by URL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+import tiny
+from standin_server import StandIn
+
+from rocktokens.config import (
+    BaselineConfig,
+    DistillConfig,
+    GraftConfig,
+    KnockoutConfig,
+    PairConfig,
+    PromptsConfig,
+    RolloutConfig,
+    ScoreConfig,
+    ServersConfig,
+)
+from rocktokens.config.plan import BudgetConfig
+from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.runs.store import open_run
+from rocktokens.stages.check import check
+from rocktokens.stages.distill import distill
+from rocktokens.stages.graft import graft
+from rocktokens.stages.knockout import knockout
+from rocktokens.stages.sample import sample
+from rocktokens.stages.score import score
+
+STUDENT, TEACHER = tiny.tiny_model(seed=5), tiny.tiny_model("qwen3", seed=6, width=48)
+ROLLOUTS = RolloutConfig(num_rollouts=2, max_new_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> PairConfig:
+    folder = tmp_path_factory.mktemp("pair")
+    paths = [tiny.save_model(folder / name, model) for name, model in (("student", STUDENT), ("teacher", TEACHER))]
+    return PairConfig(student=paths[0], teacher=paths[1])
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> PromptsConfig:
+    file: Path = tmp_path_factory.mktemp("prompts") / "p.jsonl"
+    texts = [" ".join(f"w{token}" for token in ids) for ids in tiny.prompts(60, seed=3, shortest=3)]
+    file.write_text("\n".join(json.dumps({"prompt": text, "answer": "w9"}) for text in texts))
+    return PromptsConfig(source=str(file), checker="regex", pattern=r"(w\d+)")
+
+
+@pytest.fixture(scope="module")
+def student():
+    with StandIn(STUDENT) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def states():
+    with StandIn(TEACHER, pooling=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def writes():
+    with StandIn(TEACHER) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pair, prompts, student, states) -> Path:
+    path = tmp_path_factory.mktemp("served") / "run"
+    sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(student.url,)))
+    score(path, ScoreConfig(), servers=ServersConfig(teacher=(states.url,)))
+    return path
+
+
+def test_sample_on_a_server(run, student):
+    rollouts = open_run(run).read("rollouts")
+    assert len(rollouts) == 120
+    assert len(student.requests) >= 120
+    assert open_run(run).facts("sample")["served"] == "model"  # where the server says that it read the model
+    assert max(map(len, rollouts["token_ids"].to_pylist())) <= 10
+
+
+def test_score_with_a_served_teacher_is_the_local_score(run, pair, prompts, tmp_path):
+    local = tmp_path / "local"
+    sample(local, pair, prompts, ROLLOUTS)
+    open_run(local).write("rollouts", open_run(run).read("rollouts"))  # the same texts, scored here
+    score(local, ScoreConfig(), again=True)
+    order = "select * from occurrences order by rollout_id, position"
+    ours, theirs = open_run(local).query(order), open_run(run).query(order)
+    assert ours["token_id"].equals(theirs["token_id"])
+    np.testing.assert_allclose(theirs["kl"], ours["kl"], atol=1e-4, rtol=0)
+    assert not list(run.glob("*.parts"))
+
+
+def test_knockout_on_a_server(run, student):
+    before = len(student.requests)
+    config = KnockoutConfig(candidates=("w5", "w9"), controls=False, resamples=200)
+    knockout(
+        run, config, BaselineConfig(problems=20, rollouts=2, reuse_prompts=True),
+        servers=ServersConfig(student=(student.url,)),
+    )  # fmt: skip
+    assert len(student.requests) > before
+    table = open_run(run).read("knockouts")
+    assert pc.count_distinct(table["arm"]).as_py() >= 2
+
+
+def test_grafts_on_servers(run, student, writes, states):
+    servers = ServersConfig(student=(student.url,), teacher=(writes.url, states.url))
+    graft(
+        run, GraftConfig(problems=10, rocks=("w9", "w5"), clusters=False, resamples=200),
+        BaselineConfig(problems=10, rollouts=1, reuse_prompts=True), servers=servers,
+    )  # fmt: skip
+    assert writes.requests
+    arms = open_run(run).read("grafts")["arm"].to_pylist()
+    assert {"rocks", "all"} <= set(arms)
+
+
+def test_grafts_on_servers_need_a_teacher_that_generates(run, student, states):
+    servers = ServersConfig(student=(student.url,), teacher=(states.url,))
+    with pytest.raises(ConfigError, match="grafts on servers need"):
+        graft(run, GraftConfig(problems=4, rocks=("w9",)), BaselineConfig(problems=4, reuse_prompts=True),
+              servers=servers, again=True)  # fmt: skip
+
+
+def test_distill_with_a_served_teacher(tmp_path, pair, prompts, states):
+    config = DistillConfig(steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1)
+    path = tmp_path / "run"
+    distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(states.url,)))
+    assert open_run(path).facts("distill")["steps"] == 2
+
+
+def test_another_model_is_refused(tmp_path, pair, prompts):
+    with StandIn(tiny.tiny_model(seed=99)) as other:
+        with pytest.raises(ConfigError, match="serves another model than") as error:
+            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))
+        assert other.url in str(error.value)
+
+
+def test_a_short_context_and_nobody_are_refused_by_url(tmp_path, pair, prompts, unused_port):
+    with StandIn(STUDENT, context=16) as short:
+        with pytest.raises(ConfigError, match="--max-model-len") as error:
+            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(short.url,)))
+        assert short.url in str(error.value)
+    nobody = f"http://127.0.0.1:{unused_port}"
+    with pytest.raises(ConfigError, match=f"nobody answers at {nobody}"):
+        sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(nobody,)))
+
+
+def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp_path, pair, prompts, monkeypatch):
+    from rocktokens.stages import sample as stage
+
+    monkeypatch.setattr(stage, "PART_PROMPTS", 10)
+    path = tmp_path / "run"
+    with StandIn(STUDENT, die_after=70) as dying, pytest.raises(RunError, match="Finished parts stay"):
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0))
+    parts = len(list(path.glob("rollouts.parts/*/0*.parquet")))
+    assert 1 <= parts < 6
+    with StandIn(tiny.tiny_model(seed=99)) as other, pytest.raises(RockTokensError, match="another model"):
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,), verify=False))
+    with StandIn(STUDENT) as again:
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(again.url,)))
+        assert len([body for body in again.requests if "prompt_logprobs" not in body]) <= 120 - 20 * parts + 5
+    assert len(open_run(path).read("rollouts")) == 120
+
+
+def test_check_probes_servers_and_prints_a_budget(pair, prompts, student, states, capsys):
+    servers = ServersConfig(student=(student.url,), teacher=(states.url,))
+    check(pair, prompts, ROLLOUTS, servers)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{student.url} serves the student and generates" in said
+    assert f"{states.url} serves the teacher and gives its hidden states" in said
+    check(pair, prompts, ROLLOUTS, budget=BudgetConfig(prompts=100))
+    assert "device-hours" in capsys.readouterr().out
