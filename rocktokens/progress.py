@@ -4,7 +4,7 @@
         advance(16)
 
 Inside `stages(...)` every piece of work is a row under one overall bar, and its stage counts to the whole. Everything
-goes to standard error. This room knows names and counts; it does not know what they are of.
+goes to standard error. This module knows names and counts; it does not know what they are of.
 """
 
 from __future__ import annotations

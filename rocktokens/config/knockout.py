@@ -26,7 +26,7 @@ class BaselineConfig(Settings):
     reuse_prompts: bool = False
     """Use the problems that detection used, too. Rocks were chosen on them: effects may look larger than they are."""
     checkpoint: str = "last"
-    """Who writes: last (kept checkpoint, else the student), student, or a step."""
+    """Which model samples: last (kept checkpoint, else the student), student, or a step."""
     max_new_tokens: int | None = None
     """Length limit of a response; unset: that of the run's rollouts, else 512."""
     temperature: float = 1.0

@@ -4,7 +4,7 @@ The pass goes over the rows in chunks: both vocabulary projections, the divergen
 gradient of the student's side are taken from a chunk of logits before the next one overwrites it. So memory does not
 grow with the rows, the projections run once (not again in the backward), and a row of weight 0 never reaches either
 head. A chunk is sized for the matrix products; what is done to its logits between them goes block by block, a few rows
-that fit the cache. This room knows arrays only: no model, no tokenizer, no padding, no shift between logits and labels.
+that fit the cache. It knows arrays only: no model, no tokenizer, no padding, no shift between logits and labels.
 
 Shapes: N rows (occurrences), V vocabulary, H student width, G teacher width, C rows of one chunk, R rows of one block.
 """

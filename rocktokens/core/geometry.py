@@ -3,7 +3,7 @@
 g_u = p_u (log p_u − log q_u − kl) is the exact gradient of reverse KL in the student's logits. Gradients stream
 through once; per token type only their sum is kept: exactly for vocabularies up to 8k, above that as a sketch (signs
 and a folding of the vocabulary, both random and seeded), whose cosines err by at most 0.02 in 95 of 100 cases at the
-default width. Also the optimiser hypothesis: does Adam shrink the rocks' step? This room knows tensors, not models.
+default width. Also the optimiser hypothesis: does Adam shrink the rocks' step? This module knows tensors, not models.
 
 A pipeline stage feeds it the same rows it scores:
 
@@ -88,7 +88,7 @@ class GeometryResult:
     """Types beyond the limit: in the totals, without a gradient of their own."""
 
     def table(self, groups: Mapping[str, Array] | None = None) -> pa.Table:
-        """One row a token type, with the group it belongs to."""
+        """One row per token type, with the group it belongs to."""
         group = np.full(len(self.token_id_T), "other", dtype=object)
         for name, token_ids in (groups or {}).items():
             group[np.isin(self.token_id_T, token_ids)] = name

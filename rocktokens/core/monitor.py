@@ -34,7 +34,7 @@ class TokenMonitor:
 
     >>> monitor = TokenMonitor(vocabulary=50_000)
     >>> monitor.update(token_N, loss_N)        # once an optimiser step, or once a micro-batch
-    >>> monitor.table()                        # one row a token type seen
+    >>> monitor.table()                        # one row per token type seen
     >>> monitor.rocks()                        # the online form of detection; often none
     """
 
@@ -144,7 +144,7 @@ class TokenMonitor:
         return self._sum("total", "weight").astype(np.int64)
 
     def table(self) -> pa.Table:
-        """One row a token type seen, largest total loss first."""
+        """One row per token type seen, largest total loss first."""
         seen_T = np.flatnonzero(self.count)
         seen_T = seen_T[np.argsort(-self._sum("total", "value")[seen_T], kind="stable")]
         total = max(self._sum("total", "value").sum(), np.finfo(float).tiny)

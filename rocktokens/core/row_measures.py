@@ -1,7 +1,7 @@
 """What one row costs, from the logits of two models: divergence, entropies, and the gradient in the student's logits.
 
-This room sees a few rows at a time, so few that they stay in the cache while they are measured. It does not know where
-logits come from, nor which rows count.
+This module sees a few rows at a time, so few that they stay in the cache while they are measured. It does not know
+where logits come from, nor which rows count.
 
 Shapes: R rows of one block, V vocabulary.
 """

@@ -1,6 +1,6 @@
 """Has training stopped paying? A slope test on the recent loss, carried over the steps that remain.
 
-This room knows one series of losses, one value per optimiser step; not where it comes from nor what is done about it.
+This module knows one series of losses, one value per optimiser step; not where it comes from nor what is done about it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Numbers with their errors: bootstrap over prompts, multiple testing, rank tests, power.
 
-Tokens of one prompt are not independent, so prompts are what is resampled, everywhere. This room knows arrays of
+Tokens of one prompt are not independent, so prompts are what is resampled, everywhere. This module knows arrays of
 per-prompt sums and outcomes; it does not know what a token, a rock or a model is. Every generator is an argument.
 """
 

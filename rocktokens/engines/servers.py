@@ -2,7 +2,7 @@
 
 Connections are kept alive, one a thread and server. A request that meets a 5xx status or a lost connection is sent
 again unchanged, its seed included, to another server where there is one: the seed and not the server decides the draw.
-A 4xx status is the request's own fault and is raised with the server's text. This room knows HTTP and JSON; what is
+A 4xx status is the request's own fault and is raised with the server's text. This module knows HTTP and JSON; what is
 asked, and what an answer means, is vllm.py's and states.py's business.
 """
 

@@ -2,7 +2,7 @@
 
 Weights come from safetensors or GGUF; pickles and code that ships with a model are refused unless asked for. A family's
 last step from hidden state to logits (bias, scale, soft cap) is read from its configuration and then compared with the
-model's own logits, so that a family this room does not know is noticed here and not in the results.
+model's own logits, so that a family this module does not know is noticed here and not in the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How numbers, tokens and tables are written: formats, visible forms of invisible characters, CSV.
 
-Token texts come from a tokenizer and prompts from strangers: nothing in this room trusts them. What a browser would
+Token texts come from a tokenizer and prompts from strangers: nothing in this module trusts them. What a browser would
 hide or act upon is shown by its code point, and markup is escaped by whoever puts text into HTML.
 """
 

@@ -1,6 +1,6 @@
 """What a run knows, read once for the report: tables with or without optional columns, tokens, the rock set, stages.
 
-Every table is optional and so is every column: what is not there leaves out what needs it, and is named. This room
+Every table is optional and so is every column: what is not there leaves out what needs it, and is named. This module
 reads; it computes nothing that detection or the census should have computed.
 """
 

@@ -1,7 +1,7 @@
 """Files of a run: written whole or not at all, told apart by digest, and refused with one sentence where damaged.
 
 `writing` and `reading` are the two places where errors of the operating system and of file formats become RunError and
-DataError. This room knows files; it does not know what is in them.
+DataError. This module knows files; it does not know what is in them.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ class Run(Displayed):
         return query(self.path, sql, parameters, self.verify)
 
     def types(self) -> pa.Table:
-        """One row a token type, as `detect` wrote it."""
+        """One row per token type, as `detect` wrote it."""
         return self.read("types")
 
     def rocks(self, definition: str | None = None) -> pa.Table:

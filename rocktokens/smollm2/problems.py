@@ -5,7 +5,7 @@
 
 A story is an opening, then at most two changes or a comparison or a sharing-out, then a question; every part has
 several wordings, and so has every sentence of the solution. Nothing here is planted for anybody to find: the wording
-is drawn at random, independently of the numbers. This room knows English and sums; no model, no tokenizer.
+is drawn at random, independently of the numbers. This module knows English and sums; no model, no tokenizer.
 """
 
 from __future__ import annotations

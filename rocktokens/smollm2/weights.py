@@ -1,7 +1,7 @@
 """SmolLM2's weights as a plain Llama directory, and a smaller model out of it by leaving out layers.
 
 The rule for layers: those that change the hidden state least go, measured as the mean over positions of one minus the
-cosine between what enters a layer and what leaves it. This room knows one model at a time and trains nothing.
+cosine between what enters a layer and what leaves it. This module knows one model at a time and trains nothing.
 
 Shapes: T positions, H width.
 """

@@ -39,7 +39,7 @@ def bar(description: str, total: int) -> AbstractContextManager[Callable[[int], 
 
 @dataclass(frozen=True)
 class CausalSetup:
-    """What both stages stand on: models, problems, a sampler, answers to check."""
+    """Models, prompts, sampler and checker, shared by both stages."""
 
     pair: Any
     prompts: PromptsConfig

@@ -2,7 +2,7 @@
 
 Every regime and seed is an arm with a directory of its own under RUN/compare; a killed comparison goes on in the arm
 and at the step where it stopped. Arms of one seed are trained one after the other, so that a slow hour of the machine
-meets all regimes alike, and one student is in memory at a time. This room orders the work and writes the files; the
+meets all regimes alike, and one student is in memory at a time. This module orders the work and writes the files; the
 regimes are core/comparison/regimes.py's, the readings core/comparison/compare.py's.
 """
 

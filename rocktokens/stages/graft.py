@@ -33,7 +33,7 @@ def graft(
     servers: ServersConfig | None = None,
     again: bool = False,
 ) -> Run:
-    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row an arm, and prints it.
+    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row per arm, and prints it.
 
     Several processes share the resumptions; the first one writes.
     """

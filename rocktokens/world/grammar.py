@@ -1,6 +1,6 @@
 """The worlds as text: who is in a problem, how it is asked, how its working is written, and what is planted in it.
 
-Everything planted is planted here, in how texts are written. This room knows no tensor, model, tokenizer or file.
+Everything planted is planted here, in how texts are written. This module knows no tensor, model, tokenizer or file.
 A text is a list of pieces; a piece becomes exactly one token, so corpus, tokenizer and truth cannot disagree.
 """
 

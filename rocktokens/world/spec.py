@@ -1,6 +1,6 @@
 """What each built-in world is: its grammar, its two authors, its two models' shapes, its seeds, and the planted truth.
 
-A world is data. This room knows where a pair's files lie but never opens them, and imports nothing heavy.
+A world is data. This module knows where a pair's files lie but never opens them, and imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ def power_lines(
     if accuracy in (0.0, 1.0):
         lines.append("warning: the baseline is always right or always wrong so far; there is no room for an effect")
     for name, share in (("median", float(np.median(used))), ("most used", float(used[-1]))):
-        # A rollout that is resumed may come out anew: at worst its two outcomes are independent.
+        # A resumed rollout may have a different outcome: at worst its two outcomes are independent.
         sd = np.sqrt(share * 2 * accuracy * (1 - accuracy) / (base.rollouts * config.repeats))
         effect = smallest_detectable_effect(sd, num_problems, power=config.power, alpha=config.alpha)
         lines.append(

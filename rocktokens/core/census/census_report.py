@@ -21,7 +21,7 @@ NUMBERS = (
 
 
 def census_table(census: Census, predictors: Mapping[str, Mapping[int, float]] | None = None) -> pa.Table:
-    """census.parquet: one row a set; what is not known is null."""
+    """census.parquet: one row per set; what is not known is null."""
     results = census.results
     columns: dict[str, pa.Array] = {
         "set_id": pa.array([r.banned.set_id for r in results]),

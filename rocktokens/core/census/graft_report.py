@@ -35,7 +35,7 @@ def graft_table(
     rocks: Iterable[int],
     clusters: Mapping[str, Iterable[int]],
 ) -> pa.Table:
-    """grafts.parquet: one row an arm. `types`: rows of types.parquet, where a run has them."""
+    """grafts.parquet: one row per arm. `types`: rows of types.parquet, where a run has them."""
     total = sum(item["r"] or 0.0 for item in types)
     everything = {item["token_id"] for item in types}
     members: dict[str, set[int]] = {"rest": everything - set(rocks), "all": everything}

@@ -2,7 +2,7 @@
 
 Alpha spending by the union bound: look k may spend the share f_k of α, and the shares sum to 1. The chance of a wrong
 verdict at any look is then at most Σ f_k·α = α, whatever the looks have in common and however the p values were made;
-and min over looks of p_k / f_k is itself a p value, which Bonferroni and Benjamini–Hochberg may go on with. This room
+and min over looks of p_k / f_k is itself a p value, which Bonferroni and Benjamini–Hochberg may go on with. This module
 knows numbers of problems; it does not know what is measured on them.
 """
 

@@ -1,8 +1,9 @@
 """What a training regime costs and saves against the uniform one: every reading with its interval.
 
 A regime is read at a few points of its training, on the same held-out problems as every other regime with the same
-seed; so regimes are compared problem by problem and seed by seed. This room knows outcomes, seconds and FLOPs; it does
-not know how a regime was trained, nor what a rock is. The words that follow from the numbers are in report/conclusions.
+seed; so regimes are compared problem by problem and seed by seed. This module knows outcomes, seconds and FLOPs; it
+does not know how a regime was trained, nor what a rock is. The words that follow from the numbers are in
+report/conclusions.
 
 Shapes: S seeds, E reading points (the first is the common start), P problems, B resamples.
 """
@@ -81,7 +82,7 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything read off one regime, against uniform."""
+    """One regime's results relative to uniform."""
 
     regime: str
     num_seeds: int

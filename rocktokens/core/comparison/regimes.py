@@ -4,7 +4,7 @@
     configs = {name: regime_config(name, base, settings, seed=0, sets=sets) for name in settings.regimes}
     check_arms(configs)     # refuses a difference that is not the selector's or the schedule's
 
-This room turns configurations into configurations; it trains nothing.
+This module turns configurations into configurations; it trains nothing.
 """
 
 from __future__ import annotations

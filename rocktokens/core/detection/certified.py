@@ -3,7 +3,7 @@
 Three one-sided tests per type, each over the prompts that it occurs in: H1, it costs more than the other tokens of its
 prompts; H2, it costs more than the mean occurrence; H3, it has fallen by less than 1 − κ. A type's p value is the
 largest of those that count, and Benjamini-Hochberg over all observed types bounds the share of false declarations.
-This room knows losses per type and prompt; it does not know contexts, halves, token texts or reports.
+This module knows losses per type and prompt; it does not know contexts, halves, token texts or reports.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A context is the tokens round an occurrence, itself left out, encoded as the distance-weighted mean of their vectors.
 How similar counts as similar is calibrated on pairs of different types, so no threshold is tied to one embedding.
-This room knows token types, rollouts and positions; it does not know losses, only which occurrences persist.
+This module knows token types, rollouts and positions; it does not know losses, only which occurrences persist.
 """
 
 from __future__ import annotations

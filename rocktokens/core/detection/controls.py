@@ -1,7 +1,7 @@
 """Control occurrences: non-rocks that cover as much of the rollouts as the rocks do, in runs of the same lengths.
 
 Types cannot be matched on number, for rocks are frequent; occurrences can. A second control matches the loss mass too,
-so that "it is only the high loss" can be told from "it is these tokens". This room knows masks, rollouts and losses.
+so that "it is only the high loss" can be told from "it is these tokens". This module knows masks, rollouts and losses.
 """
 
 from __future__ import annotations

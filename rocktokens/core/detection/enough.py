@@ -1,6 +1,6 @@
 """Enough data? How many prompts would settle what is costly but unclear (METHOD §3, point 6).
 
-From the variances that were observed: a plan, not a promise. This room knows sums per type and prompt.
+From the variances that were observed: a plan, not a promise. This module knows sums per type and prompt.
 """
 
 from __future__ import annotations

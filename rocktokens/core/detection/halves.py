@@ -1,6 +1,6 @@
 """Choose on one half of the prompts, measure on the other (METHOD §3): the split, the choice, the second look.
 
-This room knows occurrences and definitions; it does not know footprints, controls or reports.
+This module knows occurrences and definitions; it does not know footprints, controls or reports.
 """
 
 from __future__ import annotations

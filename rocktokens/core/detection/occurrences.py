@@ -3,7 +3,7 @@
 Rows come from the tables of a run (one per checkpoint, scored on the same rollouts) or from anybody's table with
 rollout_id, position, token_id and loss. They are put into one canonical order, by rollout and position, so that
 nothing later can depend on how rows were split into parts. Rows without a finite loss stay as context of their
-neighbours and leave every measurement. This room opens no file and knows no tokenizer.
+neighbours and leave every measurement. This module opens no file and knows no tokenizer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Any group chosen for high loss looks better when it is measured again elsewhere, with no learning at all: regression
 to the mean. So groups are chosen on one half, followed on the other, and the A/A arm shows what one and the same
-checkpoint "changes" between two sets of texts. This room knows types, groups and losses, not how rocks were chosen.
+checkpoint "changes" between two sets of texts. This module knows types, groups and losses, not how rocks were chosen.
 """
 
 from __future__ import annotations

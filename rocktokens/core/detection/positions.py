@@ -1,7 +1,7 @@
 """Is the cost a matter of token types, or of single positions? (METHOD §3, point 6)
 
 How few positions carry most of the loss, how much of the loss's variance the token type explains, and which positions
-cost most. This room knows losses, types and where they stand; it does not know rocks or models.
+cost most. This module knows losses, types and where they stand; it does not know rocks or models.
 """
 
 from __future__ import annotations

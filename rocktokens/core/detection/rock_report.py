@@ -1,6 +1,6 @@
 """What detection found, as plain data and as tables.
 
-This room decides nothing and prints nothing. Tables are pyarrow, ready for a store that this room does not know.
+This module decides nothing and prints nothing. Tables are pyarrow, ready for a store that this module does not know.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Beyond 1,024 prompts (fewer where there are very many types), prompts are merged at random into groups of equal number:
 groups of independent prompts are independent too, so intervals stay valid and the cost stays linear in occurrences.
-This room knows types, prompts and columns to add up; it does not know what the columns mean.
+This module knows types, prompts and columns to add up; it does not know what the columns mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which occurrences carry loss, and how much: one rule a class, one interface.
 
 A selector sees every occurrence of one optimiser step, over all micro-batches and ranks, and gives each a weight in
-[0, 1]. What counts is the token PREDICTED at a position, never the one before it. This room knows token ids, positions
-and, where a rule asks for them, losses; it knows no model, trainer or file, and draws only from seeds it was given.
+[0, 1]. What counts is the token PREDICTED at a position, never the one before it. This module knows token ids,
+positions and, where a rule asks for them, losses; it knows no model, trainer or file, and draws only from seeds it
+was given.
 
 Shapes: N occurrences of one optimiser step, in rollout and position order.
 """

@@ -4,7 +4,7 @@ Generation is most of a step, and dropping positions at the output head does not
 is used instead: where along a rollout the loss of everything but the rocks ends (`prefix_cut`), and which prompts have
 little of it left (`Fewer`). Rocks are left out of both, for their loss never falls and would hide that the rest is
 done. The third saving, to stop when that loss is saturated, is a setting of the trainer. `Merit` does all it can in
-one selector. This room knows positions, losses and prompt names; it knows no model, trainer or file.
+one selector. This module knows positions, losses and prompt names; it knows no model, trainer or file.
 
 Shapes: N occurrences, K measured rows of one optimiser step, L positions of a response.
 """
@@ -25,7 +25,7 @@ from rocktokens.errors import ConfigError, DataError
 
 # Steps in which every rollout is sampled; their mean non-rock loss is what later losses are set against.
 REFERENCE_STEPS = 10
-# A prompt's own losses are trusted like this many rollouts' worth of the run's mean.
+# Prior weight of the run's mean loss, in rollouts.
 PRIOR_ROLLOUTS = 4.0
 # Steps after which half of the weight in the run's recent mean is newer.
 HALF_LIFE = 10.0

@@ -8,7 +8,7 @@ random numbers the baseline rollout had there.
 Drawing again has an effect of its own: a set that holds part of a position's probability loses some of it even if the
 teacher is the student. The arm `placebo` shows it: the rocks, drawn again from the student itself. The control draws
 again as many tokens as the rocks have, at random among the others: every other drawn token with the same small
-probability. This room knows engines, prompts and rules; models and files are elsewhere.
+probability. This module knows engines, prompts and rules; models and files are elsewhere.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class GraftResult:
     """Of the baseline: the arm `none`."""
     baseline: pa.Table
     grafts: pa.Table
-    """One row a resumption; a rollout without a row for an arm was copied."""
+    """One row per resumption; a rollout without a row for an arm was copied."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ The placebo goes on AFTER the use, with numbers of its own and nothing banned: e
 mean effect is 0 and its spread is the noise. (Drawing the place itself again would not be: rollouts come here because
 they drew the set.) It is also what further repeats are compared with, number by number.
 
-This room knows engines, prompts and places; models, files and statistics are elsewhere.
+This module knows engines, prompts and places; models, files and statistics are elsewhere.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Arms:
         self.exact = engine.exact_resume
 
     def run(self, name: str, jobs: Sequence[Job], baseline: Baseline) -> pa.Table:
-        """One row a job: prompt_id, rollout_id, arm, set_id, repeat, resumed_at, correct, num_tokens."""
+        """One row per job: prompt_id, rollout_id, arm, set_id, repeat, resumed_at, correct, num_tokens."""
         # All sets' resumptions go to the engine together, those of one rollout side by side: what they begin with is
         # then prefilled once, and the engine puts alike lengths into one batch.
         jobs = sorted(jobs, key=lambda job: (job.rollout, job.at, job.column, job.arm, job.repeat))
@@ -198,7 +198,7 @@ class KnockoutResult:
     baseline: pa.Table
     """Rows of runs/schema.ROLLOUTS."""
     knockouts: pa.Table
-    """One row a resumption, and one a baseline rollout. A rollout without a row for a set was copied."""
+    """One row per resumption, and one a baseline rollout. A rollout without a row for a set was copied."""
 
 
 def check_sets(sets: Sequence[BannedSet], eos_ids: Sequence[int], vocabulary: int | None = None) -> None:
@@ -254,7 +254,7 @@ def knockout_census(
 
 
 def shuffled(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
-    """The prompts in an order that their source has no part in."""
+    """The prompts, shuffled with a seed."""
     order = np.random.default_rng(derive_seed(seed, "problems")).permutation(len(prompts))
     return [prompts[index] for index in order]
 

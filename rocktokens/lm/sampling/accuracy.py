@@ -1,6 +1,6 @@
 """Accuracy on held-out problems while a model trains: the same problems and the same sampling seeds every time.
 
-So two evaluations differ by what was learned and not by the draw. This room is given a sampler and an answer checker;
+So two evaluations differ by what was learned and not by the draw. This module is given a sampler and an answer checker;
 it knows neither models nor tasks.
 """
 

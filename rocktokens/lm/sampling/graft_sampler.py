@@ -1,7 +1,7 @@
 """Sampling from the student with the teacher at hand: a drawn token may be drawn again from the teacher.
 
 Both models' caches advance together, so the teacher always judges the very text that stands there. Which tokens are
-drawn again is a rule: a probability for every token type. This room does not know what the rules are for.
+drawn again is a rule: a probability for every token type. This module does not know what the rules are for.
 
 Shapes: B rows in the batch, L of them live, V vocabulary, K rules.
 """

@@ -3,7 +3,7 @@
 Padding is on the left and exact: masked out of attention, and position ids start at 0 on a row's first real token.
 Distinct prefixes are prefilled once and shared by the rows that start from them; a batch may branch from another's
 rows. Keys and values of attention layers live in one preallocated slab per layer, so that a step copies nothing but its
-own token. This room does not know how the next token is chosen.
+own token. This module does not know how the next token is chosen.
 
 Shapes: B rows in the batch, T positions, U distinct prefixes, V vocabulary.
 """

@@ -1,8 +1,8 @@
 """Sampling from a model in this process: batched, cached, reproducible row by row.
 
 Every row has a random stream of its own and consumes one number a token, so its tokens do not depend on which other
-rows share its batch (up to floating point), nor on the batch size. Rows leave when they finish. This room does not know
-prompts, answers or files.
+rows share its batch (up to floating point), nor on the batch size. Rows leave when they finish. This module does not
+know prompts, answers or files.
 
 Shapes: B rows in the batch, V vocabulary.
 """

@@ -2,7 +2,7 @@
 
 Two kinds. Resume checkpoints are TRL's own, with our state beside it; one is complete when its trainer_state.json,
 which is written last, can be read. Kept checkpoints are plain model directories for anyone to load, renamed into place
-when they are whole. This room knows the trainer's saving hooks, not what is trained.
+when they are whole. This module knows the trainer's saving hooks, not what is trained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who generates the student's rollouts, and in which order prompts come: TRL's way, or ours row by row from seeds.
 
 With `generation="ours"` every rollout has a stream of its own, derived from (seed, step, row over all ranks): the same
-rollout comes out whatever the number of ranks, and after a resume. This room knows prompts as token ids only.
+rollout comes out whatever the number of ranks, and after a resume. This module knows prompts as token ids only.
 """
 
 from __future__ import annotations

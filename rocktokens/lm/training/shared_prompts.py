@@ -1,8 +1,9 @@
 """Hidden states of a micro-batch's completions with little padding, and each prompt computed once.
 
-The rollouts of one prompt begin alike: keys and values of the prompt are computed for one of them and shared, gradients
-included, and of the prompt only the last hidden state is needed, for it predicts the first token. Columns that are
-padding in every row of the micro-batch are cut off before the model sees them. This room knows no loss and no trainer.
+The rollouts of one prompt begin alike: keys and values of the prompt are computed for one of them and shared,
+gradients included, and of the prompt only the last hidden state is needed, for it predicts the first token. Columns
+that are padding in every row of the micro-batch are cut off before the model sees them. This module knows no loss and
+no trainer.
 
 Shapes: B rollouts, U distinct prompts, P prompt columns, C completion columns, H width.
 """

@@ -1,6 +1,6 @@
 """Where the time of a training step went, and what it should have cost: seconds by stage, FLOPs from model shapes.
 
-This room knows clocks and shapes of models; it does not know what a stage does.
+This module knows clocks and shapes of models; it does not know what a stage does.
 """
 
 from __future__ import annotations

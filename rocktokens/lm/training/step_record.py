@@ -1,7 +1,7 @@
-"""What training writes down: one row an optimiser step, and the account at the end.
+"""What training writes down: one row per optimiser step, and the account at the end.
 
 Rows live in memory and in every resume checkpoint; training.parquet is rewritten whole from them, so that a resumed run
-never holds a step twice. This room knows rows of numbers, not how they came about.
+never holds a step twice. This module knows rows of numbers, not how they came about.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunDirectory(Protocol):
 
 
 class TrainingRecord:
-    """One row an optimiser step; shadow selectors add columns of their own."""
+    """One row per optimiser step; shadow selectors add columns of their own."""
 
     def __init__(self, name: str = "training") -> None:
         self.name = name

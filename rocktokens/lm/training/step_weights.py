@@ -1,6 +1,6 @@
 """From the completions of one optimiser step to a loss weight for each of their tokens, the same on every rank.
 
-Grids of this rank are gathered, the selector sees the whole step, and each rank takes back its rows. This room knows
+Grids of this rank are gathered, the selector sees the whole step, and each rank takes back its rows. This module knows
 grids and ranks; what a weight means for the loss is the trainer's business.
 
 Shapes: B rollouts of this rank, R of all ranks, C columns of the completion grid, N occurrences, K measured rows.

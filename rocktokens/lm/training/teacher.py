@@ -3,7 +3,7 @@
 A local teacher is TRL's: prepared by accelerate, run through its own wrapper. A served one takes no memory here but its
 output head's; its states are asked for rollout by rollout and put on the batch's grid. Under FSDP accelerate does not
 shard a model in evaluation mode, and under DeepSpeed's ZeRO-3 the head is in pieces, so that a large teacher has to be
-served there; this room says so.
+served there; this module says so.
 
 Shapes: B rollouts of a micro-batch, C columns of the completion grid, G the teacher's width.
 """

@@ -1,6 +1,6 @@
 """The bypass list in words: why a costly token type may be skipped, must be kept, or is not decided.
 
-The decisions are core/bypass.py's; this room only says them.
+The decisions are core/bypass.py's; this module only says them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The comparison in words: sentences that follow from readings and from nothing else.
 
-This room knows `Reading`s and the names of regimes; it decides no verdict and computes no interval.
+This module knows `Reading`s and the names of regimes; it decides no verdict and computes no interval.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _skipped(reading: Reading, what: str, margin: float) -> str:
 
 
 def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float = 0.7) -> str:
-    """The frontier of accuracy against seconds, and whether uniform's accuracy was had for `goal` of its time."""
+    """The frontier of accuracy against seconds, and whether a regime matched uniform in `goal` × its time."""
     others = [reading for reading in readings if reading.regime != "uniform"]
     if not others:
         return "Only the uniform regime was trained: there is no frontier."

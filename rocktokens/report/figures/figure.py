@@ -1,7 +1,7 @@
 """What a figure is: Plotly data and layout with named colours, one sentence, its estimator, and its rows.
 
 Colours are names ("@rock", "@ink"); the page resolves them for light, dark and print. Traces are plain SVG ones, so no
-figure needs WebGL. This room knows charts; it does not know what is drawn in them.
+figure needs WebGL. This module knows charts; it does not know what is drawn in them.
 """
 
 from __future__ import annotations
