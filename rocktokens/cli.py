@@ -58,6 +58,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:  # a path that no stage touched through runs/files.py
+        where = f"{error.filename}: "[:300] if error.filename else ""
+        print(f"rocktokens: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError:
+        print("rocktokens: out of memory; use smaller batches, a smaller model or fewer prompts", file=sys.stderr)
+        sys.exit(1)
 
 
 def _main(arguments: list[str]) -> int:

@@ -190,11 +190,11 @@ class DetectCommand(Settings):
         if self.occurrences is not None:
             if self.out is None:
                 raise ConfigError("say where the results go: --out DIRECTORY")
-            run = detect_table(self.occurrences, self.out, config, tokenizer=self.tokenizer)
+            run = detect_table(self.occurrences, self.out, config, tokenizer=self.tokenizer, again=self.again)
         elif self.path is None:
-            raise ConfigError(
-                "which run? Say `rocktokens detect DIRECTORY`, or give --occurrences FILE --out DIRECTORY"
-            )
+            raise ConfigError("which run? Say `rocktokens detect RUN`, or give --occurrences FILE --out DIRECTORY")
+        elif self.out is not None or self.tokenizer is not None:
+            raise ConfigError("--out and --tokenizer belong to --occurrences; the results of a run go into the run")
         else:
             run = detect(self.path, config, again=self.again)
         print(f"run: {run.path}")
@@ -304,8 +304,9 @@ class CompareCommand(Settings):
 
     def run(self) -> None:
         from rocktokens.stages.compare import compare
-        from rocktokens.stages.compare_tables import save_results
+        from rocktokens.stages.compare_tables import require_writable, save_results
 
+        require_writable(self.results)  # said before anything is trained
         run = compare(self.path, self.compare, servers=self.servers, again=self.again)
         if self.results is not None and run.done("compare"):
             save_results(run, self.results)

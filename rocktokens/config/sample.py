@@ -35,6 +35,10 @@ class RolloutConfig(Settings):
             self.temperature > 0,
             f"temperature must be > 0, got {self.temperature}; for greedy decoding pass greedy=True",
         )
+        require(
+            not self.greedy or self.num_rollouts == 1,
+            "greedy rollouts of a prompt are all alike; set num_rollouts to 1",
+        )
         require(self.top_k is None or self.top_k >= 1, f"top_k must be at least 1, got {self.top_k}; unset it instead")
         require(self.top_p is None or 0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")

@@ -88,6 +88,8 @@ def part_of(text: str) -> Part:
 
 
 def _built_in_prompts(config: PromptsConfig, tokenizer: Any) -> Iterator[Prompt]:
+    if config.split not in PART_TENTHS:
+        raise ConfigError(f"{config.source} has no split {config.split!r}; there are {', '.join(PART_TENTHS)}.")
     split = cast("Split", config.split)
     for problem in get_world(config.source).problems(split, config.limit or BUILT_IN_PROBLEMS, config.seed):
         yield Prompt(problem.id, _encode(tokenizer, problem.prompt), problem.prompt, problem.answer)
@@ -250,6 +252,8 @@ def _refuse_bad_answers(prompts: list[Prompt], config: PromptsConfig) -> None:
             f"checker={config.checker} needs answers, but no row of {config.source} has column "
             f"{config.answer_field!r}. Name the column with --prompts.answer-field, or set checker=none."
         )
+    if not answered and config.answer_field != PromptsConfig.answer_field:
+        raise DataError(f"no row of {config.source} has column {config.answer_field!r}, named by prompts.answer_field.")
     own_checker = config.checker == "auto" and is_gym_source(config.source)
     if config.source in world_names() or own_checker or config.checker not in ("auto", "math"):
         return

@@ -122,6 +122,19 @@ def write_error(path: Path, error: BaseException) -> RunError:
     return RunError(f"cannot write {path}: {reason}; {remedy}")
 
 
+def require_writable(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold; None is no file."""
+    if path is None:
+        return
+    with failing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = draft_of(path)
+        draft.touch()
+        draft.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole, and to the disk before it takes the old one's place."""
     with writing(path) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:

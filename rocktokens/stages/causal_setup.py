@@ -95,6 +95,7 @@ class CausalSetup:
 def _problems(run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: Any) -> list[Any]:
     """Problems that neither training nor detection saw, unless the user says otherwise."""
     from rocktokens.lm.tasks import is_endless, load_prompts
+    from rocktokens.world import world_names
 
     source = baseline.source or prompts.source
     built_in = is_endless(source)
@@ -105,6 +106,8 @@ def _problems(run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokeni
         limit=baseline.problems if built_in else None,
         checker=prompts.checker,
     )
+    if source != prompts.source and {source, prompts.source} <= set(world_names()):
+        raise ConfigError(f"this run is of {prompts.source}; its student does not speak the language of {source}")
     own = baseline.source is None and baseline.split is None
     if own and not built_in and baseline.reuse_prompts:
         return load_prompts(asked, tokenizer)

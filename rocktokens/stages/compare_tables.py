@@ -28,6 +28,7 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.errors import DataError
 from rocktokens.report.conclusions.compare import words
+from rocktokens.runs.files import require_writable as require_writable
 from rocktokens.runs.schema import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Stage

@@ -106,6 +106,7 @@ def detect_table(
         table = pq.read_table(occurrences)
     except (OSError, ValueError) as error:
         raise DataError(f"{occurrences} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+    table = _whole_numbers(occurrences, table)
     named = None
     if tokenizer is not None:
         from rocktokens.lm.pair import load_tokenizer
@@ -118,6 +119,23 @@ def detect_table(
         if stage.due(again):
             _write(stage, detect_rocks(Occurrences.from_table(table, signal=config.signal), named, config), {})
         return run
+
+
+def _whole_numbers(path: Path, table: pa.Table) -> pa.Table:
+    """The table with positions and token ids as whole numbers and losses as numbers; DataError where they are not."""
+    for name in ("position", "token_id"):
+        if name in table.column_names and not pa.types.is_integer(table.schema.field(name).type):
+            try:
+                whole = table[name].cast(pa.int64())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise DataError(f"{path}: column {name} must hold whole numbers ({error}).") from error
+            table = table.set_column(table.column_names.index(name), name, whole)
+    for name in ("loss", "loss_pre", "loss_post", "kl", "log_ratio"):
+        if name in table.column_names:
+            kind = table.schema.field(name).type
+            if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+                raise DataError(f"{path}: column {name} must hold numbers, it holds {kind}.")
+    return table
 
 
 def _refuse_other_runs(out: Path) -> None:

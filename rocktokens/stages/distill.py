@@ -13,7 +13,7 @@ from typing import Any
 
 from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, ServersConfig
 from rocktokens.config.base import to_mapping
-from rocktokens.errors import RunError
+from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.files import failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import MANIFEST, Run, open_run
@@ -74,9 +74,9 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
     from rocktokens.lm.training.distill import distill as train
     from rocktokens.lm.training.trainer import processes
 
-    models, _ = open_pair(
-        asked.pair, asked.servers, trains=True
-    )  # everything that can be refused is refused before anything is written
+    # Everything that can be refused is refused before anything is written.
+    _require_tools(asked.config)
+    models, _ = open_pair(asked.pair, asked.servers, trains=True)
     prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
     checker = make_checker(asked.prompts)
     held_out = []
@@ -105,6 +105,16 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
             _take_over(run, target)
     ranks.wait_for_everyone()
     return run if ranks.is_main_process else open_run(path)
+
+
+def _require_tools(config: DistillConfig) -> None:
+    """Trackers that are asked for must be installed."""
+    from importlib.util import find_spec
+
+    modules = {"tensorboard": ("tensorboard", "tensorboardX")}
+    for name in config.report_to:
+        if not any(find_spec(module) for module in modules.get(name, (name,)) if module.isidentifier()):
+            raise ConfigError(f"report_to names {name}, which is not installed; install it or leave it out")
 
 
 def _target(path: Path, asked: Request, again: bool) -> tuple[Run, Run]:

@@ -37,6 +37,7 @@ else:
     _Base = object
 
 STATE_NAME = "rocktokens.pt"
+RESUME_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")  # transformers reads them with weights_only, too
 # What must agree between a model and a checkpoint for its weights to fit.
 SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
@@ -57,6 +58,21 @@ def _is_complete(path: Path) -> bool:
     except (OSError, json.JSONDecodeError):
         return False
     return True
+
+
+def _load_resume_file(path: Path) -> Any:
+    """What a resume file holds, tensors and plain values only; RunError where it is damaged or would run code."""
+    from transformers.trainer_pt_utils import safe_globals
+
+    try:
+        with safe_globals():  # numpy's generator state, as transformers saves it
+            return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise RunError(
+            f"{path} is damaged or holds more than tensors ({reason}); remove {path.parent} to go on from an earlier "
+            "checkpoint, or from the start"
+        ) from error
 
 
 class CheckpointMixin(_Base):
@@ -86,6 +102,9 @@ class CheckpointMixin(_Base):
         if resume_from_checkpoint:
             self._check_checkpoint(Path(str(resume_from_checkpoint)))
             self._check_tokenizer(Path(str(resume_from_checkpoint)))
+            for name in RESUME_FILES:
+                if (Path(str(resume_from_checkpoint)) / name).exists():
+                    _load_resume_file(Path(str(resume_from_checkpoint)) / name)
             self._restore(Path(str(resume_from_checkpoint)) / STATE_NAME)
             if self._is_finished(str(resume_from_checkpoint)):  # transformers would take one more step
                 return self._finished_output()
@@ -148,7 +167,7 @@ class CheckpointMixin(_Base):
     def _restore(self, path: Path) -> None:
         if not path.exists():
             return  # a stock TRL checkpoint: weights and optimiser go on, monitor and selector start anew
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        state = _load_resume_file(path)
         if state["selector_name"] != self.selector.name:
             raise RunError(
                 f"{path.parent} was trained with selector {state['selector_name']}, this run has {self.selector.name}; "
