@@ -40,7 +40,7 @@ SETTINGS = shlex.split("""
     --distill.evaluate-every 6 --distill.telemetry-every 3
     --baseline.problems 80 --knockout.top 10 --knockout.rounds 2 --knockout.epsilon 0.15 --knockout.resamples 500
     --graft.problems 24 --graft.no-clusters --graft.resamples 200
-    --compare.regimes uniform freeze --compare.steps 2 --compare.evaluations 1 --compare.problems 8
+    --compare.regimes uniform freeze freeze_rocks --compare.steps 2 --compare.evaluations 1 --compare.problems 8
     --compare.rollouts 1 --compare.contexts 20 --compare.resamples 100
 """)
 ENVIRONMENT = {**os.environ, "ROCKTOKENS_BROWSER": "", "COLUMNS": "200"}
@@ -217,12 +217,14 @@ def test_the_teacher_is_worth_following_and_the_frozen_rocks_carry_no_loss(story
     assert grafts["all"]["gain_low"] > 0
     assert grafts["all"]["accuracy"] >= grafts["rest"]["accuracy"]
     summary = {row["regime"]: row for row in story.run.read("compare_summary").to_pylist()}
-    assert summary.keys() == {"uniform", "freeze"}
+    # So few prompts decide no verdict: the bypass list is empty, freeze has nothing to leave out and says so.
+    assert story.run.facts("bypass")["ids"] == []
+    assert summary.keys() == {"uniform", "freeze_rocks"}
     assert summary["uniform"]["kept_share"] == 1
     rocks = story.run.facts("detect")["rocks"]
     share = story.run.query(f"select avg((token_id in {tuple(rocks)})::int) as s from occurrences")["s"][0].as_py()
-    assert summary["freeze"]["kept_share"] == pytest.approx(1 - share, abs=0.05)
-    assert summary["freeze"]["ceiling"] == pytest.approx(1 / summary["freeze"]["kept_share"])
+    assert summary["freeze_rocks"]["kept_share"] == pytest.approx(1 - share, abs=0.05)
+    assert summary["freeze_rocks"]["ceiling"] == pytest.approx(1 / summary["freeze_rocks"]["kept_share"])
 
 
 def test_the_reports_first_section_names_the_planted_rocks_and_the_verdicts(html):

@@ -17,7 +17,7 @@ from rocktokens.config import BypassConfig, KnockoutConfig, PairConfig, Selector
 from rocktokens.config.base import from_mapping
 from rocktokens.core.bypass import Decision, Evidence, Graft, decide
 from rocktokens.core.stats import Estimate
-from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
 from rocktokens.progress import console
 from rocktokens.report.conclusions.bypass import (
     NOT_COMPARED,
@@ -52,8 +52,11 @@ def bypass(path: Path, config: BypassConfig) -> Run:
         decisions = decide(evidence_of(run), grafts_of(run), epsilon=epsilon)
         ids = [item.evidence.token_id for item in decisions if item.action == "skip"]
         content = _content(run, decisions, epsilon) | {"comparison": comparison_of(run, ids)}
-        _write(run.path / NAME, content)
-        stage.finish({"ids": ids, "sentence": list_sentence(decisions), "epsilon": epsilon})
+        facts = {"ids": ids, "sentence": list_sentence(decisions), "epsilon": epsilon}
+        if not _is_written(run.path, content):
+            _write(run.path / NAME, content)
+        if not stage.is_complete() or run.facts("bypass") != facts:
+            stage.finish(facts)
     out = console(width=None if os.isatty(1) else WIDTH)
     out.print(bypass_table(decisions, epsilon=epsilon, compared=content["comparison"]["text"]))
     return run
@@ -199,6 +202,14 @@ def _tokenizer(run: Run) -> dict[str, Any]:
         log.warning("the list carries no fingerprint of its tokenizer: %s", error)
         return {"source": pair.student, "fingerprint": None, "vocabulary": None}
     return {"source": pair.student, "fingerprint": fingerprint(vocabulary), "vocabulary": len(vocabulary)}
+
+
+def _is_written(path: Path, content: dict[str, Any]) -> bool:
+    """Whether the list that lies there says the same; a damaged one does not."""
+    try:
+        return read_bypass(path).content == json.loads(json.dumps(content))
+    except DataError:
+        return False
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
