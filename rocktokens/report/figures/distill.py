@@ -28,6 +28,8 @@ from rocktokens.report.figures.figure import (
 from rocktokens.report.formats import interval, label, number, p_value, percent, plural
 from rocktokens.report.run_facts import Facts, estimate
 
+MAX_POINTS = 2_000
+"""Steps drawn of a training; the rows hold all of them."""
 # A loss that spans more than this factor is drawn on a logarithmic axis: what happens to the small one shows too.
 LOG_FROM = 20
 
@@ -77,7 +79,9 @@ def _mean_of_steps(losses: list[float]) -> str:
 
 
 def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[dict[str, Any]]:
-    """The recorded values, faint, and their moving mean."""
+    """The recorded values, faint, and their moving mean; of a long training every so many steps are drawn."""
+    stride = max(1, math.ceil(len(own) / MAX_POINTS))
+    own, smooth = own[::stride], smooth[::stride]
     step = [at for at, _ in own]
     line = {"type": "scatter", "x": step}
     faint = {"mode": "lines", "showlegend": False, "line": {"color": color, "width": 1}, "opacity": 0.35}

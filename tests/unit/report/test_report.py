@@ -32,8 +32,8 @@ from rocktokens.report.figures.distill import training_loss
 from rocktokens.report.figures.images import export
 from rocktokens.report.formats import interval, label, number, percent, points, significant, to_csv, visible
 from rocktokens.report.html.method import commands, method
-from rocktokens.report.html.page import page
-from rocktokens.report.html.viewer import choose, payload
+from rocktokens.report.html.page import as_json, packed, page, viewer_html
+from rocktokens.report.html.viewer import choose, fitted, payload
 from rocktokens.report.run_facts import Facts, estimate
 
 ORDER = (
@@ -513,3 +513,38 @@ def test_verdicts_are_counted_in_words():
 
 def test_every_column_that_is_written_is_described(whole):
     assert differences(open_run(whole)) == []
+
+
+@pytest.mark.slow
+def test_large_runs_keep_the_page_below_eight_megabytes_and_say_what_they_show(tmp_path):
+    """Prompts of 24,000 tokens, 15 MB of reference answers, 200,000 training steps."""
+    run = make_run(tmp_path / "run", prompts=40)
+    rows = run.read("rollouts").to_pylist()
+    for row in rows:
+        row["prompt_ids"] = row["prompt_ids"] * 6000
+        row["answer"] = "7" * (15_000_000 // len(rows))
+    run.write("rollouts", pa.Table.from_pylist(rows, schema=run.read("rollouts").schema))
+    steps = np.arange(1, 200_001)
+    training = run.read("training")
+    first = training.slice(len(training) - 1, 1).to_pylist()[0]
+    columns = {name: [value] * len(steps) for name, value in first.items()}
+    columns |= {"step": steps, "loss_rocks": 0.5 + 1e-7 * steps, "loss_rest": 0.09 - 1e-7 * steps}
+    run.write("training", pa.table(columns, schema=training.schema))
+    run.finish("score", run.facts("score"))
+    report(run.path, images=False)
+    html = (run.path / REPORT).read_text(encoding="utf-8")
+    assert len(html.encode()) < 8_000_000
+    viewer = viewer_of(html)
+    assert max(len(row["prompt"]) for row in viewer["rollouts"]) < 5_000
+    assert "characters left out" in viewer["rollouts"][0]["prompt"]
+    loss = next(spec for spec in data_of(html)["figures"] if spec["name"] == "training_loss")
+    assert max(len(trace["x"]) for trace in loss["data"]) <= 2_000
+
+
+def test_rollouts_are_left_out_until_the_page_fits(whole, monkeypatch):
+    monkeypatch.setattr("rocktokens.report.html.viewer.MAX_BYTES", 60_000)
+    found = payload(Facts.of(whole))
+    small = fitted(found, lambda some: len(packed(as_json(some))))
+    assert 0 < len(small["rollouts"]) < len(found["rollouts"])
+    assert len(packed(as_json(small))) <= 60_000
+    assert f"{len(small['rollouts'])} of 160 rollouts" in viewer_html(small)
