@@ -88,6 +88,7 @@ def test_two_workers_make_the_run_that_one_process_makes(one, tmp_path):
     assert not list(two.glob("*.parts"))
 
 
+@pytest.mark.slow
 def test_torchrun_makes_the_run_that_one_process_makes(one, tmp_path):
     equal_runs(one, make_run(tmp_path / "run", torchrun=True))
 
