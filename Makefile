@@ -6,7 +6,7 @@ RUN ?= runs/arithmetic
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: help setup demo study study-smollm2 test test-slow campaign bench lint format docs clean
+.PHONY: help setup demo study study-smollm2 test test-slow campaign bench lint format docs clean contract-newest
 
 help:
 	@echo "make demo     a small study of the built-in pair, about a minute; ends by naming its report"
@@ -15,6 +15,7 @@ help:
 	@echo "make test     the test suite"
 	@echo "make campaign  attacks on settings, files, processes and disks; prints tried, held, failed"
 	@echo "make lint     ruff format and check, mypy"
+	@echo "make contract-newest   our trainer against the newest TRL of the package index"
 	@echo "make docs     the reference page of a run's tables, from rocktokens/runs/schema.py"
 	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
 
@@ -47,6 +48,17 @@ campaign: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Our trainer against the newest TRL of the package index, in an environment of its own: a release that breaks us is
+# seen here before a user sees it.
+NEWEST := .venv-newest-trl
+contract-newest:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	grep -v '^trl==\|^transformers==\|^accelerate==\|^peft==\|^datasets==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/pip install --quiet --constraint $(NEWEST)/constraints.txt --editable '.[dev]'
+	$(NEWEST)/bin/pip install --quiet --upgrade --constraint $(NEWEST)/constraints.txt trl
+	$(NEWEST)/bin/python -c "import trl, transformers; print('TRL', trl.__version__, 'transformers', transformers.__version__)"
+	$(NEWEST)/bin/python -m pytest -q tests/contract
 
 bench: setup
 	$(BIN)/python benchmarks/sampling.py

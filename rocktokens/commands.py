@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from rocktokens.commands_interop import DoctorCommand, ImportCommand
+from rocktokens.commands_interop import DoctorCommand, ExportCommand, ImportCommand
 from rocktokens.config import (
     BaselineConfig,
     BypassConfig,
@@ -269,23 +269,6 @@ class BypassCommand(Settings):
         from rocktokens.stages.bypass import bypass
 
         print(f"list: {bypass(self.path, self.bypass).path / NAME}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportCommand(Settings):
-    """Write a run's bypass list in the form that another trainer reads."""
-
-    path: RunPath
-    """The run directory, or a bypass.json."""
-    format: Literal["ids", "json", "csv", "trl", "verl"] = "ids"
-    """ids: one token id per line; json: everything; csv: one row per costly type; trl and verl: for those trainers."""
-    out: Path | None = None
-    """The file to write; unset: beside the list."""
-
-    def run(self) -> None:
-        from rocktokens.stages.export import export
-
-        print(f"list: {export(self.path, self.format, self.out)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""The commands `import` and `doctor`. Dataclasses like those of commands.py; they decide nothing."""
+"""The commands `import`, `export` and `doctor`. Dataclasses like those of commands.py; they decide nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -71,3 +71,22 @@ class DoctorCommand:
         if faults:
             raise DataError(f"{len(faults)} of {len(findings)} checks found a fault: {', '.join(faults)}")
         print(f"no fault in {sum(finding.status in ('fine', 'note') for finding in findings)} checks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand:
+    """Write a run's bypass list, or its rocks, in the form that another trainer reads."""
+
+    path: Annotated[Positional[Path], arg(metavar="DIRECTORY")]
+    """The run directory, or a bypass.json."""
+    format: Literal["ids", "json", "csv", "trl", "verl"] = "ids"
+    """ids: one token id per line; json: everything; csv: one row per costly type; trl and verl: for those trainers."""
+    list: Literal["bypass", "rocks"] = "bypass"
+    """bypass: what training may skip, as `bypass` decided; rocks: what `detect` declared, skipped at your own risk."""
+    out: Path | None = None
+    """The file to write; unset: beside the list."""
+
+    def run(self) -> None:
+        from rocktokens.stages.export import export
+
+        print(f"list: {export(self.path, self.format, self.out, listed=self.list)}")

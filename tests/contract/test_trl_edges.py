@@ -225,3 +225,23 @@ def test_the_documented_config_runs_on_any_machine(tmp_path, monkeypatch):
 
 def test_device_arguments_still_lie_where_the_page_says():
     assert device_arguments("out").output_dir == "out"
+
+
+# From a training to rocks
+
+
+def test_a_trainers_run_is_detected_from_its_telemetry_and_can_be_sampled(tmp_path, caplog):
+    from rocktokens import Run
+    from rocktokens.config import DetectConfig
+    from rocktokens.stages.detect import detect
+
+    student, teacher = (saved(tmp_path / name, getattr(distilling, name)()) for name in ("student", "teacher"))
+    args = distilling.arguments(tmp_path / "out", max_steps=4)
+    run = Run.create(tmp_path / "run")
+    trainer = made(tmp_path, (student, teacher), args, run=run, telemetry_every=1)
+    trainer.train()
+    found = detect(tmp_path / "run", DetectConfig(resamples=100))
+    assert found.facts("detect")["num_occurrences"] > 50
+    assert set(found.types()["token"].to_pylist()) & {f"w{i}" for i in range(3, 64)}
+    assert "telemetry" in caplog.text
+    assert found.manifest["config"]["pair"] == {"student": student, "teacher": teacher, "trust_remote_code": False}
