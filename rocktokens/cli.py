@@ -35,10 +35,13 @@ SUMMARIES = {
     "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
     "bypass": "Say which costly token types training may skip, which it must not, and why.",
     "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
-    "export": "Write a run's bypass list in the form that another trainer reads.",
+    "export": "Write a run's bypass list, or its rocks, in the form that another trainer reads.",
     "report": "Write a run's report: one HTML file that holds everything, and its figures beside it.",
     "view": "Show a run, while it trains too, or the runs of a folder and any two of them, on 127.0.0.1.",
     "import": "Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`.",
+    "doctor": (
+        "Look for what silently ruins distillation, in a pair, its prompts, a run or an imported dump: `doctor [RUN]`."
+    ),
 }
 
 
