@@ -55,7 +55,18 @@ def jsd(student: np.ndarray, teacher: np.ndarray, beta: float = 0.5) -> float:
     return beta * kl(teacher, mixture) + (1 - beta) * kl(student, mixture)
 
 
-MEASURES = {"reverse_kl": reverse_kl, "forward_kl": forward_kl, "jsd": jsd}
+def todi(student: np.ndarray, teacher: np.ndarray, beta: float = 0.5) -> float:
+    """Each token pays forward KL with weight a and reverse KL with 1 - a, a = teacher / (teacher + student)."""
+    a = teacher / (teacher + student)
+    return float((a * teacher * np.log(teacher / student) + (1 - a) * student * np.log(student / teacher)).sum())
+
+
+def srkl(student: np.ndarray, teacher: np.ndarray, beta: float = 0.5) -> float:
+    """KL(student || 0.1 student + 0.9 teacher)."""
+    return kl(student, 0.1 * student + 0.9 * teacher)
+
+
+MEASURES = {"reverse_kl": reverse_kl, "forward_kl": forward_kl, "jsd": jsd, "todi": todi, "srkl": srkl}
 
 
 def entropy(p: np.ndarray) -> float:
@@ -74,6 +85,12 @@ def slope_in_probabilities(student: np.ndarray, teacher: np.ndarray, kind: str, 
         return np.log(student / teacher) + 1.0
     if kind == "forward_kl":
         return -teacher / student
+    if kind == "todi":  # the weights are held fixed, as the source detaches them
+        a = teacher / (teacher + student)
+        return -a * teacher / student + (1 - a) * (np.log(student / teacher) + 1.0)
+    if kind == "srkl":
+        skewed = 0.1 * student + 0.9 * teacher
+        return np.log(student / skewed) + 1.0 - 0.1 * student / skewed
     mixture = (1 - beta) * student + beta * teacher
     of_teacher_term = -teacher / mixture * (1 - beta)
     of_student_term = np.log(student / mixture) + 1.0 - student / mixture * (1 - beta)

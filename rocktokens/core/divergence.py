@@ -32,6 +32,8 @@ CHUNK_BYTES = 8
 LEAST_ROWS = 192
 # Logits measured at a time on a CPU: the block and its two companions stay in the cache between operations.
 BLOCK_ELEMENTS = 600_000
+# No finite step lowers these where they are infinite: such a row is shown and adds nothing to loss and gradient.
+SILENT_WHERE_INFINITE = ("reverse_kl", "todi")
 
 
 class Divergence(NamedTuple):
@@ -49,8 +51,6 @@ class Divergence(NamedTuple):
     teacher_entropy_N: Tensor
     grad_norm_N: Tensor
     """Euclidean norm of the gradient of the row's value in the student's logits."""
-    top: TopChoices | None = None
-    """Both models' most probable tokens, where `top` asked for some."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ def fused_divergence(
     chunk: int | None = None,
     denominator: Tensor | float | None = None,
     observe: Callable[[Tensor, Tensor], None] | None = None,
-    top: int = 0,
+    top: TopChoices | None = None,
 ) -> Divergence:
     """Divergence of student and teacher from hidden states and output heads; float32 inside, whatever comes in.
 
@@ -99,16 +99,16 @@ def fused_divergence(
     Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
     vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
     weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call. A
-    row of infinite divergence (the teacher rules out what the student may say) shows as inf and has weight 0.
+    row of infinite reverse KL (the teacher rules out what the student may say) shows as inf and adds nothing.
     `observe(token_R, grad_RV)` is shown the gradients of `value` in the student's logits (at temperature 1), a few rows
-    at a time, to be read at once: the next rows overwrite them. It needs `token_N`. `top` keeps that many of both
-    models' most probable tokens per row.
+    at a time, to be read at once: the next rows overwrite them. It needs `token_N`. `top` is filled with both
+    models' most probable tokens, one entry per row.
     """
     student = Head(student_head_VH, student_bias, student_softcap, student_scale)
     teacher = Head(teacher_head_VG, teacher_bias, teacher_softcap, teacher_scale)
     check_head("student", student, student_hidden_NH)
     check_head("teacher", teacher, teacher_hidden_NG)
-    _check_settings(kind, beta, temperature, chunk, top, min(len(student_head_VH), len(teacher_head_VG)))
+    _check_settings(kind, beta, temperature, chunk)
     _check_rows(len(student_hidden_NH), len(teacher_hidden_NG), token_N, weight_N, observe, (student, teacher))
     keep_K, weight_K, divided_by = _kept(student_hidden_NH, weight_N, denominator)
     student_hidden_KH, teacher_hidden_KG, token_K = student_hidden_NH, teacher_hidden_NG, token_N
@@ -116,23 +116,24 @@ def fused_divergence(
         student_hidden_KH, teacher_hidden_KG = student_hidden_NH[keep_K], teacher_hidden_NG[keep_K]
         token_K = None if token_N is None else token_N[keep_K]
 
-    choices = TopChoices.empty(len(student_hidden_KH), top, student_hidden_NH.device) if top else None
+    choices = None
+    if top is not None:
+        choices = top.room_for(keep_K, len(student_hidden_NH), min(len(student_head_VH), len(teacher_head_VG)))
     options = _Options(Rule(kind, beta), temperature, chunk, student, teacher, observe, choices)
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients
         differentiable = tuple(None if given is None else given.detach() for given in differentiable)
     factor_K = weight_K / divided_by
     loss, *columns = _FusedDivergence.apply(*differentiable, teacher_hidden_KG.detach(), token_K, factor_K, options)
-    if denominator is None and bool(columns[0].isposinf().any()):  # those rows have weight 0 in the sum of weights, too
-        loss = loss / factor_K[~columns[0].isposinf()].sum().clamp_min(torch.finfo(torch.float32).tiny)
     if keep_K is not None:
         columns = [_scatter(column_K, keep_K, len(student_hidden_NH)) for column_K in columns]
-        choices = None if choices is None else choices.scattered(keep_K, len(student_hidden_NH))
+        if top is not None and choices is not None:
+            top.put_(keep_K, choices)
     value_N, student_logprob_N, teacher_logprob_N, *rest = columns
     if token_N is None:
-        return Divergence(loss, value_N, None, None, None, *rest)._replace(top=choices)
+        return Divergence(loss, value_N, None, None, None, *rest)
     logprobs = (student_logprob_N - teacher_logprob_N, student_logprob_N, teacher_logprob_N)
-    return Divergence(loss, value_N, *logprobs, *rest)._replace(top=choices)
+    return Divergence(loss, value_N, *logprobs, *rest)
 
 
 def _kept(
@@ -275,7 +276,8 @@ class _FusedDivergence(torch.autograd.Function):
             student_head_VH.dtype,
             None if student_bias_V is None else student_bias_V.dtype,
         )
-        loss = torch.where((factor_N == 0) | rows.value_N.isposinf(), 0.0, factor_N * rows.value_N).sum()
+        silent_N = (factor_N == 0) | (rows.value_N.isposinf() & (options.rule.kind in SILENT_WHERE_INFINITE))
+        loss = torch.where(silent_N, 0.0, factor_N * rows.value_N).sum()
         telemetry = (
             rows.value_N,
             rows.student_logprob_N,
@@ -351,8 +353,8 @@ def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor)
     rows.grad_norm_N[at] = torch.linalg.vector_norm(grad_RV, dim=1) / options.temperature
     if infinite_R is not None:
         rows.value_N[at].masked_fill_(infinite_R, torch.inf)
-        grad_RV[infinite_R] = 0  # no finite step lowers an infinite divergence: the row has weight 0
-        if options.rule.kind in ("reverse_kl", "todi"):
+        if options.rule.kind in SILENT_WHERE_INFINITE:
+            grad_RV[infinite_R] = 0
             rows.grad_norm_N[at].masked_fill_(infinite_R, torch.inf)
     if options.observe is not None and call.token_N is not None:
         shown_R = slice(None) if infinite_R is None else ~infinite_R  # an infinite value has no gradient to show
@@ -360,9 +362,7 @@ def _block_(call: _Call, at: slice, s_RV: Tensor, t_RV: Tensor, work_RV: Tensor)
     return grad_RV if slope_RV is None else grad_RV.mul_(slope_RV)
 
 
-def _check_settings(kind: str, beta: float, temperature: float, chunk: int | None, top: int, vocabulary: int) -> None:
-    if not 0 <= top <= vocabulary:
-        raise ConfigError(f"top must lie between 0 and the vocabulary's {vocabulary} token types, got {top}")
+def _check_settings(kind: str, beta: float, temperature: float, chunk: int | None) -> None:
     if kind not in KINDS:
         raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "jsd" and not 0 < beta < 1:

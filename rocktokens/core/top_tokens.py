@@ -46,18 +46,29 @@ class TopChoices(NamedTuple):
 
     def fill_(self, at: slice, s_RV: Tensor, t_RV: Tensor) -> None:
         """Read some positions off their log-probabilities."""
-        k = self.student_ids_NK.shape[1]
+        k = self.size
         student, teacher = torch.topk(s_RV, k, dim=1), torch.topk(t_RV, k, dim=1)
         self.student_ids_NK[at], self.student_logprobs_NK[at] = student.indices, student.values
         self.teacher_at_student_NK[at] = t_RV.gather(1, student.indices)
         self.teacher_ids_NK[at], self.teacher_logprobs_NK[at] = teacher.indices, teacher.values
 
-    def scattered(self, keep_K: Tensor, num_rows: int) -> TopChoices:
-        """The same among all rows of a batch; rows that were not measured keep -1 and NaN."""
-        whole = TopChoices.empty(num_rows, self.student_ids_NK.shape[1], keep_K.device)
-        for target, own in zip(whole, self):
-            target[keep_K] = own
-        return whole
+    @property
+    def size(self) -> int:
+        """How many tokens are kept of each model."""
+        return self.student_ids_NK.shape[1]
+
+    def room_for(self, keep_K: Tensor | None, num_rows: int, vocabulary: int) -> TopChoices:
+        """Itself, or room for the kept rows alone; refused unless it fits the rows and asks for tokens that exist."""
+        if not 1 <= self.size <= vocabulary:
+            raise ConfigError(f"top must lie between 1 and the vocabulary's {vocabulary} token types, got {self.size}")
+        if len(self.student_ids_NK) != num_rows:
+            raise ConfigError(f"top has room for {len(self.student_ids_NK)} rows, and there are {num_rows}")
+        return self if keep_K is None else TopChoices.empty(len(keep_K), self.size, keep_K.device)
+
+    def put_(self, row_K: Tensor, some: TopChoices) -> None:
+        """Take over the choices of some of the rows; the others keep -1 and NaN."""
+        for target, own in zip(self, some):
+            target[row_K] = own
 
 
 def top_tokens(hidden_NH: Tensor, head: Head, k: int, *, vocabulary: int | None = None) -> TopTokens:

@@ -150,7 +150,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.grid: Grid | None = None
         self.weight_N = torch.zeros(0)
         self.denominator = 0.0
-        self.top = 0  # most probable tokens that the pass under way keeps for the selector
+        self.top, self.choices = 0, list[TopChoices]()  # most probable tokens that a measuring pass keeps
         self.trained: list[Rows] = []
         """Rows whose loss was trained on in this step, on this rank."""
         self.others: list[Rows] = []
@@ -270,22 +270,19 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         """
         if "pixel_values" in output:
             raise ConfigError(f"selector {self.selector.name} needs losses, which is not supported with images")
-        size, parts, choices = self.args.per_device_train_batch_size, [], []
-        self.top, keys = (
-            self.selector.needs_top,
-            ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row"),
-        )
+        size, parts = self.args.per_device_train_batch_size, []
+        self.top, self.choices = self.selector.needs_top, []
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row")
         student = self.accelerator.unwrap_model(self.model_wrapped)
         for start in range(0, len(output["row"]), size):
             part = {key: output[key][start : start + size] for key in keys if key in output}
             weight_BC = loss_mask(part).float()
-            found, rows = self._forward_redirection(
+            _, rows = self._forward_redirection(
                 self.model_wrapped, student, self._divergence, student, part, weight_BC, 1.0
             )
             parts.append(rows)
-            choices.append(found.top)
-        joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*choices))) if self.top and choices else None
-        self.top = 0
+        joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*self.choices))) if self.choices else None
+        self.top, self.choices = 0, []
         return Rows.joined(parts), joined
 
     # Loss
@@ -364,6 +361,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         row_K, column_K = keep_BC.nonzero(as_tuple=True)
         token_K = inputs["completion_ids"].to(device)[row_K, column_K]
         kind: Kind = "reverse_kl" if self.beta == 1 else "forward_kl" if self.beta == 0 else "jsd"
+        choices = TopChoices.empty(len(token_K), self.top, device) if self.top else None
         found = fused_divergence(
             student_BCH.to(device)[row_K, column_K],
             student.weight_VH,
@@ -382,10 +380,12 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             teacher_scale=teacher.scale,
             chunk=chunk_rows(self.vocabulary),
             denominator=denominator,
-            top=self.top,
+            top=choices,
         )
+        if choices is not None:
+            self.choices.append(choices)
         rollout_K = inputs["row"].to(device)[row_K] if "row" in inputs else row_K
-        columns = (rollout_K, column_K, token_K, weight_BC[row_K, column_K], *found[1:8])
+        columns = (rollout_K, column_K, token_K, weight_BC[row_K, column_K], *found[1:])
         return found, Rows(*(column.detach().cpu() for column in columns if column is not None))
 
     def _progress(self) -> float:

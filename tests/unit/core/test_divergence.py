@@ -22,7 +22,7 @@ INF = math.inf
 # --- the oracle itself: its explicit Jacobians against central differences of its own definitions ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "todi"])  # its weights are detached: no such slope
 def test_oracle_gradient_is_the_slope_of_its_value(kind, rng):
     student, head, teacher, teacher_head = (rng.normal(size=shape) for shape in [(2, 4), (5, 4), (2, 3), (5, 3)])
     bias = rng.normal(size=5)
@@ -355,12 +355,10 @@ def test_an_infinite_row_has_weight_0_and_does_not_become_the_step(generator):
     result, grads = case.run()
     without, expected = case.run(weight_N=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]))
     assert result.value_N[2] == INF
-    torch.testing.assert_close(result.loss, without.loss)
+    # The row counts in the denominator, so that the others' gradients are what they are without it.
+    torch.testing.assert_close(result.loss, without.loss * 4 / 5)
     for name in grads:
-        torch.testing.assert_close(grads[name], expected[name], msg=name)
-    given, given_grads = case.run(denominator=5.0)  # the step's own count is not touched
-    torch.testing.assert_close(given.loss, without.loss * 4 / 5)
-    torch.testing.assert_close(given_grads["hidden"], expected["hidden"] * 4 / 5)
+        torch.testing.assert_close(grads[name], expected[name] * 4 / 5, msg=name)
     alone = from_logits([[0.0, 0.0]], [[0.0, 0.0]], teacher_bias=torch.tensor([0.0, -INF]))
     only, only_grads = alone.run()
     assert only.loss.item() == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rocktokens import fused_divergence
+from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 
 
@@ -109,9 +110,8 @@ def test_top_choices_are_those_of_the_whole_distributions(weighted):
     hidden, head, teacher_hidden, teacher_head, token = case(rows=9)
     weight = torch.ones(9)
     weight[[2, 5]] = 0 if weighted else 1
-    found = fused_divergence(
-        hidden, head, teacher_hidden, teacher_head, token_N=token, weight_N=weight, top=4, chunk=2
-    ).top
+    found = TopChoices.empty(9, 4, torch.device("cpu"))
+    fused_divergence(hidden, head, teacher_hidden, teacher_head, token_N=token, weight_N=weight, top=found, chunk=2)
     students, teachers = rows_of(hidden, head.numpy()), rows_of(teacher_hidden, teacher_head.numpy())
     for row, (p, q) in enumerate(zip(students, teachers)):
         if weight[row] == 0:
@@ -129,4 +129,6 @@ def test_top_choices_are_those_of_the_whole_distributions(weighted):
 def test_more_choices_than_there_are_tokens_are_refused():
     hidden, head, teacher_hidden, teacher_head, _ = case(vocabulary=6)
     with pytest.raises(ConfigError, match="vocabulary's 6 token types, got 7"):
-        fused_divergence(hidden, head, teacher_hidden, teacher_head, top=7)
+        fused_divergence(hidden, head, teacher_hidden, teacher_head, top=TopChoices.empty(7, 7, hidden.device))
+    with pytest.raises(ConfigError, match="room for 3 rows, and there are 7"):
+        fused_divergence(hidden, head, teacher_hidden, teacher_head, top=TopChoices.empty(3, 2, hidden.device))
