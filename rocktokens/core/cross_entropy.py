@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rocktokens.core.divergence import CHUNK_ELEMENTS
-from rocktokens.core.heads import Head, Projection, add_outer_, times_head
+from rocktokens.core.heads import Head, Projection, add_outer_, sharpen_, times_head
 from rocktokens.core.row_measures import log_softmax_
 
 
@@ -47,6 +47,8 @@ class _CrossEntropy(torch.autograd.Function):
                 chunk = room.cut(len(hidden_NH[at]))
                 chunk.fill_(hidden_NH[at], head)
                 log_CV = chunk.read(slice(None), None if chunk.rest_CV is None else chunk.first_CV.float(), head)
+                if chunk.rest_CV is not None:
+                    sharpen_((log_CV, hidden_NH[at], head))
                 slope_CV = log_softmax_(log_CV, head.softcap, 1.0)
                 token_C1, factor_C1 = token_N[at, None], factor_N[at, None]
                 total -= (factor_C1 * log_CV.gather(1, token_C1)).sum()

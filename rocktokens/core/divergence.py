@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rocktokens.core.heads import Head, Projection, add_outer_, check_head, logits_, splits, times_head
+from rocktokens.core.heads import Head, Projection, add_outer_, check_head, logits_, sharpen_, splits, times_head
 from rocktokens.core.row_measures import KINDS, LOG_ZERO, Kind, Rule, infinite_rows, log_softmax_, measure_
 from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
@@ -312,12 +312,12 @@ def _chunk_(call: _Call, at: slice, space: _Space) -> Tensor:
     for start in range(0, len(student.first_CV), block):
         inner = slice(start, min(start + block, len(student.first_CV)))
         rows = inner.stop - inner.start
-        rooms = (None if room is None else room[:rows] for room in (space.student_RV, space.teacher_RV))
-        s_RV, t_RV = (
-            side.read(inner, room_RV, head)
-            for side, room_RV, head in zip((student, teacher), rooms, (options.student, options.teacher))
-        )
         here = slice(at.start + inner.start, at.start + inner.stop)
+        s_RV = student.read(inner, space.student_RV, options.student)
+        t_RV = teacher.read(inner, space.teacher_RV, options.teacher)
+        if student.rest_CV is not None or teacher.rest_CV is not None:
+            student_side = s_RV, call.student_hidden_NH[here], options.student
+            sharpen_(student_side, (t_RV, call.teacher_hidden_NG[here], options.teacher))
         grad_RV = _block_(call, here, s_RV, t_RV, space.work_RV[:rows])
         scale = options.student.scale / options.temperature
         student.first_CV[inner] = grad_RV.mul_(call.factor_N[here, None] * scale)

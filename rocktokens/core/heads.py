@@ -23,6 +23,8 @@ from rocktokens.errors import ConfigError
 WIDEN_COLUMNS = 8_192
 # Numbers in a head from which two products of bfloat16 cost less than widening it.
 SPLIT_ELEMENTS = 4_000_000
+# Most probable tokens of each row whose logits are taken again in float32 after a split product.
+EXACT_TOKENS = 16
 # Relative error that the two parts of a split product may have; they have 16 bits, one part alone has 8.
 SPLIT_TOLERANCE = 2**-14
 
@@ -93,8 +95,23 @@ class Projection:
         logits_RV = self.first_CV[at]
         if self.rest_CV is not None:
             assert room_RV is not None
-            logits_RV = room_RV.copy_(logits_RV).add_(self.rest_CV[at])
+            logits_RV = room_RV[: len(logits_RV)].copy_(logits_RV).add_(self.rest_CV[at])
         return _finish_(logits_RV, head)
+
+
+def sharpen_(*sides: tuple[Tensor, Tensor, Head]) -> None:
+    """Logits, hidden rows and head of each model: take every model's most probable tokens again, in float32.
+
+    Large logits have the largest rounding errors, and probable tokens weigh most in a divergence.
+    """
+    count = min(EXACT_TOKENS, sides[0][0].shape[1])
+    index_RK = torch.cat([logits_RV.topk(count, dim=1, sorted=False).indices for logits_RV, _, _ in sides], dim=1)
+    for logits_RV, hidden_RH, head in sides:
+        weight_RKH = head.weight_VH.detach()[index_RK].float()
+        exact_RK = (weight_RKH @ hidden_RH.detach().float()[:, :, None]).squeeze(2)
+        if head.bias_V is not None:
+            exact_RK += head.bias_V.detach()[index_RK].float()
+        logits_RV.scatter_(1, index_RK, exact_RK.mul_(head.scale))
 
 
 def logits_(out_RV: Tensor, hidden_RH: Tensor, head: Head) -> Tensor:

@@ -49,6 +49,36 @@ def test_two_parts_in_bf16_have_sixteen_bits_of_the_product(split):
     assert ((room.first_CV - exact).abs().max()) > 100 * (read - exact[3:20]).abs().max()
 
 
+def test_probable_tokens_are_taken_again_in_float32():
+    case, _ = case_and_its_widened_self()
+    bias = torch.randn(3000, generator=torch.Generator().manual_seed(3))
+    sides = []
+    for hidden, weight, scale in (
+        (case.student_hidden, case.student_head, 0.5),
+        (case.teacher_hidden, case.teacher_head, 1.0),
+    ):
+        exact = scale * (hidden.float() @ weight.float().t() + bias)
+        sides.append((exact.bfloat16().float(), exact, hidden, Head(weight, bias, None, scale)))
+    heads.sharpen_(*((rough, hidden, head) for rough, _, hidden, head in sides))
+    for rough, exact, _, _ in sides:
+        for _, other, _, _ in sides:  # the other model's probable tokens are exact here too
+            index = other.topk(8).indices
+            torch.testing.assert_close(rough.gather(1, index), exact.gather(1, index), rtol=1e-5, atol=1e-5)
+
+
+@needs_products
+def test_sharp_rows_in_bf16_keep_the_divergence_within_a_hundred_thousandth(split):
+    """Logits up to 45, where sixteen bits alone leave 1e-4 nats."""
+    case, wide = case_and_its_widened_self(spread=10.0, vocabulary=20_000, student_width=256, teacher_width=256)
+    for given in (case, wide):  # a teacher that is close to its student, as in distillation
+        given.teacher_hidden, given.teacher_head = given.student_hidden, given.student_head
+    case.teacher_hidden = (case.student_hidden * 1.1).bfloat16()
+    wide.teacher_hidden = case.teacher_hidden.float()
+    got, want = case.run()[0], wide.run()[0]
+    assert want.value_N.mean() > 1e-3
+    assert (got.value_N - want.value_N).abs().max() < 2e-5
+
+
 @needs_products
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [None, 16])
