@@ -32,6 +32,8 @@ def write_draft(table: pa.Table, draft: Path) -> None:
 def read_parquet(path: Path, columns: list[str] | None, remedy: str) -> pa.Table:
     """A Parquet file as an Arrow table; DataError with the remedy where it is damaged."""
     with reading(path, remedy):
+        if path.is_dir():  # pyarrow would read the files in it, or none
+            raise IsADirectoryError("it is a directory")
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
 
 

@@ -21,7 +21,7 @@ from rocktokens.core.detection.rock_report import RockReport
 from rocktokens.errors import DataError, RunError
 from rocktokens.progress import console
 from rocktokens.report.terminal.detect import render
-from rocktokens.runs.files import digest
+from rocktokens.runs.files import digest, reading
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.schema import TOP_TOKENS
 from rocktokens.runs.store import MANIFEST, Run, open_run
@@ -201,14 +201,15 @@ def _embedding(run: Run) -> np.ndarray | None:
     directory = _source(run)
     if directory is None:
         return None
-    index = directory / "model.safetensors.index.json"
-    files = (
-        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else ["model.safetensors"]
-    )
+    index, remedy = directory / "model.safetensors.index.json", f"restore {directory}, or distil again"
+    files = ["model.safetensors"]
+    if index.exists():
+        with reading(index, remedy):
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     for name in files:
         if not (directory / name).exists():
             continue
-        with safe_open(directory / name, framework="pt") as tensors:
+        with reading(directory / name, remedy), safe_open(directory / name, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - a safetensors file is not a mapping
                 if key.endswith(EMBEDDINGS):
                     return tensors.get_tensor(key).float().numpy()
