@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 import typing
@@ -78,13 +79,15 @@ def _check_value(name: str, value: Any) -> None:
         largest = LARGEST.get(name, COUNT)
         require(value <= largest, f"{name} must be at most {largest:,}, got {value:,}")
         require(name not in ("seed", "port") or value >= 0, f"{name} must be at least 0, got {value}")
-    elif isinstance(value, str):
-        require("\0" not in value and _is_text(value), f"{name} holds characters that are no text: {ascii(value)[:80]}")
+    elif isinstance(value, str | Path):
+        require(
+            "\0" not in str(value) and _is_text(value), f"{name} holds characters that are no text: {ascii(value)[:80]}"
+        )
 
 
-def _is_text(value: str) -> bool:
+def _is_text(value: str | Path) -> bool:
     try:
-        value.encode()
+        os.fsencode(value) if isinstance(value, Path) else value.encode()
     except UnicodeEncodeError:
         return False
     return True
