@@ -23,8 +23,8 @@ from rocktokens.runs.store import MANIFEST, open_run
 SETTINGS = "study.json"
 # Bytes on disk of one scored occurrence (Parquet, zstd), of one sampled token; estimates from the built-in world.
 OCCURRENCE_BYTES, TOKEN_BYTES = 36, 6
-# How much slower than one large matrix product sampling, scoring and training run: an estimate; small models are further
-# from the bound than large ones.
+# How much slower than one large matrix product sampling, scoring and training run: an estimate. Small models are slower
+# against that bound than large ones.
 SLOWER = 2.0
 REPORT_BYTES = 8_000_000
 
