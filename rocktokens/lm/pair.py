@@ -353,7 +353,8 @@ def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.jso
         return str(path.parent), {**options, "gguf_file": path.name}
     if path.is_dir():
         if not any((path / file).exists() for file in holds):
-            raise ConfigError(f"{name} holds no {holds[0]}; a model directory is what save_pretrained wrote")
+            missing = "config.json" if not (path / "config.json").exists() else holds[0]
+            raise ConfigError(f"{name} holds no {missing}; a model directory is what save_pretrained wrote")
         return str(path), options
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ConfigError(f"there is no directory {name}; give a model directory, a hub name or a .gguf file")

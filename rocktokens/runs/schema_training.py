@@ -54,9 +54,9 @@ TRAINING_COLUMNS = columns(
     ("prompt_tokens", INT, "Prompt tokens of the step."),
     ("rollouts", INT, "Rollouts of the step."),
     ("invalid", INT, "Tokens whose divergence was not a number."),
-    ("mean_length", FLOAT, "Mean length of the step's rollouts, in tokens that carry loss."),
-    ("truncated_share", FLOAT, "Share of the step's rollouts that do not end with an end token."),
-    ("entropy", FLOAT, "Mean entropy of the student at the tokens that were trained on, nats."),
+    ("mean_length", FLOAT, "Mean length of the step's rollouts, in tokens that carry loss; empty in version 0.1."),
+    ("truncated_share", FLOAT, "Share of the step's rollouts that do not end with an end token; empty in version 0.1."),
+    ("entropy", FLOAT, "Mean entropy of the student at the tokens that were trained on, nats; empty in version 0.1."),
     ("rocks_online", INT, "Rocks that the monitor declares so far; empty between two log lines."),
     (
         Column(f"alarm_{name}", INT, f"1 where the alarm for {meaning} held after the step; else empty.")

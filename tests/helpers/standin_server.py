@@ -157,6 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.answer(404, {"detail": "Not Found"})
 
+    counted: int | None = None
+    """Prompt tokens of the request under way."""
+
     def do_POST(self) -> None:
         it = self.server_of
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -169,6 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
                 it.requests.append(body)
             it.in_flight += 1
             it.prompt_tokens += size
+            self.counted = size
             it.most_in_flight = max(it.most_in_flight, it.in_flight)
             it.most_prompt_tokens = max(it.most_prompt_tokens, it.prompt_tokens)
         try:
@@ -179,9 +183,19 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self.respond(it, body)
         finally:
-            with it.lock:
-                it.in_flight -= 1
-                it.prompt_tokens -= size
+            self.leave()
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        self.leave()  # before the client can know: its next request must not be counted beside this one
+        super().send_response(code, message)
+
+    def leave(self) -> None:
+        """The request under way is no longer in flight; says so once."""
+        size, self.counted = self.counted, None
+        if size is not None:
+            with self.server_of.lock:
+                self.server_of.in_flight -= 1
+                self.server_of.prompt_tokens -= size
 
     def respond(self, it: StandIn, body: dict) -> None:
         if it.refuse is not None:

@@ -65,14 +65,15 @@ def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Itera
     Args:
         config: which selector, and its settings.
         rocks: the declared rocks; they stand in where a selector needs some and the configuration names none.
-        bypass: the bypass list, likewise for `freeze`; for `adaptive` it counts where the configuration asks for one.
+        bypass: the bypass list, likewise for `freeze` (unset: there is no such list, and `freeze` takes the rocks); for
+            `adaptive` it counts where the configuration asks for one.
     """
     options = config.options()
     if config.name == "adaptive":
         named = options.pop("rocks", ())
         options["allowed"] = (() if bypass is None else tuple(bypass)) if config.bypass else (named or None)
     elif "rocks" in options and not config.rocks:
-        options["rocks"] = tuple((bypass or ()) if config.name == "freeze" else rocks)
+        options["rocks"] = tuple(bypass if config.name == "freeze" and bypass is not None else rocks)
     return make_selector(config.name, **options)
 
 

@@ -309,7 +309,7 @@ def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
     row = next(row for row in facts.rows("compare_summary") if row["regime"] == "freeze")
     assert f"{interval(estimate(row, 'delta'), points)} points" in said
     section = html.split('<section id="accuracy_seconds"')[1].split("</section>")[0]
-    assert "The rocks can be skipped here" in section
+    assert "can be skipped here: trained without them" in section
     assert "mean over seeds and problems, both random and crossed" in section
     assert "1.28 ×" in section
 

@@ -428,7 +428,7 @@ def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
     shutil.copytree(tiny_run, killed)
     knockout(whole, config, base)
 
-    flags = ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32")
+    flags = ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32", "--allow-code")
     process = rocktokens("knockout", killed, *KNOCKOUT, *flags)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
