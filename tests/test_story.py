@@ -45,6 +45,7 @@ SETTINGS = shlex.split("""
 """)
 ENVIRONMENT = {**os.environ, "ROCKTOKENS_BROWSER": "", "COLUMNS": "200"}
 TIMED = re.compile("second|step_ratio")  # what a clock decides
+INTERVAL = re.compile(r"\d(?:\s%)? \[[−+]?[\d.]+, [−+]?[\d.]+\]")
 TESTS = Path(__file__).parent
 
 
@@ -214,8 +215,12 @@ def test_effects_are_those_of_the_rollouts(story):
 
 def test_the_teacher_is_worth_following_and_the_frozen_rocks_carry_no_loss(story):
     grafts = {row["arm"]: row for row in story.run.read("grafts").to_pylist()}
-    assert grafts["all"]["gain_low"] > 0
-    assert grafts["all"]["accuracy"] >= grafts["rest"]["accuracy"]
+    # Rocks do not matter here, so `all` and `rest` are both the teacher's accuracy, and chance orders them: of 48
+    # rollouts one more or less is 2 points. What must hold: the rest is not decidedly better than everything, and
+    # everything is decidedly better than nothing, the rocks alone or as many positions drawn again by the student.
+    assert grafts["rest"]["gain"] <= grafts["all"]["gain_high"]
+    assert grafts["all"]["gain"] <= grafts["rest"]["gain_high"]
+    assert grafts["all"]["gain_low"] > max(0, grafts["rocks"]["gain_high"], grafts["placebo"]["gain_high"])
     summary = {row["regime"]: row for row in story.run.read("compare_summary").to_pylist()}
     # So few prompts decide no verdict: the bypass list is empty, freeze has nothing to leave out and says so.
     assert story.run.facts("bypass")["ids"] == []
@@ -246,17 +251,27 @@ def test_the_report_has_every_figure_and_no_address(html, story):
         assert (story.run.path / "figures" / f"{name}.csv").read_text().count("\n") > 1
 
 
-def test_the_last_words_are_ten_lines_with_intervals_and_the_report(story):
-    heading, *lines = story.said.strip().splitlines()
+def test_the_last_words_are_the_verdict_with_intervals_and_the_report(story):
+    heading, title, *lines = story.said.strip().splitlines()
     assert str(story.run.path) in heading
-    assert len(lines) == 10
-    rows = dict(line.split(maxsplit=1) for line in lines)
+    assert title.startswith(f"{len(story.run.facts('detect')['rocks'])} rock tokens")
+    blank = lines.index("")
+    assert INTERVAL.search(" ".join(lines[:blank])), "the verdict's line has no interval"
+    rows: dict[str, str] = {}
+    for line in lines[blank + 1 :]:
+        if not line.startswith(" " * 12):  # the first of a row's lines names it
+            name, line = line.split(maxsplit=1)
+            rows[name] = ""
+        rows[name] = f"{rows[name]} {line.strip()}".strip()
+    assert [name for name in rows if name != "next"] == ["rocks", "cost", "needed", "skipped", "accuracy", "report"]
     assert rows["report"] == str(story.run.path / "report.html")
     for token in TRUTH.rocks.tokens:
         assert visible(token) in rows["rocks"]
-    for name in ("positions", "loss", "enrichment", "learned", "accuracy", "banned", "grafted", "frozen"):
-        assert re.search(r"\d \[[−+]?[\d.]+, [−+]?[\d.]+\]|\d\s% \[[\d.]+, [\d.]+\]", rows[name]), rows[name]
-    assert max(map(len, lines)) < 180
+    # Shares of the loss, the positions and the gradient, and the enrichment; the graft; the comparison; before, after.
+    for name, count in {"cost": 4, "needed": 1, "skipped": 1, "accuracy": 2}.items():
+        assert len(INTERVAL.findall(rows[name])) == count, rows[name]
+    assert len(lines) < 24  # a terminal's height
+    assert max(len(line) for line in lines if line.split()[:1] not in (["next"], ["report"])) <= 80
 
 
 def test_a_second_run_does_nothing(story):
@@ -299,15 +314,19 @@ def lasting(run: Path) -> Iterator[str]:
     """Files of a run that later stages or people read; reports and manifests are compared apart."""
     for path in run.rglob("*"):
         name = str(path.relative_to(run))
-        kept = not name.startswith("checkpoints/.resume") and path.name not in ("run.json", "report.html")
+        kept = not name.startswith("checkpoints/.resume") and path.name not in ("run.json", "report.html", "times.json")
         if path.is_file() and kept and name not in ("figures/accuracy_seconds.csv", "figures/time.csv"):
             yield name
 
 
 def same(one: Path, two: Path) -> bool:
-    """Equal bytes, or tables that differ in seconds alone."""
+    """Equal bytes, but for the run's own path in a list; or tables that differ in seconds alone."""
     if one.read_bytes() == two.read_bytes():
         return True
+    if one.name == "bypass.json":
+        lists = [json.loads(path.read_text()) for path in (one, two)]
+        assert [own.pop("run") for own in lists] == [str(one.parent), str(two.parent)]
+        return lists[0] == lists[1]
     return one.suffix == ".parquet" and untimed(pq.read_table(one)).equals(untimed(pq.read_table(two)))
 
 

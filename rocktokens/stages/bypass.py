@@ -51,7 +51,7 @@ def bypass(path: Path, config: BypassConfig) -> Run:
         epsilon = config.epsilon or known.get("epsilon", KnockoutConfig.epsilon)
         decisions = decide(evidence_of(run), grafts_of(run), epsilon=epsilon)
         ids = [item.evidence.token_id for item in decisions if item.action == "skip"]
-        content = _content(run, decisions, epsilon) | {"comparison": comparison_of(run, ids)}
+        content = _compared(_content(run, decisions, epsilon), comparison_of(run, ids))
         facts = {"ids": ids, "sentence": list_sentence(decisions), "epsilon": epsilon}
         if not _is_written(run.path, content):
             _write(run.path / NAME, content)
@@ -141,8 +141,7 @@ def _estimate(row: dict[str, Any], name: str, number: Any) -> Estimate | None:
 
 def _content(run: Run, decisions: Sequence[Decision], epsilon: float) -> dict[str, Any]:
     skipped = [item for item in decisions if item.action == "skip"]
-    untested = sum(item.evidence.verdict is None and not item.evidence.is_end for item in decisions)
-    stages = [name for name in ("detect", "knockout", "graft", "compare") if run.done(name)]
+    stages = [name for name in ("detect", "knockout", "graft") if run.done(name)]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -151,12 +150,21 @@ def _content(run: Run, decisions: Sequence[Decision], epsilon: float) -> dict[st
         "sentence": list_sentence(decisions),
         "epsilon": epsilon,
         "tokenizer": _tokenizer(run),
-        "tested": {name: _tested(run, name) for name in stages if name != "compare"},
-        "not_tested": not_tested(stages, untested),
+        "tested": {name: _tested(run, name) for name in stages},
+        "not_tested": [],  # by `_compared`
         "decisions": [_decision(item, epsilon) for item in decisions],
         "run": str(run.path),
         "versions": run.manifest.get("versions", {}),
     }
+
+
+def _compared(content: dict[str, Any], comparison: dict[str, Any]) -> dict[str, Any]:
+    """The list with what a comparison said of it. One of other types leaves training without these ones untested."""
+    if "tested" not in content or "decisions" not in content:  # a list from elsewhere: its own words stand
+        return {**content, "comparison": comparison}
+    stages = [*content["tested"], *(["compare"] if comparison["status"] != NOT_COMPARED else [])]
+    untested = sum(row.get("verdict") is None and row.get("reason") != "end token" for row in content["decisions"])
+    return {**content, "not_tested": not_tested(stages, untested), "comparison": comparison}
 
 
 def _decision(item: Decision, epsilon: float) -> dict[str, Any]:
@@ -241,7 +249,7 @@ def write_comparison_back(run: Run) -> None:
     content = read_bypass(run.path).content
     comparison = comparison_of(run, content["ids"])
     if content.get("comparison") != comparison:
-        _write(run.path / NAME, {**content, "comparison": comparison})
+        _write(run.path / NAME, _compared(content, comparison))
         log.info("%s: %s", run.path / NAME, comparison["text"])
 
 

@@ -58,14 +58,15 @@ def _run_stages(config: StudyConfig, images: bool) -> None:
 
     with working_on(config.path), stages(expected(config, _complete(config.path))) as overall:
         for stage in (stage for stage in STAGES if stage in config.stages):
-            began = time.monotonic()
+            began, before = time.monotonic(), _written(config.path)
             with overall.stage(stage):
                 if stage in FOLLOWED or _trains_together(stage):
                     _run_stage(stage, config, images)
                 else:
                     with alone():
                         _run_stage(stage, config, images)
-            _clocked(config.path, stage, time.monotonic() - began)
+            if _written(config.path) != before:  # a stage that was complete, or is left out, took no time
+                _clocked(config.path, stage, time.monotonic() - began)
             together(config.path, f"stage-{stage}")
             _tell(overall, stage, config.path)
 
@@ -79,8 +80,16 @@ def _remember(config: StudyConfig) -> None:
         save_settings(config)
 
 
+def _written(path: Path) -> int | None:
+    """When the run's manifest was written, which every stage does that has done something."""
+    from rocktokens.runs.store import MANIFEST
+
+    manifest = path / MANIFEST
+    return manifest.stat().st_mtime_ns if manifest.exists() else None
+
+
 def _clocked(path: Path, stage: Stage, seconds: float) -> None:
-    """Add what a stage took to the run's times.json; interrupted and repeated work counts too."""
+    """Add what a stage took to the run's times.json; repeated work counts too."""
     file = path / "times.json"
     try:
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

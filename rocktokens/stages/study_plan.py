@@ -157,14 +157,17 @@ def _existing(path: Path) -> Path:
 
 
 def save_settings(config: StudyConfig) -> None:
-    """Keep the settings of a study in its run, beside the manifest."""
+    """Keep the settings of a study in its run, beside the manifest; the same settings are not written again."""
     path = config.path / SETTINGS
     draft = path.with_name(f".{SETTINGS}.tmp")
     values = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     values.pop("path")
+    text = json.dumps(values, indent=2)
     try:
+        if path.is_file() and path.read_bytes() == text.encode():
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(values, indent=2), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; choose a directory you can write to") from error

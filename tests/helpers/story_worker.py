@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def child(words: list[str], log: Path, prepare: Callable[[], None]) -> int:
             cli.main(words)
         except SystemExit as ended:
             status = int(ended.code or 0)
+        except BaseException:
+            traceback.print_exc()  # a child that fails here says why in its log
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -52,9 +55,9 @@ def die(stage: str, death: str) -> None:
     run_stage, finish, replace = study._run_stage, Run.finish, Path.replace
     state = {"stage": "", "files": 0}
 
-    def watched(name, config):
+    def watched(name, *rest):
         state.update(stage=name, files=0)
-        return run_stage(name, config)
+        return run_stage(name, *rest)
 
     def counted(self, target):
         state["files"] += 1

@@ -172,8 +172,20 @@ def test_a_comparison_is_written_back_if_it_froze_this_list(run, changes, status
     write_comparison_back(open_run(run.path))
     found = read_bypass(run.path)
     assert (found.status, found.text) == (status, text)
+    assert any("rocktokens compare" in words for words in found.content["not_tested"]) == (status == "not compared")
+    written = (run.path / "bypass.json").stat().st_mtime_ns
     bypass(run.path, BypassConfig())  # made again, it remembers
-    assert read_bypass(run.path).text == text
+    assert read_bypass(run.path).content == found.content
+    assert (run.path / "bypass.json").stat().st_mtime_ns == written
+
+
+def test_a_list_from_elsewhere_gets_its_verdict_too(run):
+    own = {"format": "rocktokens bypass list", "version": 1, "ids": [10, 13]}
+    (run.path / "bypass.json").write_text(json.dumps(own))
+    compared(open_run(run.path))
+    write_comparison_back(open_run(run.path))
+    assert read_bypass(run.path).status == "passed"
+    assert read_bypass(run.path).content.keys() == {*own, "comparison"}
 
 
 def test_freeze_takes_the_list_and_refuses_an_empty_one_or_another_tokenizers(run, pair, tmp_path):
