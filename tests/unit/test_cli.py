@@ -151,7 +151,7 @@ def test_a_missing_or_half_written_model(pair: Path, tmp_path: Path) -> None:
     teacher = ["--pair.teacher", str(pair / "teacher")]
     refused(rocktokens("check", "--pair.student", tmp_path / "none", *teacher), 2, "there is no directory")
     (tmp_path / "empty").mkdir()
-    refused(rocktokens("check", "--pair.student", tmp_path / "empty", *teacher), 2, "holds no ")
+    refused(rocktokens("check", "--pair.student", tmp_path / "empty", *teacher), 2, "holds no config.json")
     half = tmp_path / "half"
     save_model(half, tiny_model(seed=1))
     weights = half / "model.safetensors"
