@@ -27,7 +27,7 @@ def environment() -> dict[str, Any]:
     """Where and when a number was measured."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
-        "command": "python " + shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": "python " + shlex.join([os.path.relpath(sys.argv[0]), *map(_without_folder, sys.argv[1:])]),
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
@@ -35,6 +35,11 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
     }
+
+
+def _without_folder(argument: str) -> str:
+    """Absolute paths are somebody's machine; their last part says what was given."""
+    return "/".join(["PATH", Path(argument).name]) if os.path.isabs(argument) else argument
 
 
 def save(name: str, results: Any) -> None:

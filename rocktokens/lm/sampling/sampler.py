@@ -27,6 +27,10 @@ LEAVE_SHARE = 0.1
 # Batches that share one prefill of their longest prefixes, so that rows of alike length still meet.
 BLOCK_BATCHES = 4
 
+# Vocabularies wider than this are searched block by block: accumulating every token costs more than the model's layers.
+WIDE_VOCABULARY = 8192
+BLOCK_TOKENS = 512
+
 Prefix = tuple[int, ...]
 Trunk = tuple[Decoder, list[Prefix]]
 
@@ -215,22 +219,53 @@ class Sampler:
 
     def choose(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         """The next token of every row, and whether its logits were unusable (NaN, +inf, or nothing left)."""
-        top_B, greedy_B = logits_BV.max(dim=1)
+        top_B = logits_BV.amax(dim=1)
         bad_B = ~torch.isfinite(top_B)
         if self.greedy:
-            return greedy_B, bad_B
-        scaled_BV = (logits_BV - top_B[:, None]) / self.temperature
+            return logits_BV.argmax(dim=1), bad_B
+        scaled_BV = logits_BV - top_B[:, None]
+        if self.temperature != 1:
+            scaled_BV /= self.temperature
         if self.top_k is not None and self.top_k < scaled_BV.shape[1]:
             floor_B1 = scaled_BV.topk(self.top_k, dim=1).values[:, -1:]
             scaled_BV = scaled_BV.masked_fill(scaled_BV < floor_B1, -torch.inf)
         if self.top_p is not None and self.top_p < 1:
             scaled_BV = _nucleus(scaled_BV, self.top_p)
-        # Inverse transform: the first token whose cumulative probability exceeds the row's number. Summed in float64,
-        # and a token of probability 0 adds nothing, so it can never be the first to exceed.
-        cumulative_BV = scaled_BV.exp_().cumsum(dim=1, dtype=torch.float64)
-        target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
-        token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1)
-        return token_B.clamp_max_(logits_BV.shape[1] - 1), bad_B
+        return inverse_transform(scaled_BV.exp_(), uniform_B), bad_B
+
+
+def inverse_transform(mass_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The first token of each row whose cumulative mass exceeds the row's number times its total mass.
+
+    Summed in float64. A token of mass 0 adds nothing, so it can never be the first to exceed. A wide vocabulary is
+    summed in blocks first, so that only the block that holds the token is accumulated token by token.
+
+    Args:
+        mass_BV: Unnormalised probabilities.
+        uniform_B: Numbers in [0, 1), float64.
+    """
+    num_tokens = mass_BV.shape[1]
+    if num_tokens <= WIDE_VOCABULARY:
+        cumulative_BV = mass_BV.cumsum(dim=1, dtype=torch.float64)
+        return _first_above(cumulative_BV, uniform_B * cumulative_BV[:, -1])
+    whole = num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    sum_BN = mass_BV[:, :whole].unflatten(1, (-1, BLOCK_TOKENS)).sum(dim=2, dtype=torch.float64)
+    rest_B1 = mass_BV[:, whole:].sum(dim=1, keepdim=True, dtype=torch.float64)
+    cumulative_BN = torch.cat([sum_BN, rest_B1], dim=1).cumsum_(dim=1)
+    target_B = uniform_B * cumulative_BN[:, -1]
+    block_B1 = _first_above(cumulative_BN, target_B)[:, None]
+    before_B1 = cumulative_BN.gather(1, (block_B1 - 1).clamp_min(0)) * (block_B1 > 0)
+    index_BW = block_B1 * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=mass_BV.device)
+    mass_BW = mass_BV.gather(1, index_BW.clamp_max(num_tokens - 1)) * (index_BW < num_tokens)
+    return index_BW[:, 0] + _first_above(before_B1 + mass_BW.cumsum(dim=1, dtype=torch.float64), target_B)
+
+
+def _first_above(cumulative_BV: Tensor, target_B: Tensor) -> Tensor:
+    """The first place of each row above its target, which rounding never lets reach the row's last sum."""
+    end_B = cumulative_BV[:, -1]
+    below_B = torch.minimum(target_B, torch.nextafter(end_B, torch.full_like(end_B, -torch.inf)))
+    place_B = torch.searchsorted(cumulative_BV, below_B[:, None], right=True).squeeze(1)
+    return place_B.clamp_max_(cumulative_BV.shape[1] - 1)  # a row of NaN has no such place
 
 
 def roots_of(prefixes: set[Prefix]) -> dict[Prefix, Prefix]:

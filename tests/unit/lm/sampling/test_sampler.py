@@ -14,7 +14,7 @@ from tiny import CONTEXT, FAMILIES, VOCABULARY, prompts, tiny_model
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.sampling.kv_decoder import Decoder
 from rocktokens.lm.sampling.requests import Request
-from rocktokens.lm.sampling.sampler import Sampler, numbers_of
+from rocktokens.lm.sampling.sampler import BLOCK_TOKENS, WIDE_VOCABULARY, Sampler, inverse_transform, numbers_of
 
 EOS, PAD, INF = 1, 2, math.inf
 NEVER = (0,)  # an end token that greedy decoding of these models does not meet
@@ -491,3 +491,29 @@ def test_bad_requests_are_refused(llama, request_, error):
 def test_bad_settings_are_refused(llama, options):
     with pytest.raises(ConfigError):
         sampler(llama, **options)
+
+
+@pytest.mark.parametrize("num_tokens", [WIDE_VOCABULARY + 1, WIDE_VOCABULARY + BLOCK_TOKENS, 151_936])
+def test_a_wide_vocabulary_is_searched_as_token_by_token(num_tokens):
+    rng = np.random.default_rng(num_tokens)
+    mass = np.exp(rng.normal(0, 3, size=(8, num_tokens)) * (rng.random((8, num_tokens)) < 0.9)).astype(np.float32)
+    mass[:, rng.random(num_tokens) < 0.3] = 0
+    mass[0, :-1] = 0  # all of a row's mass in its very last token
+    mass[1, 1:] = 0  # and in its first
+    mass[0, -1] = mass[1, 0] = 0.25
+    for uniform in (0.0, 0.1, 0.5, 0.9, 1 - 2**-53):
+        got = inverse_transform(torch.tensor(mass), torch.full((8,), uniform, dtype=torch.float64)).tolist()
+        for row, token in enumerate(got):
+            exact = [0.0, *np.cumsum(mass[row].astype(np.longdouble))]
+            assert mass[row, token] > 0
+            slack = 1e-12 * exact[-1]
+            assert exact[token] - slack <= uniform * exact[-1] <= exact[token + 1] + slack
+
+
+def test_a_wide_vocabulary_ends_where_its_mass_ends():
+    mass = torch.zeros((2, WIDE_VOCABULARY * 2))
+    mass[0, 700:703] = torch.tensor([1.0, 2.0, 1.0])
+    mass[1, WIDE_VOCABULARY + 3] = 1e-30
+    for uniform, want in ((0.0, 700), (0.2499, 700), (0.25, 701), (0.7499, 701), (0.75, 702), (1 - 2**-53, 702)):
+        got = inverse_transform(mass, torch.full((2,), uniform, dtype=torch.float64))
+        assert got.tolist() == [want, WIDE_VOCABULARY + 3]
