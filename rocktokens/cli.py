@@ -29,9 +29,14 @@ SUMMARIES = {
     "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
     "sample": "Sample rollouts of the student into a run.",
     "score": "Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
-    "detect": "Find the rocks of a scored run, or of anybody's occurrences (--occurrences FILE --out DIR).",
+    "detect": (
+        "Find the rocks of a scored run, or of anybody's occurrences or counts (--occurrences or --counts, --out DIR)."
+    ),
     "geometry": "Say which way the token types' gradients point and how much they pull.",
     "knockout": "Ban the candidates one at a time and say what each ban does to accuracy.",
+    "census": (
+        "Give verdicts on anybody's knock-out outcomes: `census --outcomes FILE --out DIR`; of a run, `knockout` does."
+    ),
     "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
     "bypass": "Say which costly token types training may skip, which it must not, and why.",
     "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
@@ -88,7 +93,7 @@ def _main(arguments: list[str]) -> int:
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if name in ("detect", "geometry", "report"):  # small matrices, no model: more threads than one only wait
+    if name in ("detect", "geometry", "census", "report"):  # small matrices, no model: more threads than one only wait
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if {"-h", "--help"} & set(rest) and "--help-all" not in rest:

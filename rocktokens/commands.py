@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from rocktokens.commands_interop import DoctorCommand, ExportCommand, ImportCommand
+from rocktokens.commands_interop import CensusCommand, DoctorCommand, ExportCommand, ImportCommand
 from rocktokens.config import (
     BaselineConfig,
     BypassConfig,
@@ -168,7 +168,7 @@ class ScoreCommand(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectCommand(Settings):
-    """Find the rocks of a scored run, or of anybody's occurrences (--occurrences FILE --out DIR)."""
+    """Find the rocks of a scored run, or of anybody's occurrences or counts (--occurrences or --counts, --out DIR)."""
 
     section: ClassVar[str] = "detect"
     path: Annotated[Positional[Path | None], arg(metavar="[DIRECTORY]")] = None
@@ -176,27 +176,41 @@ class DetectCommand(Settings):
     detect: DetectConfig = field(default_factory=DetectConfig)
     occurrences: Path | None = None
     """A Parquet file with rollout_id, position, token_id and loss, in place of a run."""
+    counts: Path | None = None
+    """A CSV or Parquet file with token_id, count and mean_loss per token type, in place of a run."""
+    corpus_positions: int | None = None
+    """For --counts: response positions of the whole corpus, for the share of positions and enrichment."""
+    corpus_loss: float | None = None
+    """For --counts: loss of the whole corpus in nats, summed, for coverage and enrichment."""
     out: Path | None = None
-    """Where the results for --occurrences go."""
+    """Where the results for --occurrences or --counts go."""
     tokenizer: str | None = None
-    """Tokenizer that names the tokens of --occurrences: a directory or hub name."""
+    """Tokenizer that names the tokens of --occurrences or --counts: a directory or hub name."""
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
+        from rocktokens.core.detection.counted import CorpusTotals
         from rocktokens.stages.detect import detect, detect_table
+        from rocktokens.stages.detect_counts import detect_counts
 
-        config = self.detect
-        if self.occurrences is not None:
-            if self.out is None:
-                raise ConfigError("say where the results go: --out DIRECTORY")
-            run = detect_table(self.occurrences, self.out, config, tokenizer=self.tokenizer, again=self.again)
-        elif self.path is None:
-            raise ConfigError("which run? Say `rocktokens detect RUN`, or give --occurrences FILE --out DIRECTORY")
-        elif self.out is not None or self.tokenizer is not None:
-            raise ConfigError("--out and --tokenizer belong to --occurrences; the results of a run go into the run")
-        else:
+        config, brought = self.detect, {"tokenizer": self.tokenizer, "again": self.again}
+        given = [file for file in (self.path, self.occurrences, self.counts) if file is not None]
+        if len(given) != 1:
+            raise ConfigError("detect takes one of RUN, --occurrences FILE or --counts FILE; files also need --out DIR")
+        if self.counts is None and (self.corpus_positions is not None or self.corpus_loss is not None):
+            raise ConfigError("--corpus-positions and --corpus-loss belong to --counts")
+        if self.path is not None:
+            if self.out is not None or self.tokenizer is not None:
+                raise ConfigError("--out and --tokenizer belong to --occurrences and --counts; a run keeps its own")
             run = detect(self.path, config, again=self.again)
+        elif self.out is None:
+            raise ConfigError("say where the results go: --out DIRECTORY")
+        elif self.occurrences is not None:
+            run = detect_table(self.occurrences, self.out, config, **brought)  # type: ignore[arg-type]
+        elif self.counts is not None:
+            totals = CorpusTotals(self.corpus_positions, self.corpus_loss)
+            run = detect_counts(self.counts, self.out, config, totals=totals, **brought)  # type: ignore[arg-type]
         print(f"run: {run.path}")
 
 
@@ -359,6 +373,7 @@ COMMANDS: dict[str, type] = {
     "detect": DetectCommand,
     "geometry": GeometryCommand,
     "knockout": KnockoutCommand,
+    "census": CensusCommand,
     "graft": GraftCommand,
     "bypass": BypassCommand,
     "compare": CompareCommand,

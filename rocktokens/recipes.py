@@ -7,12 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocktokens.config import (
+    BaselineConfig,
     CompareConfig,
+    DetectConfig,
     DistillConfig,
     GraftConfig,
     KnockoutConfig,
+    PairConfig,
     PromptsConfig,
     RolloutConfig,
+    ScoreConfig,
 )
 from rocktokens.config.study import StudyConfig
 from rocktokens.world import world_names
@@ -29,6 +33,58 @@ def world_recipe(name: str) -> StudyConfig:
         graft=GraftConfig(problems=500),
         # The loss has stopped falling by then; `rocktokens compare` takes three seeds and all of the steps.
         compare=CompareConfig(regimes=("uniform", "freeze", "random"), seeds=1, steps=150, evaluations=5),
+    )
+
+
+QWEN_STUDENT = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+QWEN_TEACHER = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+QWEN_LENGTH = 128  # tokens; docs/results/qwen.md has the lengths that were measured
+
+
+def qwen_recipe() -> StudyConfig:
+    """Two models that others trained apart, on a reasoning-gym task that was chosen by measurement (docs/qwen.md).
+
+    Memory of the training, of 20 GB at most: the student's float32 weights, gradients and Adam moments (10 GB with a
+    head of its own), the teacher in bfloat16 (3.6 GB), activations and rows of logits.
+    """
+    return StudyConfig(
+        path=Path("runs") / "qwen",
+        # Weights that are trained are float32 whatever this says; the teacher, and what only samples or scores, is not.
+        pair=PairConfig(student=QWEN_STUDENT, teacher=QWEN_TEACHER, dtype="bfloat16"),
+        prompts=PromptsConfig(
+            source="reasoning-gym:simple_equations", options=("max_terms=2", "max_value=20"), chat=True, limit=4000
+        ),
+        problems=64,
+        detection_prompts=400,
+        distill=DistillConfig(
+            steps=240,
+            hours=5.0,
+            learning_rate=1e-5,
+            prompts_per_step=4,
+            rollouts_per_prompt=2,
+            max_new_tokens=QWEN_LENGTH,
+            micro_batch=8,
+            bf16=True,
+            keep=6,
+            save_every=10,
+            evaluate_every=40,
+            telemetry_every=10,
+        ),
+        rollouts=RolloutConfig(num_rollouts=1, max_new_tokens=QWEN_LENGTH, batch_size=64),
+        score=ScoreConfig(token_budget=4096),
+        detect=DetectConfig(k=100),
+        baseline=BaselineConfig(problems=400, rollouts=1, batch_size=64),
+        knockout=KnockoutConfig(top=100, kinds=("token", "window", "family")),
+        graft=GraftConfig(problems=200),
+        compare=CompareConfig(
+            regimes=("uniform", "freeze", "random", "shorter"),
+            seeds=2,
+            steps=60,
+            evaluations=2,
+            problems=200,
+            rollouts=2,
+            contexts=100,
+        ),
     )
 
 
@@ -66,7 +122,7 @@ def quick(config: StudyConfig) -> StudyConfig:
 def recipes() -> dict[str, Callable[[], StudyConfig]]:
     """Every named recipe."""
     worlds = {name: (lambda name=name: world_recipe(name)) for name in world_names()}  # type: ignore[misc]
-    return {**worlds, "smollm2": _smollm2_recipe}
+    return {**worlds, "smollm2": _smollm2_recipe, "qwen": qwen_recipe}
 
 
 def _smollm2_recipe() -> StudyConfig:

@@ -44,6 +44,7 @@ LARGEST = {
     "seeds": 1000,
     "context_dims": 65_536,
     "max_new_tokens": 10_000_000,
+    "corpus_positions": 10**15,
 }
 
 

@@ -204,9 +204,12 @@ def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(source, **options)
 
 
-def check_tokenizers(config: PairConfig) -> tuple[PreTrainedTokenizerBase, int]:
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+
+
+def check_tokenizers(config: PairConfig, loaded: Tokenizers | None = None) -> tuple[PreTrainedTokenizerBase, int]:
     """Refuse tokenizers that differ in content; returns the student's, and the number of token types both know."""
-    student, teacher = load_tokenizer(config.student, config), load_tokenizer(config.teacher, config)
+    student, teacher = loaded or (load_tokenizer(config.student, config), load_tokenizer(config.teacher, config))
     ours, theirs = _token_types(student, config.student), _token_types(teacher, config.teacher)
     for id_ in sorted(ours.keys() & theirs.keys()):
         if ours[id_] != theirs[id_]:

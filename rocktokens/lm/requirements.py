@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.core.divergence import CHUNK_BYTES, CHUNK_ELEMENTS
-from rocktokens.lm.pair import _named_errors, _source, check_tokenizers, choose_device
+from rocktokens.lm.chat_templates import what_templates_do
+from rocktokens.lm.pair import _named_errors, _source, check_tokenizers, choose_device, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,22 @@ class Needs:
     sample_seconds: float
     score_seconds: float
     distill_seconds: float
+    templates: str
+    """Whose chat template is used, and what that does."""
 
 
 def needs_of(config: PairConfig, rollouts: RolloutConfig) -> Needs:
     """Check the tokenizers and say what sampling, scoring and distilling will take."""
-    _, num_types = check_tokenizers(config)
+    tokenizers = load_tokenizer(config.student, config), load_tokenizer(config.teacher, config)
+    _, num_types = check_tokenizers(config, tokenizers)
     student, teacher = model_size(config.student, config), model_size(config.teacher, config)
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and choose_device(config.device) == "cpu") else 2
     weights = width * (student.parameters + teacher.parameters)
     cache = width * rollouts.batch_size * student.cache_per_token * (rollouts.max_new_tokens + 256)
     chunk = CHUNK_BYTES * CHUNK_ELEMENTS
-    # Gradient, Adam's two moments, and the float32 gradient of the head while it is summed.
-    optimiser = (width + 8) * student.parameters + 4 * student.width * student.vocabulary
+    # What is trained is float32 whatever the dtype: the weights' second half, gradient, Adam's two moments, and the
+    # gradient of the head while it is summed.
+    trained = (4 - width + 4 + 8) * student.parameters + 4 * student.width * student.vocabulary
     rate = multiply_rate()
     forward = 2 * (student.parameters + teacher.parameters) * 1000
     return Needs(
@@ -63,10 +68,11 @@ def needs_of(config: PairConfig, rollouts: RolloutConfig) -> Needs:
         teacher,
         num_types,
         score_bytes=weights + max(cache, chunk),
-        distill_bytes=weights + max(cache, chunk + optimiser),
+        distill_bytes=weights + max(cache, chunk + trained),
         sample_seconds=2 * student.parameters * 1000 / rate,
         score_seconds=forward / rate,
         distill_seconds=(forward + 2 * student.parameters * 1000 * 3) / rate,
+        templates=what_templates_do(*tokenizers),
     )
 
 

@@ -169,9 +169,14 @@ class Facts:
         text = at_home(str(below))
         return text if text.startswith("~") and shlex.quote(text[1:]) == text[1:] else shlex.quote(str(below))
 
+    @property
+    def only_tables(self) -> bool:
+        """Whether the run consists of counts or outcomes that a user brought: no rollouts, no occurrences."""
+        return "counts" in self.config or "outcomes" in self.config
+
     def command(self, stage: str) -> str | None:
-        """The command that runs a stage on this run; None where the stage needs models that the run does not name."""
-        if stage in NEED_MODELS and not self.has_models:
+        """The command that runs a stage on this run; None where the run lacks the models or occurrences it needs."""
+        if (stage in NEED_MODELS and not self.has_models) or (stage != "report" and self.only_tables):
             return None
         return f"rocktokens {stage} {self.place}"
 

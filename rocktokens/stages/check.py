@@ -58,6 +58,7 @@ def check(
     console.print(
         f"The pair fits: {needs.num_types:,} token types, one tokenizer; {shared:,} rows of both heads are used."
     )
+    console.print(needs.templates, highlight=False, markup=False)
     available = psutil.virtual_memory().available
     console.print(
         f"Memory: about {needs.score_bytes / 1e9:.2f} GB to sample and score, {needs.distill_bytes / 1e9:.2f} GB to "

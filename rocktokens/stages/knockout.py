@@ -75,7 +75,7 @@ def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, se
     census: Census = found.census
     for note in census.notes:
         log.warning("%s", note)
-    predictors = _predictors(run)
+    predictors = predictors_of(run)
     missing = [name for name in PREDICTORS if name not in predictors]
     if missing:
         log.info("predictors that the run does not have, left out: %s", ", ".join(missing))
@@ -140,7 +140,7 @@ def _occurrences(run: Run) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in ("rollout", "token", "loss")}
 
 
-def _predictors(run: Run) -> dict[str, dict[int, float]]:
+def predictors_of(run: Run) -> dict[str, dict[int, float]]:
     """The predictors that the run has, each as token id to number."""
     if not run.has("types"):
         return {}

@@ -15,6 +15,8 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -44,6 +46,7 @@ def tiny_model(
     }
     made = {
         "llama": (LlamaForCausalLM, LlamaConfig, {}),
+        "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
         "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
         # A window shorter than the tests' texts, and a cap that the logits meet.
         "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"final_logit_softcapping": 3.0, "sliding_window": 6}),
@@ -69,6 +72,30 @@ def tiny_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<pad>"
     )
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<start>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<start>assistant: {% endif %}"
+)
+
+
+def letter_tokenizer(template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """One character one token, with a chat template; 99 types: three of its own, a start mark, and printable ASCII."""
+    characters = [chr(code) for code in range(32, 127)]
+    words = ["<bos>", "<eos>", "<pad>", "<start>", *characters]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<pad>",
+        additional_special_tokens=["<start>"],
+    )
+    made.chat_template = template
+    return made
 
 
 def save_model(path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None = None) -> str:

@@ -48,8 +48,8 @@ class BannedSet:
 
     set_id: str
     kind: Literal["token", "window", "family"]
-    token_id: int
-    """The type the set belongs to."""
+    token_id: int | None
+    """The type the set belongs to; None where outcomes that were brought along name it by a text alone."""
     token: str
     members: tuple[int, ...]
     role: Literal["candidate", "control"] = "candidate"
@@ -128,7 +128,8 @@ class SetResult(NamedTuple):
 
     banned: BannedSet
     verdict: Verdict
-    num_used: int
+    num_used: int | None
+    """Baseline rollouts that use the set; None where that is not known."""
     """Baseline rollouts that use the set."""
     used_share: float
     num_problems: int

@@ -40,8 +40,12 @@ def census_table(census: Census, predictors: Mapping[str, Mapping[int, float]] |
     for level in LEVELS:
         columns[f"bh_{round(100 * level):02d}"] = pa.array([bool(r.p_bh <= level) for r in results])
     for name, known in (predictors or {}).items():
-        columns[name] = _numbers([known.get(r.banned.token_id, float("nan")) for r in results])
+        columns[name] = _numbers([_value_of(known, r.banned.token_id) for r in results])
     return pa.table(columns)
+
+
+def _value_of(known: Mapping[int, float], token_id: int | None) -> float:
+    return float("nan") if token_id is None else known.get(token_id, float("nan"))
 
 
 def _numbers(values: Sequence[float]) -> pa.Array:

@@ -37,6 +37,11 @@ def _what(facts: Facts) -> str:
             f"No rock was found among {plural(len(facts.types), 'token type')} by the `{facts.definition}` definition: "
             "no type stays expensive in recurring contexts."
         )
+    if facts.only_tables:
+        return (
+            f"Of {plural(len(facts.types), 'token type')} that a table of counts lists, these {len(names)} carry the "
+            f"largest burden: {listed(names)}. None is declared a rock: that takes rollouts."
+        )
     stay, recur = ("stays", "recurs") if len(names) == 1 else ("stay", "recur")
     when = f"{stay} expensive before and after distillation"
     if not any(row.get("loss_pre") is not None for row in facts.types):

@@ -111,9 +111,13 @@ def footprint(facts: Facts) -> Figure | None:
         name="footprint",
         title="Footprint of the rocks",
         sentence=_footprint_sentence(facts, row),
-        estimator="Rocks are chosen on one half of the prompts, and every share is measured on the other half; "
-        "95 % intervals from a bootstrap over prompts. Enrichment is share of loss ÷ share of positions; 1 means "
-        "merely frequent.",
+        estimator=(
+            "Sums over a table of counts, without intervals: it knows no prompts. "
+            if facts.only_tables
+            else "Rocks are chosen on one half of the prompts, and every share is measured on the other half; 95 % "
+            "intervals from a bootstrap over prompts. "
+        )
+        + "Enrichment is share of loss ÷ share of positions; 1 means merely frequent.",
         rows=table if table is not None else pa.Table.from_pylist([row]),
         data=data,
         layout=shape,
@@ -163,8 +167,13 @@ def funnel(facts: Facts) -> Figure | None:
         sentence=f"{above} of {plural(len(rocks), 'rock')} cost more than the mean token ({number(mean, 3)} nats); "
         f"the costliest type, “{visible(costly['token'])}”, costs {number(costly['loss_post'], 2)} nats at "
         f"{plural(costly['count'], 'occurrence')}.",
-        estimator="One mark a token type, on the half of the prompts that had no say in choosing the rocks; mean over "
-        f"its occurrences of {facts.signal} under the last checkpoint. Both axes are logarithmic.",
+        estimator=(
+            "One mark a token type of the table of counts; its mean loss. "
+            if facts.only_tables
+            else "One mark a token type, on the half of the prompts that had no say in choosing the rocks; mean over "
+            f"its occurrences of {facts.signal} under the last checkpoint. "
+        )
+        + "Both axes are logarithmic.",
         rows=table,
         data=data,
         layout=shape,
@@ -215,6 +224,8 @@ def sweep(facts: Facts) -> Figure | None:
         own = [row for row in rows if row["definition"] == definition]
         color = ROCK if definition == facts.definition else (REST, THIRD, MUTED)[index % 3]
         for key, dash in (("stability", "solid"), ("coverage", "dot")):
+            if all(row[key] is None for row in own):  # counts alone tell no stability
+                continue
             data.append(
                 {
                     "type": "scatter",
@@ -249,6 +260,8 @@ def sweep(facts: Facts) -> Figure | None:
 
 
 def _sweep_sentence(row: dict[str, Any], definition: str, wanted: float) -> str:
+    if row["stability"] is None:
+        return f"The first {row['k']} types by `{definition}` cover {percent(row['coverage'], 0)} of the loss."
     chance = f" (chance: {number(row['chance'])})" if row.get("chance") is not None else ""
     word = "stable" if row["stability"] >= wanted else "not stable"
     return (

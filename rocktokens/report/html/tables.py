@@ -136,9 +136,11 @@ def rocks_table(facts: Facts) -> str:
     words = {"class", "banned at inference", "decision", "kind", "sets", "token"}
     left = tuple(place for place, title in enumerate(header) if title in words)
     more = f" The first {ROCK_ROWS} of {len(facts.rocks)} are shown." if len(facts.rocks) > ROCK_ROWS else ""
+    basis = "numbers from the half of the prompts that had no say in choosing, with 95 % intervals"
+    if facts.only_tables:
+        basis = "numbers from a table of counts, without intervals"
     return (
-        f'<p class="says">Best first by the <code>{escape(facts.definition)}</code> definition; numbers from the half '
-        f"of the prompts that had no say in choosing, with 95 % intervals.{more}</p>"
+        f'<p class="says">Best first by the <code>{escape(facts.definition)}</code> definition; {basis}.{more}</p>'
         + table_html(header, rows, left=left, name="rocks", ids=[row["token_id"] for row in shown])
     )
 

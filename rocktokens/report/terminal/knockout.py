@@ -17,7 +17,7 @@ from rocktokens.core.census.inference import NEVER_USED, UNDECIDED, VERDICTS
 def render(census: Census, correlations: Sequence[Correlation] = (), limit: int = 40) -> Table:
     """The candidates as a table for the terminal, verdict by verdict, largest effect first."""
     rows = [r for r in census.results if r.banned.role == "candidate"]
-    rows.sort(key=lambda r: (VERDICTS.index(r.verdict), -abs(r.delta), r.banned.token_id))
+    rows.sort(key=lambda r: (VERDICTS.index(r.verdict), -abs(r.delta), r.banned.token_id or 0, r.banned.set_id))
     counts = census.counts()
     title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
     lines = [*summary(census), *_correlation_lines(correlations)]
@@ -39,12 +39,18 @@ def _cells(r: SetResult) -> tuple[str, ...]:
         return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), "–", "–", r.verdict)
     return (
         f"{r.banned.token!r}{kind}",
-        f"{100 * r.used_share:.0f} %" if r.used_share >= 0.1 else f"{100 * r.used_share:.1f} %",
+        _used(r.used_share),
         str(r.num_problems),
         f"{100 * r.delta:+.1f} [{100 * r.low:+.1f}, {100 * r.high:+.1f}]",
         "–" if np.isnan(r.p_bh) else f"{r.p_bh:.2g}",
         f"{UNDECIDED}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
     )
+
+
+def _used(share: float) -> str:
+    if np.isnan(share):  # outcomes that were brought along do not say
+        return "–"
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
 
 
 def summary(census: Census) -> list[str]:

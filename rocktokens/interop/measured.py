@@ -1,0 +1,183 @@
+"""Tables that a user brings: counts and mean losses per token type, outcomes of knock-outs per prompt. CSV or Parquet.
+
+    counts = read_counts(Path("counts.csv"))           # token_id, count, mean_loss
+    outcomes = read_outcomes(Path("outcomes.parquet")) # candidate, prompt, baseline, knocked_out
+
+Every fault of a file is named with its place before anything is computed from it. Column names are read without regard
+to case, and spaces and hyphens count as underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from rocktokens.core.census.outcomes import KnockoutOutcomes
+from rocktokens.core.detection.counted import TypeCounts
+from rocktokens.errors import DataError
+from rocktokens.runs.files import first_line
+
+# What a column is called here → the names under which a file may have it.
+COUNT_COLUMNS = {
+    "token_id": ("token_id", "id"),
+    "count": ("count", "frequency", "freq"),
+    "mean_loss": ("mean_loss", "mean_kl", "loss", "kl"),
+    "token": ("token", "token_string", "text"),
+}
+OUTCOME_COLUMNS = {
+    "candidate": ("candidate", "token_id"),
+    "prompt": ("prompt", "prompt_id", "problem", "problem_id"),
+    "baseline": ("baseline", "correct_baseline"),
+    "knocked_out": ("knocked_out", "knockout", "correct_knocked_out"),
+    "rollout": ("rollout", "rollout_id"),
+    "token": ("token", "token_string", "text"),
+}
+OPTIONAL = ("token", "rollout")
+
+
+def read_counts(path: Path, *, signed: bool = False) -> TypeCounts:
+    """Counts and mean losses per token type.
+
+    Args:
+        path: CSV or Parquet with token_id, count and mean_loss, one row per type; `token`, its text, is optional.
+        signed: whether mean losses may be negative, as those of the sampled token's log-ratio.
+    """
+    table = _named(path, _read(path), COUNT_COLUMNS)
+    token_id_V = _whole(path, table, "token_id")
+    count_V = _whole(path, table, "count")
+    loss_V = _numbers(path, table, "mean_loss")
+    _refuse(path, token_id_V < 0, "token_id", token_id_V, "a token id is never negative")
+    _refuse(path, count_V < 0, "count", count_V, "a count is never negative")
+    if not signed:
+        hint = "a KL divergence is never negative; for the mean log-ratio of sampled tokens pass --signal log_ratio"
+        _refuse(path, loss_V < 0, "mean_loss", loss_V, hint)
+    _refuse_repeated(path, [token_id_V.tolist()], "token_id", "add up the rows of a type first")
+    if not count_V.sum():
+        raise DataError(f"{path}: every count is 0; there is nothing to measure")
+    tokens = tuple(_texts(table["token"])) if "token" in table.column_names else None
+    return TypeCounts(token_id_V, count_V, loss_V, tokens)
+
+
+def read_outcomes(path: Path) -> KnockoutOutcomes:
+    """Outcomes of knock-outs, one row per candidate and prompt.
+
+    Args:
+        path: CSV or Parquet with candidate, prompt (or problem), baseline and knocked_out. Outcomes are true or false,
+            0 or 1, or the share of right rollouts. With a column `rollout` there may be several rows for a candidate
+            and prompt, and they are averaged.
+    """
+    table = _named(path, _read(path), OUTCOME_COLUMNS)
+    outcome = {name: _shares(path, table, name) for name in ("baseline", "knocked_out")}
+    keys = {name: _texts(table[name]) for name in ("candidate", "prompt", "rollout") if name in table.column_names}
+    for name in keys:
+        empty = [row for row, value in enumerate(table[name].to_pylist()) if value is None or value == ""]
+        if empty:
+            raise DataError(f"{path}, row {empty[0] + 1}: {name} is empty")
+    hint = "average the rollouts of a prompt first, or number them in a column rollout"
+    _refuse_repeated(path, list(keys.values()), " and ".join(keys), hint)
+    tokens = None
+    if "token" in table.column_names:
+        tokens = dict(zip(keys["candidate"], _texts(table["token"])))
+    return KnockoutOutcomes.from_rows(
+        keys["candidate"], keys["prompt"], outcome["baseline"], outcome["knocked_out"], tokens or {}
+    )
+
+
+# ---------------------------------------------------------------- files
+
+
+def _read(path: Path) -> pa.Table:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    kind = "CSV" if path.suffix.lower() in (".csv", ".tsv", ".txt") else "Parquet"
+    try:
+        if kind == "CSV":
+            options = pa_csv.ParseOptions(
+                delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True
+            )
+            table = pa_csv.read_csv(path, parse_options=options)
+        else:
+            table = pq.read_table(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as {kind}: {first_line(error)}") from error
+    if not len(table):
+        raise DataError(f"{path} holds no rows")
+    return table
+
+
+def _named(path: Path, table: pa.Table, wanted: Mapping[str, Sequence[str]]) -> pa.Table:
+    """The wanted columns under our names; DataError where a required one is missing or there twice."""
+    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in table.column_names]
+    found: dict[str, pa.ChunkedArray] = {}
+    taken: set[int] = set()
+    for name, aliases in wanted.items():
+        places = [place for alias in aliases for place, own in enumerate(plain) if own == alias and place not in taken]
+        if places:
+            taken.add(places[0])
+            found[name] = table.column(places[0])
+        elif name not in OPTIONAL:
+            have = ", ".join(map(repr, table.column_names))
+            also = f" (or {', '.join(aliases[1:])})" if len(aliases) > 1 else ""
+            raise DataError(f"{path} has no column {name}{also}. It has: {have}")
+    return pa.table(found)
+
+
+# ---------------------------------------------------------------- columns
+
+
+def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:
+    column = table[name]
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    try:
+        values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{path}: column {name} must hold numbers ({first_line(error)})") from error
+    _refuse(path, ~np.isfinite(values), name, values, "it must be a finite number; leave such rows out or mend them")
+    return np.asarray(values, float)
+
+
+def _whole(path: Path, table: pa.Table, name: str) -> np.ndarray:
+    values = _numbers(path, table, name)
+    _refuse(path, values != np.floor(values), name, values, "it must be a whole number")
+    return values.astype(np.int64)
+
+
+def _shares(path: Path, table: pa.Table, name: str) -> np.ndarray:
+    column = table[name]
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        known = {"true": 1.0, "false": 0.0}
+        texts = [str(text).strip().lower() for text in column.to_pylist()]
+        column = pa.chunked_array([pa.array([str(known.get(text, text)) for text in texts])])
+    values = _numbers(path, pa.table({name: column}), name)
+    bad = (values < 0) | (values > 1)
+    _refuse(path, bad, name, values, "an outcome is true or false, 0 or 1, or the share of right rollouts")
+    return values
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    if pa.types.is_floating(column.type) and pc.all(pc.equal(pc.floor(column), column)).as_py():
+        column = column.cast(pa.int64())  # ids that a spreadsheet wrote as 17.0
+    return ["" if value is None else str(value) for value in column.to_pylist()]
+
+
+def _refuse(path: Path, bad_N: np.ndarray, name: str, values_N: np.ndarray, why: str) -> None:
+    places = np.flatnonzero(bad_N)
+    if len(places):
+        more = f" (and {len(places) - 1} more rows)" if len(places) > 1 else ""
+        raise DataError(f"{path}, row {places[0] + 1}: {name} is {values_N[places[0]]}{more}; {why}")
+
+
+def _refuse_repeated(path: Path, columns: list[list[str]] | list[list[int]], name: str, why: str) -> None:
+    seen: dict[tuple[object, ...], int] = {}
+    for row, key in enumerate(zip(*columns)):
+        if key in seen:
+            shown = " and ".join(map(str, key))
+            raise DataError(f"{path}, row {row + 1}: {name} {shown} stands in row {seen[key] + 1} already; {why}")
+        seen[key] = row

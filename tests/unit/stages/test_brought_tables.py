@@ -1,0 +1,137 @@
+"""`detect --counts` and `census --outcomes` as a user runs them: the run, its report and what a notebook shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rocktokens import open_run
+from rocktokens.cli import main
+
+COUNTS = "token_id,count,mean_loss,token\n7,100,0.5, So\n3,400,0.1,the\n9,10,2.0,Wait\n1,40,0.1,**\n"
+
+
+def run_command(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def counts(tmp_path):
+    path = tmp_path / "counts.csv"
+    path.write_text(COUNTS)
+    return path
+
+
+@pytest.fixture
+def outcomes(tmp_path):
+    base = (np.random.default_rng(0).random(300) < 0.7).astype(int)
+    hurt = base.copy()
+    hurt[np.flatnonzero(base)[:60]] = 0
+    lines = ["candidate,problem,baseline,knocked out"]
+    for name, after in (("7", hurt), ("3", base)):
+        lines += [f"{name},{place},{a},{b}" for place, (a, b) in enumerate(zip(base, after))]
+    path = tmp_path / "outcomes.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_counts_become_a_run_with_burden_coverage_and_enrichment(counts, tmp_path, capsys):
+    out = tmp_path / "run"
+    totals = ("--corpus-positions", "1000", "--corpus-loss", "200")
+    assert run_command("detect", "--counts", counts, "--out", out, "--k", "2", *totals) == 0
+    said = capsys.readouterr().out
+    assert "enrichment: 0.900" in said
+    assert "persistence" in said
+    run = open_run(out)
+    facts = run.facts("detect")
+    assert facts["rocks"] == [7, 3]
+    assert facts["enrichment"] == pytest.approx(0.9)
+    assert facts["coverage"] == pytest.approx(0.45)
+    assert any("cannot be had" in note for note in facts["notes"])
+    assert run.rocks()["token"].to_pylist() == [" So", "the"]
+    assert run.types()["r"].to_pylist() == pytest.approx([50, 40, 20, 4])
+    assert run.types()["loss_pre"].null_count == 4
+    assert run.types()["cluster"].to_pylist()[0] == "discourse"
+
+
+def test_without_totals_no_enrichment_is_made_up(counts, tmp_path, capsys):
+    assert run_command("detect", "--counts", counts, "--out", tmp_path / "run") == 0
+    facts = open_run(tmp_path / "run").facts("detect")
+    assert (facts["enrichment"], facts["coverage"], facts["coverage_of_listed"]) == (None, None, 1.0)
+    assert "--corpus-positions" in capsys.readouterr().out
+
+
+def test_outcomes_become_a_census(outcomes, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
+    assert "Strong Pillar" in capsys.readouterr().out
+    rows = {row["token_id"]: row for row in open_run(out).read("census").to_pylist()}
+    assert rows[7]["verdict"] == "Strong Pillar"
+    assert rows[7]["delta"] == pytest.approx(-0.2)
+    assert rows[3]["delta"] == 0.0
+    assert rows[7]["num_used"] is None
+    assert rows[7]["detectable"] > 0
+    assert open_run(out).facts("knockout")["smallest_detectable_effect"] > 0
+
+
+def test_both_make_one_run_with_a_report_and_a_card(counts, outcomes, tmp_path):
+    out = tmp_path / "run"
+    totals = ("--corpus-positions", "1000", "--corpus-loss", "200")
+    assert run_command("detect", "--counts", counts, "--out", out, "--k", "2", *totals) == 0
+    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
+    assert run_command("report", out, "--no-images") == 0
+    page = (out / "report.html").read_text()
+    assert "table of counts" in page
+    assert "recur in similar contexts" not in page
+    assert "Strong Pillar" in page
+    run = open_run(out)
+    assert run.facts("knockout")["correlations"]["frequency"] is not None
+    html = run._repr_html_()
+    assert "costly" in html
+    assert f"rocktokens score {out}" not in page
+    # Complete: nothing is done twice; other totals are noticed.
+    before = (out / "types.parquet").stat().st_mtime_ns
+    assert run_command("detect", "--counts", counts, "--out", out, "--k", "2", *totals) == 0
+    assert (out / "types.parquet").stat().st_mtime_ns == before
+    assert run_command("detect", "--counts", counts, "--out", out, "--k", "2") == 0
+    assert open_run(out).facts("detect")["enrichment"] is None
+
+
+@pytest.mark.parametrize("which", ["counts", "outcomes"])
+def test_each_alone_has_a_report(which, request, tmp_path):
+    path, command = request.getfixturevalue(which), {"counts": "detect", "outcomes": "census"}[which]
+    assert run_command(command, f"--{which}", path, "--out", tmp_path / "run") == 0
+    assert run_command("report", tmp_path / "run", "--no-images") == 0
+    assert len((tmp_path / "run" / "report.html").read_text()) > 10_000
+    assert open_run(tmp_path / "run")._repr_html_()
+
+
+def test_bad_use_is_said_in_one_sentence(counts, outcomes, tmp_path, capsys):
+    def said(*words):
+        assert run_command(*words) != 0
+        text = capsys.readouterr().err
+        assert "Traceback" not in text
+        return text
+
+    assert "--out" in said("detect", "--counts", counts)
+    assert "one of" in said("detect", tmp_path, "--counts", counts, "--out", tmp_path / "run")
+    assert "belong to --counts" in said("detect", tmp_path, "--corpus-loss", "3")
+    assert "rocktokens knockout RUN" in said("census")
+    assert "only burden" in said("detect", "--counts", counts, "--out", tmp_path / "run", "--definition", "context")
+    assert "there is no file" in said("census", "--outcomes", tmp_path / "none.parquet", "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    counts.write_text(COUNTS.replace("400", "-400"))
+    assert "never negative" in said("detect", "--counts", counts, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_its_own_is_not_overwritten(counts, outcomes, tmp_path, capsys):
+    from rocktokens import Run
+
+    run = Run.create(tmp_path / "own", {"pair": {"student": "s", "teacher": "t"}})
+    run.finish("distill", {})
+    for words in (("detect", "--counts", counts), ("census", "--outcomes", outcomes)):
+        assert run_command(*words, "--out", tmp_path / "own") == 1
+        assert "run of its own" in capsys.readouterr().err
