@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 RESULTS = ROOT / "docs" / "results" / "detect.json"
 NUM_TYPES, VOCAB, NUM_ROCKS = 5_000, 152_000, 100
 GAMMA, RESAMPLES = 0.3, 1000

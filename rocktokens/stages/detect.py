@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 
 from rocktokens.config import DetectConfig, PairConfig
 from rocktokens.core.detection.detect import Occurrences, detect_rocks
+from rocktokens.core.detection.halves import Halves
+from rocktokens.core.detection.occurrences import ENTROPIES, KEYS, SIGNALS
 from rocktokens.core.detection.rock_report import RockReport
 from rocktokens.errors import DataError, RunError
 from rocktokens.progress import console
@@ -25,12 +27,15 @@ from rocktokens.runs.files import digest, reading
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.schema import TOP_TOKENS
 from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.stages.detect_halves import read_halves
 from rocktokens.stages.stage import Stage, inputs_of
 from rocktokens.stages.tokens import run_tokenizer
 
 log = logging.getLogger(__name__)
 
 
+READ = ("prompt_id", *KEYS, *SIGNALS, "grad_norm", "teacher_entropy", "student_entropy")
+"""Columns of a checkpoint that detection reads."""
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 
 
@@ -51,7 +56,10 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         return run
 
 
-def _fixed_contexts(run: Run, config: DetectConfig) -> Occurrences:
+def _fixed_contexts(run: Run, config: DetectConfig) -> Occurrences | Halves:
+    found = read_halves(run, config)
+    if found is not None:
+        return found
     by_step = {step: _step_table(run, step) for step in run.steps()}
     return Occurrences.from_checkpoints(by_step, signal=config.signal)
 
@@ -89,8 +97,10 @@ def _telemetry(run: Run, config: DetectConfig) -> Occurrences:
         last[0],
         last[-1],
     )
+    schema = run.query("select * exclude (step, rollout_id) from telemetry limit 0").column_names
+    names = ", ".join(name for name in schema if name in READ)
     table = run.query(
-        "select * exclude (step, rollout_id), step || '/' || rollout_id as rollout_id from telemetry where step >= ?",
+        f"select {names}, step || '/' || rollout_id as rollout_id from telemetry where step >= ?",
         [last[0]],
     )
     return Occurrences.from_table(table, signal=config.signal)
@@ -102,8 +112,10 @@ def detect_table(
     """The same for anybody's Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
     if not occurrences.exists():
         raise DataError(f"there is no file {occurrences}")
+    wanted = {"prompt_id", *KEYS, *SIGNALS, "loss", "loss_pre", "loss_post", "grad_norm", *ENTROPIES}
     try:
-        table = pq.read_table(occurrences)
+        names = [name for name in pq.read_schema(occurrences).names if name in wanted]
+        table = pq.read_table(occurrences, columns=names)
     except (OSError, ValueError) as error:
         raise DataError(f"{occurrences} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
     table = _whole_numbers(occurrences, table)
@@ -182,7 +194,9 @@ def with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
 
 
 def _step_table(run: Run, step: int) -> Any:
-    return run.query(f"select * exclude (step) from occurrences where step = {int(step)}")
+    schema = run.query(f"select * exclude (step) from occurrences where step = {int(step)} limit 0").column_names
+    names = ", ".join(name for name in schema if name in READ)
+    return run.query(f"select {names} from occurrences where step = {int(step)}")
 
 
 def _source(run: Run) -> Path | None:

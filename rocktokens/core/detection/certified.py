@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats as sps
 
+from rocktokens.core.detection.grouped import blocks, run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.stats import Floats, Intervals, benjamini_hochberg
 
@@ -20,7 +21,8 @@ from rocktokens.core.stats import Floats, Intervals, benjamini_hochberg
 ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY = "rock", "learning", "learning, levelled off", "unclear", "costly"
 CLASSES = (ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY)
 MIN_PROMPTS = 5
-MAX_CELLS = 20_000_000  # type-prompt pairs that are counted in a dense table; beyond, they are sorted
+MAX_CELLS = 5_000_000  # type-prompt pairs that are counted in one dense table
+DENSE = 4  # cells of such a table for each occurrence; beyond, pairs are sorted
 ROUNDING = 1e-6  # differences below this share of the prompt's mean loss are float32 rounding
 
 
@@ -44,31 +46,26 @@ class PairSums:
     @classmethod
     def of(cls, occurrences: Occurrences) -> PairSums:
         """Sums of the losses after OPD, before it, and at the start of the last third where they are known."""
-        num_types = len(occurrences.token_ids_V)
-        prompts, prompt_N = np.unique(occurrences.prompt_N, return_inverse=True)
-        key_N = occurrences.type_N.astype(np.int64) * len(prompts) + prompt_N
-        if num_types * len(prompts) <= MAX_CELLS:
-            dense = np.bincount(key_N, minlength=num_types * len(prompts))
-            key_S = np.flatnonzero(dense)
-            place = np.zeros(len(dense), np.int64)
-            place[key_S] = np.arange(len(key_S))
-            pair_N = place[key_N]
-        else:
-            key_S, pair_N = np.unique(key_N, return_inverse=True)
-
-        def total(column_N: Array | None) -> Floats:
-            return np.bincount(pair_N, weights=column_N, minlength=len(key_S)).astype(float)
-
         step, late_share = last_third(occurrences)
+        columns: dict[str, Array | None] = {"n_S": None, "loss_S": occurrences.loss_post_N}
+        columns |= {} if occurrences.loss_pre_N is None else {"pre_S": occurrences.loss_pre_N}
+        columns |= {} if step is None else {"late_S": occurrences.loss_by_step[step]}
+        bound_P = run_bounds(occurrences.prompt_N)
+        num_types, type_N = len(occurrences.token_ids_V), occurrences.type_N
+        parts = [
+            _pairs(type_N, bound_P[prompts.start : prompts.stop + 1], columns, num_types, prompts.start)
+            for prompts in blocks(bound_P, most_runs=max(1, MAX_CELLS // num_types))
+        ]
+        found = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
         return cls(
             num_types=num_types,
-            num_prompts=len(prompts),
-            type_S=key_S // len(prompts),
-            prompt_S=key_S % len(prompts),
-            n_S=total(None),
-            loss_S=total(occurrences.loss_post_N),
-            pre_S=None if occurrences.loss_pre_N is None else total(occurrences.loss_pre_N),
-            late_S=None if step is None else total(occurrences.loss_by_step[step]),
+            num_prompts=len(bound_P) - 1,
+            type_S=found["type_S"],
+            prompt_S=found["prompt_S"],
+            n_S=found["n_S"],
+            loss_S=found["loss_S"],
+            pre_S=found.get("pre_S"),
+            late_S=found.get("late_S"),
             late_share=late_share,
         )
 
@@ -84,6 +81,29 @@ class PairSums:
     def by_prompt(self, value_S: Floats) -> Floats:
         """Sums over types."""
         return np.bincount(self.prompt_S, weights=value_S, minlength=self.num_prompts)
+
+
+def _pairs(
+    type_N: Array, bound_P: Array, columns: dict[str, Array | None], num_types: int, first: int
+) -> dict[str, Array]:
+    """Sums of columns over the pairs of some prompts, whose rows lie together; `first` is the first of them."""
+    rows = slice(int(bound_P[0]), int(bound_P[-1]))
+    num_prompts = len(bound_P) - 1
+    key_n = np.repeat(np.arange(num_prompts, dtype=np.int64) * num_types, np.diff(bound_P))
+    key_n += type_N[rows]
+    cells = num_prompts * num_types
+    if cells <= DENSE * len(key_n):
+        pair_n, key_S = key_n, np.flatnonzero(np.bincount(key_n, minlength=cells))
+        size, chosen = cells, key_S
+    else:
+        key_S, pair_n = np.unique(key_n, return_inverse=True)
+        size, chosen = len(key_S), np.arange(len(key_S))
+    found: dict[str, Array] = {"type_S": (key_S % num_types).astype(np.int32)}
+    found["prompt_S"] = (key_S // num_types + first).astype(np.int32)
+    for name, column_N in columns.items():
+        weight_n = None if column_N is None else column_N[rows]
+        found[name] = np.bincount(pair_n, weights=weight_n, minlength=size)[chosen].astype(float)
+    return found
 
 
 def last_third(occurrences: Occurrences) -> tuple[int | None, float | None]:

@@ -7,20 +7,18 @@ This module knows token types, rollouts and positions; it does not know losses, 
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from scipy.sparse import csr_array
 
 from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.detection.similar import shares_of_types, similar_shares
+from rocktokens.core.parallel import for_each
 from rocktokens.errors import DataError
 
 # Shapes: M recorded rows, Q persistent occurrences, V token types, H vector width, D distances, G thresholds.
 Floats = Array  # float32
-BLOCK_CELLS = 500_000  # cosines that exist at once: 2 MB, near the cache
 ENCODE_ROWS = 16_384  # contexts encoded in one go
 POOL, PAIRS = 20_000, 100_000  # contexts and pairs that calibrate γ: its share of 5 % then errs by 0.1 %
-ROUNDING = 1e-5  # cosines of identical contexts differ from 1 in float32
 
 
 def type_vectors(
@@ -98,34 +96,50 @@ class Contexts:
         return [float(np.quantile(np.concatenate(cosines), 1 - share)) for share in shares]
 
     def consistency(self, gammas: list[float], max_others: int, rng: np.random.Generator) -> Floats:
-        """ρ for each threshold, (G, N): share of a type's OTHER persistent occurrences in a similar context.
-
-        Zero for what does not persist and for an occurrence that is alone. Above `max_others`, others are a sample
-        that all occurrences of the type share, each leaving itself out.
-        """
+        """`persistent_consistency` of every occurrence, (G, N); 0 for what does not persist."""
         rho_GN = np.zeros((len(gammas), len(self.occurrences)), np.float32)
+        rho_GN[:, self.index_Q] = self.persistent_consistency(gammas, max_others, rng)
+        return rho_GN
+
+    def persistent_consistency(self, gammas: list[float], max_others: int, rng: np.random.Generator) -> Floats:
+        """ρ for each threshold, (G, Q): share of a type's OTHER persistent occurrences in a similar context.
+
+        Zero for an occurrence that is alone. Above `max_others`, others are a sample that all occurrences of the type
+        share, each leaving itself out. Types are shared out over the cores; the result does not depend on how many.
+        """
+        rho_GQ = np.zeros((len(gammas), len(self.index_Q)), np.float32)
         # One random key a row: a type's sample does not depend on the order of types.
         key_Q = rng.random(len(self.occurrences), dtype=np.float32)[self.index_Q]
-        bounds = np.flatnonzero(np.diff(self.type_Q, prepend=-1, append=-1)).tolist()
-        first, last, block_QH = 0, 0, np.empty((0, 0), np.float32)
-        for start, stop in pairwise(bounds):
-            if stop - start < 2:
-                continue
-            sampled_q = least(key_Q[start:stop], max_others)
-            if stop - start > ENCODE_ROWS:
-                others_OH = self.encode(start + np.flatnonzero(sampled_q))
-                parts = [slice(i, min(i + ENCODE_ROWS, stop)) for i in range(start, stop, ENCODE_ROWS)]
-            else:
-                if stop > last:  # encode many small types in one go
-                    first, last = start, min(start + ENCODE_ROWS, len(self.index_Q))
-                    block_QH = self.encode(slice(first, last))
-                others_OH = block_QH[start - first : stop - first][sampled_q]
-                parts = [slice(start, stop)]
-            for part in parts:
-                own_qH = self.encode(part) if len(parts) > 1 else block_QH[start - first : stop - first]
-                in_sample_q = sampled_q[part.start - start : part.stop - start]
-                rho_GN[:, self.index_Q[part]] = similar_shares(own_qH, others_OH, in_sample_q, gammas)
-        return rho_GN
+        bound_T = np.flatnonzero(np.diff(self.type_Q, prepend=-1, append=-1))
+        sampled_Q = np.ones(len(self.index_Q), bool)
+        for t in np.flatnonzero(np.diff(bound_T) > max_others + 1):
+            own = slice(int(bound_T[t]), int(bound_T[t + 1]))
+            sampled_Q[own] = least(key_Q[own], max_others)
+
+        def work(types: slice) -> None:
+            start, stop = int(bound_T[types.start]), int(bound_T[types.stop])
+            if types.stop - types.start > 1 or stop - start <= ENCODE_ROWS:
+                local_T = bound_T[types.start : types.stop + 1] - start
+                encoded_QH = self.encode(slice(start, stop))
+                rho_GQ[:, start:stop] = shares_of_types(encoded_QH, local_T, sampled_Q[start:stop], gammas)
+                return
+            others_OH = self.encode(start + np.flatnonzero(sampled_Q[start:stop]))
+            for begin in range(start, stop, ENCODE_ROWS):
+                part = slice(begin, min(begin + ENCODE_ROWS, stop))
+                rho_GQ[:, part] = similar_shares(self.encode(part), others_OH, sampled_Q[part], gammas)
+
+        for_each(work, type_blocks(bound_T))
+        return rho_GQ
+
+
+def type_blocks(bound_T: Array) -> list[slice]:
+    """Consecutive types that are encoded in one go; a type with more occurrences than that stands alone."""
+    blocks, first = [], 0
+    while first < len(bound_T) - 1:
+        fitting = int(np.searchsorted(bound_T, bound_T[first] + ENCODE_ROWS, side="right")) - 1
+        blocks.append(slice(first, max(fitting, first + 1)))
+        first = blocks[-1].stop
+    return blocks
 
 
 def least(key_q: Floats, number: int) -> Array:
@@ -134,21 +148,3 @@ def least(key_q: Floats, number: int) -> Array:
     if len(key_q) > number + 1:
         sampled_q[np.argpartition(key_q, number)[number:]] = False
     return sampled_q
-
-
-def similar_shares(own_qH: Floats, others_OH: Floats, sampled_q: Array, gammas: list[float]) -> Floats:
-    """For each encoding, the share of the others of its type at cosine >= γ; itself, where sampled, is left out."""
-    others_HO = np.ascontiguousarray(others_OH.T)
-    limits = np.asarray(gammas, np.float32) - np.float32(ROUNDING)
-    length_q = np.einsum("qh,qh->q", own_qH, own_qH)
-    rho_Gq = np.empty((len(gammas), len(own_qH)), np.float32)
-    size = max(1, BLOCK_CELLS // others_HO.shape[1])
-    for begin in range(0, len(own_qH), size):
-        part = slice(begin, begin + size)
-        cosine_qO = own_qH[part] @ others_HO
-        num_others_q = others_HO.shape[1] - sampled_q[part]
-        for g, limit in enumerate(limits):
-            similar_q = (cosine_qO >= limit).view(np.uint8).sum(1, dtype=np.uint32).astype(np.int64)
-            similar_q -= sampled_q[part] & (length_q[part] >= limit)
-            rho_Gq[g, part] = np.maximum(similar_q, 0) / num_others_q
-    return rho_Gq

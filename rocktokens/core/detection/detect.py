@@ -13,7 +13,7 @@ enough. Nothing here reads a file or loads a model. A pipeline stage calls it li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from rocktokens.core.detection.context import Floats, type_vectors
 from rocktokens.core.detection.controls import Control, matched_control
 from rocktokens.core.detection.enough import EnoughData, enough_data
 from rocktokens.core.detection.footprint import Footprint, density, footprint
+from rocktokens.core.detection.grouped import run_bounds
 from rocktokens.core.detection.halves import Choice, Halves, choose, measure, second_opinion, split_halves
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.persistence import PersistenceRow, make_groups, persistence, type_means
@@ -57,7 +58,7 @@ class Verdicts:
 
 
 def detect_rocks(
-    occurrences: Occurrences | pa.Table | Mapping[str, Any],
+    occurrences: Occurrences | Halves | pa.Table | Mapping[str, Any],
     tokenizer: Any | None = None,
     config: DetectConfig | None = None,
     *,
@@ -66,8 +67,8 @@ def detect_rocks(
     """Declare rocks; beside them the sets of every other definition, footprints, controls, sensitivity, persistence.
 
     Args:
-        occurrences: An `Occurrences`, or a table with rollout_id, position, token_id, loss (and where there are
-            loss_pre, prompt_id, grad_norm, entropies).
+        occurrences: An `Occurrences`, its `Halves`, or a table with rollout_id, position, token_id, loss (and where
+            there are loss_pre, prompt_id, grad_norm, entropies).
         tokenizer: A Hugging Face tokenizer that names the tokens; without one they are named by their ids.
         config: Definition and thresholds.
         embedding_VH: The student's input embeddings, which encode contexts; else seeded random vectors do.
@@ -76,16 +77,18 @@ def detect_rocks(
         The report. `rocks` are the token ids declared by the chosen definition, and may be none at all.
     """
     config = config or DetectConfig()
-    if not isinstance(occurrences, Occurrences):
+    if not isinstance(occurrences, Occurrences | Halves):
         occurrences = Occurrences.from_table(occurrences, signal=config.signal)
-    texts = token_texts(occurrences.token_ids_V, tokenizer)
+    halves = occurrences if isinstance(occurrences, Halves) else split_halves(occurrences, config)
+    del occurrences  # its halves hold copies
+    token_ids_V = halves.selection.token_ids_V
+    texts = token_texts(token_ids_V, tokenizer)
     vector_VH = type_vectors(
-        occurrences.token_ids_V,
+        token_ids_V,
         dims=config.context_dims,
         rng=rng_for(config.seed, "vectors"),
         embedding_VH=embedding_VH,
     )
-    halves = split_halves(occurrences, config)
     choice = choose(halves.selection, config, vector_VH)
     measured = measure(halves.measurement, config, vector_VH, choice.scores)
     verdicts = _verdicts(halves, choice, config)
@@ -116,13 +119,13 @@ def _report(
     measured: Scores,
     verdicts: Verdicts,
 ) -> RockReport:
-    everything, measurement = halves.everything, halves.measurement
+    measurement = halves.measurement
     rocks = choice.rocks(config.definition)
-    ids_V, certified = everything.token_ids_V, verdicts.certified
+    ids_V, certified = measurement.token_ids_V, verdicts.certified
     controls = _controls(measurement, rocks, config)
     groups = _groups(halves.selection, choice.scores, rocks, config)
     rows, skipped = _persistence(halves, choice, measured, groups, config)
-    notes = [*everything.notes, *_notes(everything, choice, measured, verdicts), *_control_notes(controls), *skipped]
+    notes = [*measurement.notes, *_notes(halves, choice, measured, verdicts), *_control_notes(controls), *skipped]
     return RockReport(
         config=config,
         definition=config.definition,
@@ -130,7 +133,7 @@ def _report(
         sets={name: ids_V[choice.rocks(name)] for name in DEFINITIONS},
         classes={name: ids_V[certified.class_V == name] for name in CLASSES},
         confirmed=_confirmed(choice, verdicts, ids_V),
-        has_pre=everything.loss_pre_N is not None,
+        has_pre=measurement.loss_pre_N is not None,
         thresholds=choice.scores.thresholds,
         types=_types(halves, config, texts, kinds, choice, measured, verdicts),
         sweep=choice.sweep,
@@ -143,12 +146,12 @@ def _report(
         groups={name: ids_V[types] for name, types in groups.items()},
         persistence=rows,
         concentration=verdicts.concentration,
-        positions=costliest_positions(everything, texts, config.positions),
+        positions=costliest_positions(halves.both, texts, config.positions),
         enough=verdicts.enough,
-        num_occurrences=len(everything),
-        num_left_out=everything.num_left_out,
-        num_prompts=everything.num_prompts,
-        num_rollouts=len(np.unique(everything.rollout_N)),
+        num_occurrences=len(halves),
+        num_left_out=sum(half.num_left_out for half in halves.both),
+        num_prompts=choice.scores.sums.num_prompts + measured.sums.num_prompts,
+        num_rollouts=sum(len(run_bounds(half.rollout_N)) - 1 for half in halves.both),
         num_types=int((choice.scores.count_V + measured.count_V > 0).sum()),
         num_prompts_measured=measured.sums.num_prompts,
         notes=tuple(notes),
@@ -174,7 +177,7 @@ def _control_notes(controls: dict[str, Control]) -> list[str]:
     return notes
 
 
-def _notes(everything: Occurrences, choice: Choice, measured: Scores, verdicts: Verdicts) -> list[str]:
+def _notes(halves: Halves, choice: Choice, measured: Scores, verdicts: Verdicts) -> list[str]:
     notes = []
     spread = verdicts.concentration
     if spread.intervals_too_short:
@@ -184,7 +187,7 @@ def _notes(everything: Occurrences, choice: Choice, measured: Scores, verdicts: 
         )
     elif spread.num_prompts_measured < FEW_PROMPTS:
         notes.append(f"only {spread.num_prompts_measured} prompts were measured: intervals are rough")
-    notes += _cannot_declare(everything, choice, measured)
+    notes += _cannot_declare(halves, choice, measured)
     notes += choice.notes
     for name in RANKED:
         if len(choice.rocks(name)) < choice.ks[name]:
@@ -194,16 +197,17 @@ def _notes(everything: Occurrences, choice: Choice, measured: Scores, verdicts: 
     return notes
 
 
-def _cannot_declare(everything: Occurrences, choice: Choice, measured: Scores) -> list[str]:
+def _cannot_declare(halves: Halves, choice: Choice, measured: Scores) -> list[str]:
     """Why rocks cannot be declared on these occurrences, where they cannot."""
     notes = []
+    least, greatest = halves.loss_range
     if measured.r_V.sum() <= 0:
         notes.append(
             "no rock can be declared: the total loss is not positive, and shares of the loss mean nothing here"
         )
-    elif np.ptp(everything.loss_post_N) <= 1e-6 * np.abs(everything.loss_post_N).max():
+    elif greatest - least <= 1e-6 * max(abs(least), abs(greatest)):
         notes.append("no rock can be declared: all losses are equal, so no type costs more than another")
-    if everything.loss_pre_N is None:
+    if halves.measurement.loss_pre_N is None:
         notes.append(
             "no rock can be declared: without the loss before OPD (loss_pre, or a second scored checkpoint) types are "
             "called costly at most, and an occurrence persists by its loss after OPD alone"
@@ -232,14 +236,15 @@ def _types(
         "token_id": occurrences.token_ids_V,
         "token": np.array(texts, dtype=object),
         "cluster": kinds.astype(object),
-        **_class_columns(choice, verdicts, config, non_negative=bool((halves.everything.loss_post_N >= 0).all())),
+        **_class_columns(choice, verdicts, config, non_negative=halves.loss_range[0] >= 0),
         "count": count_V,
         "count_all": count_V + choice.scores.count_V,
         "num_prompts": choice.pairs.prompts_V + verdicts.pairs.prompts_V,
         "rock_count": measured.sums.totals["rock"].astype(np.int64),
     }
-    losses = {"loss_pre": occurrences.loss_pre_N, "loss_post": occurrences.loss_post_N, **occurrences.entropies}
-    for name, loss_N in losses.items():
+    losses = {"loss_pre": occurrences.loss_pre_N, "loss_post": occurrences.loss_post_N}
+    for name in (*losses, *occurrences.entropies):
+        loss_N = losses[name] if name in losses else occurrences.entropies[name]
         columns[name] = np.full(number, np.nan) if loss_N is None else type_means(occurrences.type_N, loss_N, number)
     intervals = type_intervals(measured, config)
     for name, values in (("r", measured.r_V), ("ccr", measured.ccr_V), ("excess", measured.excess_V)):
@@ -304,12 +309,14 @@ def _footprints(
     masks = {name: np.isin(measurement.type_N, own) for name, own in types.items()}
     masks |= {name: control.chosen_N for name, control in controls.items()}
     found = {}
+    grad_N = measurement.grad_norm_N  # read once for all sets
+    held = replace(measurement, extras={} if grad_N is None else {"grad_norm": grad_N})
     for name, chosen_N in masks.items():
         if not chosen_N.any():
             continue
         found[name] = footprint(
             name,
-            measurement,
+            held,
             chosen_N,
             measured.sums.unit_N,
             num_types=len(types[name]) if name in types else len(np.unique(measurement.type_N[chosen_N])),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rocktokens.core.detection.grouped import run_bounds, run_sums
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.stats import Estimate, Floats, bootstrap_sums, resample_counts
 
@@ -42,10 +43,9 @@ class Density(NamedTuple):
 
 def density(occurrences: Occurrences, chosen_N: Array) -> Density:
     """Per rollout, for rollouts that were measured."""
-    total_R = np.bincount(occurrences.rollout_N)
-    covered_R = np.bincount(occurrences.rollout_N, weights=chosen_N)
-    rollout_R = np.flatnonzero(total_R)
-    return Density(rollout_R, covered_R[rollout_R] / total_R[rollout_R])
+    rollout_N = occurrences.rollout_N
+    bound_R = run_bounds(rollout_N)
+    return Density(rollout_N[bound_R[:-1]], run_sums(bound_R, chosen_N) / np.diff(bound_R))
 
 
 def footprint(
@@ -63,12 +63,17 @@ def footprint(
     """Shares of the chosen occurrences among all those given, with bootstrap-t intervals over prompts."""
     num_units = int(unit_N.max()) + 1
     counts_BU = resample_counts(num_units, resamples, rng)
-    num_prompts = len(np.unique(occurrences.prompt_N))
+    bound_P = run_bounds(occurrences.prompt_N)
+    unit_P, num_prompts = unit_N[bound_P[:-1]], len(bound_P) - 1
+
+    def by_unit(total_P: Floats) -> Floats:
+        return np.bincount(unit_P, weights=total_P, minlength=num_units)
 
     def sums(column_N: Array | None) -> tuple[Floats, Floats]:
-        weight_N = chosen_N.astype(float) if column_N is None else np.where(chosen_N, column_N, 0.0)
-        own = np.bincount(unit_N, weights=weight_N, minlength=num_units)
-        return own, np.bincount(unit_N, weights=column_N, minlength=num_units).astype(float)
+        if column_N is None:
+            return by_unit(run_sums(bound_P, chosen_N)), by_unit(np.diff(bound_P))
+        own_N = np.where(chosen_N, column_N, column_N.dtype.type(0))
+        return by_unit(run_sums(bound_P, own_N)), by_unit(run_sums(bound_P, column_N))
 
     def estimate(statistic: Callable[..., Floats], *columns: Floats) -> Estimate:
         found = bootstrap_sums(statistic, columns, counts_BU, level=level)
@@ -78,9 +83,9 @@ def footprint(
     greatest = 1.0 if least == 0 else np.inf
     own_n, all_n = sums(None)
     own_loss, all_loss = sums(occurrences.loss_post_N)
-    share_grad = None
-    if occurrences.grad_norm_N is not None:
-        share_grad = estimate(_share, *sums(np.nan_to_num(occurrences.grad_norm_N))).within(0.0, 1.0)
+    share_grad, grad_N = None, occurrences.grad_norm_N
+    if grad_N is not None:
+        share_grad = estimate(_share, *sums(np.nan_to_num(grad_N))).within(0.0, 1.0)
     return Footprint(
         name=name,
         num_types=num_types,
@@ -105,14 +110,13 @@ def _enrichment(own_loss: Floats, all_loss: Floats, own_n: Floats, all_n: Floats
 def _median(occurrences: Occurrences, chosen_N: Array, unit_N: Array, counts_BU: Floats, level: float) -> Estimate:
     """Median density with a percentile interval: a median is no smooth function of sums."""
     found = density(occurrences, chosen_N)
-    unit_of = np.zeros(int(occurrences.rollout_N.max()) + 1, np.int64)
-    unit_of[occurrences.rollout_N] = unit_N
+    unit_R = unit_N[run_bounds(occurrences.rollout_N)[:-1]]
     order = np.argsort(found.share_R)
-    share_R, unit_R = found.share_R[order], unit_of[found.rollout_R[order]]
+    share_R, unit_R = found.share_R[order], unit_R[order]
     medians = np.empty(len(counts_BU))
     for b, count_U in enumerate(counts_BU):
         mass_R = np.cumsum(count_U[unit_R])
         medians[b] = share_R[min(np.searchsorted(mass_R, mass_R[-1] / 2), len(share_R) - 1)]
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
-    num_prompts = len(np.unique(occurrences.prompt_N))
+    num_prompts = len(run_bounds(occurrences.prompt_N)) - 1
     return Estimate(float(np.median(share_R)), float(low), float(high), num_prompts)

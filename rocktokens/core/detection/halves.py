@@ -12,6 +12,7 @@ import numpy as np
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.certified import Certified, PairSums, TypeTests, confirm, declare
 from rocktokens.core.detection.context import Floats
+from rocktokens.core.detection.grouped import run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.scores import (
     RANKED,
@@ -33,11 +34,24 @@ STEPS = (("gamma", -1), ("gamma", 1), ("eta", -1), ("eta", 1))
 
 @dataclass(frozen=True)
 class Halves:
-    """All occurrences, those of the prompts that rocks are chosen on, and those of the other prompts."""
+    """The occurrences of the prompts that rocks are chosen on, and those of the other prompts."""
 
-    everything: Occurrences
     selection: Occurrences
     measurement: Occurrences
+
+    def __len__(self) -> int:
+        return len(self.selection) + len(self.measurement)
+
+    @property
+    def both(self) -> tuple[Occurrences, Occurrences]:
+        """Either half."""
+        return self.selection, self.measurement
+
+    @property
+    def loss_range(self) -> tuple[float, float]:
+        """The smallest and the largest loss after OPD."""
+        losses = [half.loss_post_N for half in self.both]
+        return float(min(loss_N.min() for loss_N in losses)), float(max(loss_N.max() for loss_N in losses))
 
 
 @dataclass(frozen=True)
@@ -64,18 +78,23 @@ class Choice:
 
 def split_halves(occurrences: Occurrences, config: DetectConfig) -> Halves:
     """Half of the prompts, with all their rollouts, on either side."""
-    prompts = np.unique(occurrences.prompt_N)
+    if occurrences.rollout_prompt_R is None:
+        raise DataError("these occurrences do not say which prompt a rollout belongs to")
+    prompts = occurrences.prompt_N[run_bounds(occurrences.prompt_N)[:-1]]
+    chosen_P = selected_prompts(prompts, int(occurrences.rollout_prompt_R.max()) + 1, config)
+    return Halves(occurrences.of_prompts(chosen_P), occurrences.of_prompts(~chosen_P))
+
+
+def selected_prompts(prompts: Array, number: int, config: DetectConfig) -> Array:
+    """Mask over so many prompt codes: half of the given ones, at random, on which rocks are chosen."""
     if len(prompts) < 4:
         raise DataError(
             f"detection needs at least 4 prompts, two to choose on and two to measure on; got {len(prompts)}. "
             "Give prompt_id, or score more prompts."
         )
-    chosen = np.zeros(int(prompts.max()) + 1, bool)
-    chosen[rng_for(config.seed, "halves").permutation(prompts)[: len(prompts) // 2]] = True
-    selected_N = chosen[occurrences.prompt_N]
-    return Halves(
-        occurrences, occurrences.take(np.flatnonzero(selected_N)), occurrences.take(np.flatnonzero(~selected_N))
-    )
+    chosen_P = np.zeros(number, bool)
+    chosen_P[rng_for(config.seed, "halves").permutation(prompts)[: len(prompts) // 2]] = True
+    return chosen_P
 
 
 def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> Choice:

@@ -28,7 +28,11 @@ ENTROPIES = ("teacher_entropy", "student_entropy", "student_entropy_pre")
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Measured occurrences in canonical order, with the recorded rows round them."""
+    """Measured occurrences in canonical order, with the recorded rows round them.
+
+    A prompt's occurrences lie together, and so do a rollout's. The columns in `extras`, `entropies` and `loss_by_step`
+    may be read from a file each time they are asked for: take one, use it, let it go.
+    """
 
     token_ids_V: Array
     """Token id of every type observed, ascending; `type_M` indexes it."""
@@ -40,12 +44,10 @@ class Occurrences:
     prompt_N: Array
     loss_post_N: Array
     loss_pre_N: Array | None = None
-    grad_norm_N: Array | None = None
-    other_post_N: Array | None = None
-    """The signal that is not ranked (log_ratio beside kl), for the overlap of the two rock sets."""
-    other_pre_N: Array | None = None
-    entropies: dict[str, Array] = field(default_factory=dict)
-    loss_by_step: dict[int, Array] = field(default_factory=dict)
+    extras: Mapping[str, Array] = field(default_factory=dict)
+    """Where recorded: grad_norm; other_post and other_pre, the signal that is not ranked (log_ratio beside kl)."""
+    entropies: Mapping[str, Array] = field(default_factory=dict)
+    loss_by_step: Mapping[int, Array] = field(default_factory=dict)
     """Loss of the same occurrences at every checkpoint, where there are several."""
     prompt_ids: pa.Array | None = None
     rollout_ids: pa.Array | None = None
@@ -67,29 +69,54 @@ class Occurrences:
         """Rollout of each measured occurrence."""
         return self.rollout_M if len(self.row_N) == len(self.rollout_M) else self.rollout_M[self.row_N]
 
+    @property
+    def grad_norm_N(self) -> Array | None:
+        """Norm of the gradient at each measured occurrence, where it was recorded."""
+        return self.extras.get("grad_norm")
+
+    @property
+    def other_post_N(self) -> Array | None:
+        """The signal that is not ranked, after OPD, where it was recorded."""
+        return self.extras.get("other_post")
+
+    @property
+    def other_pre_N(self) -> Array | None:
+        """The signal that is not ranked, before OPD, where it was recorded."""
+        return self.extras.get("other_pre")
+
     def take(self, chosen_N: Array) -> Occurrences:
         """Some of the measured occurrences, in their order; the rows round them stay."""
+        return replace(self, **self._measured(chosen_N))
+
+    def of_prompts(self, chosen_P: Array) -> Occurrences:
+        """The occurrences of some prompts, given as a mask over prompt codes, with their own rows alone."""
+        if self.rollout_prompt_R is None:
+            raise DataError("these occurrences do not say which prompt a rollout belongs to")
+        kept_M = chosen_P[self.rollout_prompt_R][self.rollout_M]
+        kept_N = kept_M[self.row_N]
+        row_N = (np.cumsum(kept_M, dtype=np.int32) - 1)[self.row_N[kept_N]]
+        rows = {name: getattr(self, name)[kept_M] for name in ("type_M", "rollout_M", "position_M")}
+        changed = {**self._measured(kept_N), **rows, "row_N": row_N, "num_prompts": 0}
+        changed["num_left_out"] = int(kept_M.sum()) - len(row_N)
+        return replace(self, **changed)
+
+    def _measured(self, chosen_N: Array) -> dict[str, Any]:
+        """Every column of measured occurrences at the chosen ones."""
         changed: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_N") and value is not None:
                 changed[item.name] = value[chosen_N]
-            elif isinstance(value, dict):
+            elif isinstance(value, Mapping):
                 changed[item.name] = {key: column[chosen_N] for key, column in value.items()}
-        return replace(self, **changed)
+        return changed
 
     def other_signal(self) -> Occurrences | None:
         """The same occurrences ranked by the other signal, where it was recorded."""
-        if self.other_post_N is None:
+        post_N = self.other_post_N
+        if post_N is None:
             return None
-        return replace(
-            self,
-            loss_post_N=self.other_post_N,
-            loss_pre_N=self.other_pre_N,
-            other_post_N=None,
-            other_pre_N=None,
-            loss_by_step={},
-        )
+        return replace(self, loss_post_N=post_N, loss_pre_N=self.other_pre_N, extras={}, loss_by_step={})
 
     @classmethod
     def from_table(cls, table: pa.Table | Mapping[str, Any], *, signal: str = "kl") -> Occurrences:
@@ -267,9 +294,10 @@ def _assemble(
         position_M=position_M[order].astype(np.int32),
         row_N=np.flatnonzero(finite_M).astype(np.int32),
         prompt_N=prompt_N,
-        **{f"{name}_N": column[keep] for name, column in measured.items()},
-        grad_norm_N=_extra(extras, "grad_norm", order, keep),
-        entropies={name: column for name in ENTROPIES if (column := _extra(extras, name, order, keep)) is not None},
+        **{f"{name}_N": column[keep] for name, column in measured.items() if name.startswith("loss")},
+        extras={name: column[keep] for name, column in measured.items() if name.startswith("other")}
+        | {name: _extra(extras[name], order, keep) for name in extras if name not in ENTROPIES},
+        entropies={name: _extra(extras[name], order, keep) for name in ENTROPIES if name in extras},
         loss_by_step={step: column[keep] for step, column in by_step.items()},
         prompt_ids=prompt_ids,
         rollout_ids=rollout_ids,
@@ -291,14 +319,19 @@ def _canonical_order(rollout_M: Array, position_M: Array) -> Array | slice:
     return order
 
 
-def _extra(extras: Mapping[str, Any], name: str, order: Array | slice, keep: Array | slice) -> Array | None:
-    return _numbers(extras[name]).astype(np.float32)[order][keep] if name in extras else None
+def _extra(column: Any, order: Array | slice, keep: Array | slice) -> Array:
+    return _numbers(column).astype(np.float32)[order][keep]
+
+
+def left_out_note(finite_M: Array) -> str:
+    """What to tell of rows without a finite loss."""
+    return f"{(~finite_M).sum()} of {len(finite_M)} occurrences have no finite loss and are left out"
 
 
 def _notes(columns: Mapping[str, Any], finite_M: Array) -> tuple[str, ...]:
     notes = []
     if not finite_M.all():
-        notes.append(f"{(~finite_M).sum()} of {len(finite_M)} occurrences have no finite loss and are left out")
+        notes.append(left_out_note(finite_M))
     if "prompt_id" not in columns:
         notes.append("no prompt_id: every rollout counts as a prompt of its own, so intervals may be too narrow")
     return tuple(notes)

@@ -77,30 +77,33 @@ def persistence(
     level: float,
 ) -> list[PersistenceRow]:
     """Every checkpoint against the first on the measured half, and both A/A arms at the last checkpoint."""
-    steps = sorted(measurement.loss_by_step)
-    losses = {step: measurement.loss_by_step[step] for step in steps}
+    losses = measurement.loss_by_step
     if not losses and measurement.loss_pre_N is not None:
-        steps, losses = [0, 1], {0: measurement.loss_pre_N, 1: measurement.loss_post_N}
+        losses = {0: measurement.loss_pre_N, 1: measurement.loss_post_N}
+    steps = sorted(losses)
     if len(steps) < 2:
         raise DataError("persistence needs the loss at two checkpoints or more")
     fresh_U = rng.permutation(int(unit_N.max()) + 1) % 2 == 1
     second_N = fresh_U[unit_N]
+    inside = {name: np.flatnonzero(np.isin(measurement.type_N, types)) for name, types in groups.items()}
+    loss_of: dict[int, dict[str, Array]] = {}
+    for step in steps:  # one checkpoint at a time: it may have to be read
+        loss_N = losses[step]
+        loss_of[step] = {name: loss_N[index] for name, index in inside.items()}
     rows = []
     for name, types in groups.items():
         if len(types) == 0:
             continue
-        inside_N = np.isin(measurement.type_N, types)
+        inside_n = inside[name]
         compare = _Comparison(name, types, rng, resamples, level)
-        own, unit = measurement.type_N[inside_N], unit_N[inside_N]
+        own, unit = measurement.type_N[inside_n], unit_N[inside_n]
         for step in steps[1:]:
-            rows.append(
-                compare.paired("checkpoint", step, own, unit, losses[steps[0]][inside_N], losses[step][inside_N])
-            )
-        post = measurement.loss_post_N[inside_N]
+            rows.append(compare.paired("checkpoint", step, own, unit, loss_of[steps[0]][name], loss_of[step][name]))
+        post = measurement.loss_post_N[inside_n]
         chosen_N = np.isin(selection.type_N, types)
         chosen = (selection.type_N[chosen_N], selection_unit_N[chosen_N], selection.loss_post_N[chosen_N])
         rows.append(compare.apart("aa_selected", chosen, (own, unit, post)))
-        part = second_N[inside_N]
+        part = second_N[inside_n]
         halves = [(own[half], unit[half], post[half]) for half in (~part, part)]
         rows.append(compare.apart("aa_fresh", halves[0], halves[1]))
     return [row for row in rows if row is not None]
@@ -136,8 +139,8 @@ class _Comparison:
         return self._row(arm, None, before, after, change)
 
     def _mean(self, unit_n: Array, loss_n: Array) -> Estimate:
-        _, unit = np.unique(unit_n, return_inverse=True)
-        columns = [np.bincount(unit, weights=loss_n), np.bincount(unit).astype(float)]
+        count_U = np.bincount(unit_n)
+        columns = [column[count_U > 0].astype(float) for column in (np.bincount(unit_n, weights=loss_n), count_U)]
         return bootstrap_estimate(_ratio, columns, rng=self.rng, resamples=self.resamples, level=self.level)
 
     def _row(

@@ -6,10 +6,12 @@ cost most. This module knows losses, types and where they stand; it does not kno
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rocktokens.core.detection.grouped import blocks, run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.stats import Estimate, Floats, bootstrap_estimate
 
@@ -19,6 +21,7 @@ TYPES_EXPLAIN_LITTLE = 0.25  # below this share of the variance, the cost is a m
 FEW_PROMPTS = 50  # measured prompts below which intervals of a concentrated loss are too short
 CONCENTRATED = 0.2  # share of positions that carries 80 % of a concentrated loss, at most
 BEFORE, AFTER = 16, 8  # tokens of context beside a listed position
+NUMBERS = ("position", "token_id", "loss_pre", "loss_post", "share_loss")
 
 
 class Concentration(NamedTuple):
@@ -49,7 +52,7 @@ def concentration(
     """Spread of the measured half's loss; negative values of a sampled signal count as no cost."""
     half, most, nearly_all = smallest_shares(measurement.loss_post_N, LOSS_SHARES)
     explained = variance_by_type(selection, measurement, rng=rng, resamples=resamples, level=level)
-    return Concentration(half, most, nearly_all, explained, len(np.unique(measurement.prompt_N)))
+    return Concentration(half, most, nearly_all, explained, len(run_bounds(measurement.prompt_N)) - 1)
 
 
 def smallest_shares(loss_N: Array, wanted: tuple[float, ...]) -> list[float]:
@@ -74,11 +77,14 @@ def variance_by_type(
     mean = float(selection.loss_post_N.mean(dtype=float))
     total_V = np.bincount(selection.type_N, weights=selection.loss_post_N, minlength=number)
     predicted_V = (total_V + mean) / (count_V + 1)
-    loss_N = measurement.loss_post_N.astype(float)
-    _, prompt_N = np.unique(measurement.prompt_N, return_inverse=True)
-    wrong_N = (loss_N - predicted_V[measurement.type_N]) ** 2
-    columns = [np.bincount(prompt_N, weights=column_N) for column_N in (wrong_N, loss_N, loss_N**2)]
-    columns.append(np.bincount(prompt_N).astype(float))
+    loss_N, type_N, bound_P = measurement.loss_post_N, measurement.type_N, run_bounds(measurement.prompt_N)
+    columns = [np.empty(len(bound_P) - 1) for _ in range(3)]
+    for prompts in blocks(bound_P):
+        part = slice(int(bound_P[prompts.start]), int(bound_P[prompts.stop]))
+        loss_n, start_p = loss_N[part].astype(float), bound_P[prompts] - part.start
+        for column, value_n in zip(columns, ((loss_n - predicted_V[type_N[part]]) ** 2, loss_n, loss_n**2)):
+            column[prompts] = np.add.reduceat(value_n, start_p)
+    columns.append(np.diff(bound_P).astype(float))
     if np.ptp(loss_N) <= 1e-6 * np.abs(loss_N).max():
         return Estimate(float("nan"), float("nan"), float("nan"), len(columns[0]))
     found = bootstrap_estimate(_explained, columns, rng=rng, resamples=resamples, level=level)
@@ -90,32 +96,46 @@ def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> 
     return 1 - wrong / (square - total**2 / number)
 
 
-def costliest_positions(occurrences: Occurrences, texts: list[str], number: int) -> dict[str, Any]:
-    """Columns of the positions with the largest loss, the costliest first, each with the text round it."""
-    loss_N = occurrences.loss_post_N
+def costliest_positions(
+    occurrences: Occurrences | Sequence[Occurrences], texts: list[str], number: int
+) -> dict[str, Any]:
+    """Columns of the positions with the largest loss of all, the costliest first, each with the text round it."""
+    halves = [occurrences] if isinstance(occurrences, Occurrences) else occurrences
+    chosen = [_largest(half.loss_post_N, number) for half in halves]
+    total = sum(float(np.maximum(half.loss_post_N, 0).sum(dtype=float)) for half in halves)
+    rows = [row for half, index in zip(halves, chosen) for row in _position_rows(half, texts, index, total)]
+    rows.sort(key=lambda row: row[0])
+    names = ("prompt_id", "rollout_id", "position", "token_id", "token", "loss_pre", "loss_post", "share_loss")
+    columns = {name: [row[1][i] for row in rows[:number]] for i, name in enumerate((*names, "before", "after"))}
+    return {name: np.array(column) if name in NUMBERS else column for name, column in columns.items()}
+
+
+def _largest(loss_N: Array, number: int) -> Array:
+    """The occurrences with the largest losses, those that are not positive left out."""
     number = min(number, int((loss_N > 0).sum()))
-    chosen = np.argpartition(-loss_N, number - 1)[:number] if number else np.empty(0, np.int64)
-    chosen = chosen[np.lexsort((chosen, -loss_N[chosen]))]
-    row, type_N = occurrences.row_N[chosen], occurrences.type_N
-    rollout = occurrences.rollout_M[row]
-    total = float(np.maximum(loss_N, 0).sum(dtype=float))
-    pre = np.full(len(chosen), np.nan) if occurrences.loss_pre_N is None else occurrences.loss_pre_N[chosen]
-    return {
-        "prompt_id": _names(occurrences.prompt_ids, occurrences.prompt_N[chosen]),
-        "rollout_id": _names(occurrences.rollout_ids, rollout),
-        "position": occurrences.position_M[row],
-        "token_id": occurrences.token_ids_V[type_N[chosen]],
-        "token": [texts[v] for v in type_N[chosen]],
-        "loss_pre": pre,
-        "loss_post": loss_N[chosen],
-        "share_loss": loss_N[chosen] / total if total > 0 else np.empty(0),
-        "before": [_text(occurrences, texts, at, range(-BEFORE, 0)) for at in row],
-        "after": [_text(occurrences, texts, at, range(1, AFTER + 1)) for at in row],
-    }
+    if number == 0:
+        return np.empty(0, np.int64)
+    least = np.partition(loss_N, len(loss_N) - number)[len(loss_N) - number]
+    index = np.flatnonzero(loss_N >= least)
+    return index[np.argsort(-loss_N[index], kind="stable")][:number]
 
 
-def _names(ids: Any, code_n: Array) -> list[str]:
-    return [str(code if ids is None else ids[int(code)].as_py()) for code in code_n]
+def _position_rows(occurrences: Occurrences, texts: list[str], chosen: Array, total: float) -> Iterator[Any]:
+    """Of each chosen occurrence: its place in the order of all (largest loss first), and its columns."""
+    for index in chosen.tolist():
+        at = int(occurrences.row_N[index])
+        prompt, rollout = int(occurrences.prompt_N[index]), int(occurrences.rollout_M[at])
+        position, kind = int(occurrences.position_M[at]), int(occurrences.type_M[at])
+        loss = float(occurrences.loss_post_N[index])
+        pre = float("nan") if occurrences.loss_pre_N is None else float(occurrences.loss_pre_N[index])
+        names = (_name(occurrences.prompt_ids, prompt), _name(occurrences.rollout_ids, rollout))
+        token = (int(occurrences.token_ids_V[kind]), texts[kind])
+        around = (_text(occurrences, texts, at, range(-BEFORE, 0)), _text(occurrences, texts, at, range(1, AFTER + 1)))
+        yield (-loss, rollout, position), (*names, position, *token, pre, loss, loss / total, *around)
+
+
+def _name(ids: Any, code: int) -> str:
+    return str(code if ids is None else ids[code].as_py())
 
 
 def _text(occurrences: Occurrences, texts: list[str], at: int, offsets: range) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.context import Contexts, Floats
+from rocktokens.core.detection.grouped import blocks, run_bounds, run_sums
 from rocktokens.core.detection.occurrences import Array, Occurrences
-from rocktokens.core.detection.type_sums import TypeSums
+from rocktokens.core.detection.type_sums import Column, TypeSums
 from rocktokens.core.stats import Intervals, bootstrap_sums, max_t, resample_counts
 
 # Shapes: N occurrences, V token types, U units of prompts, B resamples.
@@ -95,30 +96,46 @@ def persistent(occurrences: Occurrences, tau_pre: float | None, tau_post: float)
 
 def base_sums(occurrences: Occurrences, config: DetectConfig, *, ranks: bool = False) -> TypeSums:
     """Per type and prompt: occurrences, loss, loss (and rank) above the mean of the prompt, gradient norm."""
-    loss_N = occurrences.loss_post_N
-    count_P = np.bincount(occurrences.prompt_N)
-    mean_P = np.bincount(occurrences.prompt_N, weights=loss_N) / np.maximum(count_P, 1)
-    columns = {"loss": loss_N, "within": loss_N - mean_P[occurrences.prompt_N]}
-    columns |= {"rank": ranks_within(occurrences.prompt_N, loss_N)} if ranks else {}
+    loss_N, prompt_N = occurrences.loss_post_N, occurrences.prompt_N
+    bound_P = run_bounds(prompt_N)
+    mean_of = np.zeros(int(prompt_N[-1]) + 1)
+    mean_of[prompt_N[bound_P[:-1]]] = run_sums(bound_P, loss_N) / np.diff(bound_P)
+    columns: dict[str, Column] = {
+        "loss": loss_N,
+        "within": lambda rows: loss_N[rows] - mean_of[prompt_N[rows]],
+    }
+    columns |= {"rank": ranks_within(prompt_N, loss_N)} if ranks else {}
     columns |= {} if occurrences.loss_pre_N is None else {"loss_pre": occurrences.loss_pre_N}
-    columns |= {} if occurrences.grad_norm_N is None else {"grad": occurrences.grad_norm_N}
+    grad_N = occurrences.grad_norm_N
+    columns |= {} if grad_N is None else {"grad": grad_N}
     return TypeSums(occurrences, columns, rng_for(config.seed, "units"))
 
 
 def ranks_within(prompt_N: Array, loss_N: Array) -> Array:
     """Rank of each loss among those of its prompt, from −0.5 to 0.5; equal losses share their mean rank."""
-    by_loss = np.argsort(loss_N)
-    small = prompt_N.max() < 2**16  # radix sort
-    order = by_loss[np.argsort(prompt_N[by_loss].astype(np.uint16 if small else np.int64), kind="stable")]
-    prompt, loss = prompt_N[order], loss_N[order]
-    new_prompt = np.diff(prompt, prepend=prompt[0] - 1) != 0
-    tie_starts = np.flatnonzero(new_prompt | (np.diff(loss, prepend=loss[0]) != 0))
-    tie_sizes = np.diff(tie_starts, append=len(loss))
-    place = np.repeat(tie_starts + (tie_sizes - 1) / 2, tie_sizes)
-    starts = np.flatnonzero(new_prompt)
-    sizes = np.diff(starts, append=len(loss))
     ranks_N = np.empty(len(loss_N), np.float32)
-    ranks_N[order] = (place - np.repeat(starts + (sizes - 1) / 2, sizes)) / np.repeat(sizes, sizes)
+    bound_P = run_bounds(prompt_N)
+    apart = bool((prompt_N[1:] < prompt_N[:-1]).any())  # a prompt's occurrences do not lie together
+    pieces = [slice(0, len(bound_P) - 1)] if apart else blocks(bound_P)
+    for piece in pieces:
+        rows = slice(int(bound_P[piece.start]), int(bound_P[piece.stop]))
+        ranks_N[rows] = _ranks(prompt_N[rows], loss_N[rows])
+    return ranks_N
+
+
+def _ranks(prompt_N: Array, loss_N: Array) -> Array:
+    # Prompt and loss as one number, in whose order they are sorted at once; adding 0 makes −0 and 0 equal.
+    bits_N = (loss_N.astype(np.float32) + np.float32(0)).view(np.uint32)
+    bits_N = np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(2**31))
+    order = np.argsort(prompt_N.astype(np.uint64) << np.uint64(32) | bits_N)
+    prompt, loss = prompt_N[order], loss_N[order]
+    starts = run_bounds(prompt)
+    new = np.concatenate([[True], (prompt[1:] != prompt[:-1]) | (loss[1:] != loss[:-1])])
+    ties = np.append(np.flatnonzero(new), len(loss))
+    place = np.repeat((ties[:-1] + ties[1:] - 1) / 2, np.diff(ties))
+    sizes = np.diff(starts)
+    ranks_N = np.empty(len(loss_N), np.float32)
+    ranks_N[order] = (place - np.repeat(starts[:-1] + (sizes - 1) / 2, sizes)) / np.repeat(sizes, sizes)
     return ranks_N
 
 
@@ -144,10 +161,10 @@ def score(
         etas = (max(config.eta - ETA_STEP, 1e-9), min(config.eta + ETA_STEP, 1.0))
         points += [(more, config.eta), (fewer, config.eta), *((middle, eta) for eta in etas)]
     gammas = sorted({point[0] for point in points})
-    rho_GN = contexts.consistency(gammas, config.max_others, rng_for(config.seed, "others"))
+    rho_GQ = contexts.persistent_consistency(gammas, config.max_others, rng_for(config.seed, "others"))
     sums = base_sums(occurrences, config) if sums is None else sums
     return [
-        _scores(sums, persistent_N, rho_GN[gammas.index(g)], Thresholds(tau_pre, tau_post, g, eta, config.window))
+        _scores(sums, contexts, rho_GQ[gammas.index(g)], Thresholds(tau_pre, tau_post, g, eta, config.window))
         for g, eta in points
     ]
 
@@ -160,13 +177,11 @@ def gamma_steps(contexts: Contexts, config: DetectConfig) -> list[float]:
     return contexts.similarity_thresholds([share, share / 2, min(share * 2, 0.99)], rng_for(config.seed, "pairs"))
 
 
-def _scores(sums: TypeSums, persistent_N: Array, rho_N: Floats, thresholds: Thresholds) -> Scores:
+def _scores(sums: TypeSums, contexts: Contexts, rho_Q: Floats, thresholds: Thresholds) -> Scores:
     own = sums.fork()
-    rock_N = persistent_N & (rho_N >= np.float32(thresholds.eta))
-    own.add("rock", rock_N)
-    type_N = own.type_N
-    num_persistent_V = np.bincount(type_N, weights=persistent_N, minlength=own.num_types)
-    rho_V = np.bincount(type_N, weights=rho_N, minlength=own.num_types) / np.maximum(num_persistent_V, 1)
+    own.add_count("rock", contexts.index_Q[rho_Q >= np.float32(thresholds.eta)])
+    num_persistent_V = np.bincount(contexts.type_Q, minlength=own.num_types)
+    rho_V = np.bincount(contexts.type_Q, weights=rho_Q, minlength=own.num_types) / np.maximum(num_persistent_V, 1)
     count_V, r_V = own.totals["n"], own.totals["loss"]
     ccr_V = own.totals["rock"] / np.maximum(count_V, 1)
     return Scores(

@@ -13,40 +13,57 @@ from copy import copy
 import numpy as np
 from numpy.typing import NDArray
 
+from rocktokens.core.detection.grouped import BLOCK_ROWS, run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.stats import Floats, Intervals, bootstrap_sums
 
-# Shapes: N occurrences, V token types, U units (prompts or groups of them), B resamples.
+# Shapes: N occurrences, V token types, U units (prompts or groups of them), P prompts, B resamples.
 MAX_UNITS = 1024
 MAX_CELLS = 16_000_000  # of one (V, U) column: 64 MB
 TYPE_BLOCK = 256
+Column = Array | Callable[[slice], Array]
+"""One value per occurrence, or a function that gives those of some rows."""
 
 
 class TypeSums:
     """Sums of named columns over the occurrences of each token type within each unit, and in all."""
 
-    def __init__(self, occurrences: Occurrences, columns: Mapping[str, Array], rng: np.random.Generator) -> None:
+    def __init__(self, occurrences: Occurrences, columns: Mapping[str, Column], rng: np.random.Generator) -> None:
         self.num_types = len(occurrences.token_ids_V)
-        prompts, prompt_N = np.unique(occurrences.prompt_N, return_inverse=True)
+        size_P = np.diff(run_bounds(occurrences.prompt_N))
         limit = min(MAX_UNITS, max(100, MAX_CELLS // self.num_types))
-        self.num_prompts = len(prompts)
-        self.num_units = min(len(prompts), limit)
-        unit_P = rng.permutation(len(prompts)) % self.num_units
-        self.unit_N: NDArray[np.int64] = unit_P[prompt_N]
+        self.num_prompts = len(size_P)
+        self.num_units = min(self.num_prompts, limit)
+        unit_P = rng.permutation(self.num_prompts) % self.num_units
+        self.unit_N: NDArray[np.int16] = np.repeat(unit_P.astype(np.int16), size_P)
         self.type_N = occurrences.type_N
-        self._key_N = self.type_N.astype(np.int64) * self.num_units + self.unit_N
         self.cells: dict[str, NDArray[np.float32]] = {}
         self.totals: dict[str, Floats] = {}
-        self.add("n", None)
-        for name, column_N in columns.items():
-            self.add(name, column_N)
+        self._add({"n": None, **columns}, len(self.type_N), lambda rows: rows)
 
-    def add(self, name: str, column_N: Array | None) -> None:
-        """Add up one more column; None counts occurrences."""
-        cells = np.bincount(self._key_N, weights=column_N, minlength=self.num_types * self.num_units)
-        cells_VU = cells.reshape(self.num_types, self.num_units)
-        self.totals[name] = cells_VU.sum(1)
-        self.cells[name] = cells_VU.astype(np.float32)
+    def add_count(self, name: str, row_n: Array) -> None:
+        """Count some of the occurrences, given by their rows."""
+        self._add({name: None}, len(row_n), lambda part: row_n[part])
+
+    def _add(
+        self, columns: Mapping[str, Column | None], number: int, rows_of: Callable[[slice], Array | slice]
+    ) -> None:
+        """Add up columns over rows; None counts them."""
+        size = self.num_units * self.num_types
+        total: dict[str, Floats] = {}
+        for start in range(0, max(number, 1), BLOCK_ROWS):
+            block = slice(start, min(start + BLOCK_ROWS, number))
+            rows = rows_of(block)
+            # A prompt's occurrences lie together, so that one unit's cells stay in the cache.
+            key_n = self.unit_N[rows].astype(np.int64) * self.num_types + self.type_N[rows]
+            for name, column in columns.items():
+                weight_n = None if column is None else column(block) if callable(column) else column[block]
+                found = np.bincount(key_n, weights=weight_n, minlength=size)
+                total[name] = total[name] + found if name in total else found
+        for name, cells in total.items():
+            cells_UV = cells.reshape(self.num_units, self.num_types)
+            self.totals[name] = cells_UV.sum(0)
+            self.cells[name] = np.ascontiguousarray(cells_UV.T, dtype=np.float32)
 
     def fork(self) -> TypeSums:
         """A copy that can be added to; what is there already is shared."""

@@ -1,0 +1,45 @@
+"""Sums over runs of equal codes in a sorted column: prompts and rollouts, whose occurrences lie together.
+
+Columns are read in blocks, so that what is computed beside them stays small. This module knows sorted codes and
+columns; it does not know what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocktokens.core.detection.occurrences import Array
+from rocktokens.core.stats import Floats
+
+# Shapes: N occurrences, P runs of equal codes.
+BLOCK_ROWS = 2_000_000
+
+
+def run_bounds(code_N: Array) -> NDArray[np.int64]:
+    """Where each run of equal codes begins, and the number of codes as the last entry."""
+    change = np.flatnonzero(code_N[1:] != code_N[:-1]) + 1
+    return np.concatenate([[0], change, [len(code_N)]]) if len(code_N) else np.zeros(1, np.int64)
+
+
+def blocks(bound_P: Array, rows: int = BLOCK_ROWS, most_runs: int | None = None) -> Iterator[slice]:
+    """Consecutive runs with about so many rows in all; at least one run each."""
+    first = 0
+    while first < len(bound_P) - 1:
+        last = int(np.searchsorted(bound_P, bound_P[first] + rows, side="right")) - 1
+        last = last if most_runs is None else min(last, first + most_runs)
+        last = max(last, first + 1)
+        yield slice(first, last)
+        first = last
+
+
+def run_sums(bound_P: Array, column_N: Array) -> Floats:
+    """Sum of a column over each run, in double precision."""
+    total_P = np.empty(len(bound_P) - 1)
+    for runs in blocks(bound_P):
+        start, stop = int(bound_P[runs.start]), int(bound_P[runs.stop])
+        part_N = np.asarray(column_N[start:stop], float)
+        total_P[runs] = np.add.reduceat(part_N, bound_P[runs.start : runs.stop] - start)
+    return total_P

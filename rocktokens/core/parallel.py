@@ -1,0 +1,34 @@
+"""Work shared out over the cores of this machine by threads: numpy releases the interpreter while it computes.
+
+Results must not depend on the number of threads: each piece writes to a place of its own. This module knows nothing of
+what is computed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def num_threads() -> int:
+    """Cores that this process may use; OMP_NUM_THREADS, where set, is the limit, as it is for other libraries."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
+
+
+def for_each(work: Callable[[Item], object], items: Iterable[Item], *, threads: int | None = None) -> None:
+    """Call `work` for every item, several at a time; the first error is raised."""
+    number = num_threads() if threads is None else threads
+    pieces = list(items)
+    if number < 2 or len(pieces) < 2:
+        for piece in pieces:
+            work(piece)
+        return
+    with ThreadPoolExecutor(min(number, len(pieces))) as pool:
+        for done in [pool.submit(work, piece) for piece in pieces]:
+            done.result()
