@@ -73,6 +73,24 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError:
         print("rocktokens: out of memory; use smaller batches, a smaller model or fewer prompts", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:
+        if os.environ.get("ROCKTOKENS_TRACEBACK"):
+            raise
+        print(f"rocktokens: {_unexpected(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _unexpected(error: Exception) -> str:
+    """An error that nobody foresaw, in one sentence with what helps to mend it."""
+    import traceback
+
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = (str(error).splitlines() or [""])[0][:300]
+    return (
+        f"this should not have happened: {type(error).__name__}: {said} ({Path(place.filename).name}, line "
+        f"{place.lineno}). Nothing that was complete is lost. ROCKTOKENS_TRACEBACK=1 shows the whole trace; please "
+        "report it with the command."
+    )
 
 
 def _main(arguments: list[str]) -> int:

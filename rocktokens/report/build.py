@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from rocktokens.errors import DataError
 from rocktokens.report.conclusions.run import answer
 from rocktokens.report.figures import causal, compare, detect, distill, geometry, sensitivity
 from rocktokens.report.figures.figure import Figure
@@ -16,7 +17,7 @@ from rocktokens.report.figures.images import export
 from rocktokens.report.formats import to_csv
 from rocktokens.report.html.page import as_json, packed, page
 from rocktokens.report.html.viewer import Decode, fitted, payload
-from rocktokens.report.run_facts import Facts
+from rocktokens.report.run_facts import Facts, understood
 from rocktokens.runs.files import digest_of_value, write_text
 from rocktokens.runs.store import Run, open_run
 
@@ -54,11 +55,12 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
         log.info("%s: the report is there; nothing to do", path)
         return run
     facts = Facts(run)
-    figures = [figure for make in FIGURES if (figure := make(facts)) is not None]
-    viewer = payload(facts, decode)
-    if viewer is not None:
-        viewer = fitted(viewer, lambda some: len(packed(as_json(some))))
-    html = page(facts, answer(facts), figures, viewer)
+    figures = [figure for make in FIGURES if (figure := _drawn(make, facts)) is not None]
+    with understood(run.path):
+        viewer = payload(facts, decode)
+        if viewer is not None:
+            viewer = fitted(viewer, lambda some: len(packed(as_json(some))))
+        html = page(facts, answer(facts), figures, viewer)
     write_text(run.path / REPORT, html)
     folder = run.path / "figures"
     for figure in figures:
@@ -70,6 +72,16 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
         log.info("figures as SVG and PNG were not written: %s", note)
     run.finish("report", {"made_of": made_of, "figures": len(figures), "images": written, "bytes": len(html.encode())})
     return run
+
+
+def _drawn(make: Callable[[Facts], Figure | None], facts: Facts) -> Figure | None:
+    """A figure; one that the run's values do not allow is left out and named."""
+    try:
+        with understood(facts.run.path):
+            return make(facts)
+    except DataError as error:
+        facts.notes.append(f"the figure {make.__name__} was left out: {error}")
+        return None
 
 
 def is_current(run: Run) -> bool:

@@ -159,11 +159,12 @@ def prose(sentence: str) -> str:
 
 
 def label(token: str, limit: int = 18) -> str:
-    """A token inside a chart: Plotly reads a few tags, so they are escaped; long ones are cut."""
+    """Text of a run inside a chart, e.g. a token: Plotly reads a few tags, so they are escaped; long ones are cut."""
     text = visible(token)
     text = text if len(text) <= limit else text[: limit - 1] + "…"
-    # Plotly resolves entities once; a bare $…$ would be read as TeX where MathJax is loaded.
-    return escape(text, quote=False).replace("$", "&#36;")
+    # Plotly resolves entities once; a bare $…$ would be read as TeX where MathJax is loaded, and the page takes a text
+    # that begins with @ for the name of a colour.
+    return escape(text, quote=False).replace("$", "&#36;").replace("@", "&#64;")
 
 
 def to_csv(table: pa.Table) -> str:

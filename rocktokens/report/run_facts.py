@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.core.stats import Estimate
-from rocktokens.errors import DataError, RunError
+from rocktokens.errors import DataError, RockTokensError, RunError
 from rocktokens.report.formats import at_home, visible
+from rocktokens.runs.files import first_line
 from rocktokens.runs.store import Run, open_run
 
 # Stage → (the table that shows it ran, what it answers).
@@ -237,6 +240,21 @@ class Facts:
         """Names of student and teacher; of a path, its last two parts."""
         pair = self.config.get("pair", {})
         return _short(pair.get("student", "")), _short(pair.get("teacher", ""))
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Values inside a run that have another type than its stages write become DataError: somebody changed them."""
+    try:
+        yield
+    except RockTokensError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{path}: run.json or a table holds a value that no stage writes ({type(error).__name__}: "
+            f"{first_line(error)}, {place.name}); restore it, or run its stage again with --again"
+        ) from error
 
 
 def estimate(row: dict[str, Any], name: str) -> Estimate | None:

@@ -50,6 +50,42 @@ class Table:
         }
         return pa.table(arrays | {name: table[name] for name in table.column_names if name not in arrays})
 
+    def misfit(self, schema: pa.Schema) -> str | None:
+        """The first documented column that has values of another kind, in words; None where all fit."""
+        for column in self.columns:
+            place = schema.get_field_index(column.name)
+            if place >= 0 and not _fits(schema.field(place).type, column.type):
+                return f"column {column.name} holds {_kind(schema.field(place).type)}, not {_kind(column.type)}"
+        return None
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type can stand in a column of another: another width, or whole numbers among numbers."""
+    if pa.types.is_null(found) or found == wanted:
+        return True
+    if _is_list(found) and _is_list(wanted):
+        return _fits(found.value_type, wanted.value_type)
+    return _kind(found) == _kind(wanted) or (_kind(found), _kind(wanted)) == ("whole numbers", "numbers")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if _is_list(kind):
+        return f"lists of {_kind(kind.value_type)}"
+    names = (
+        (pa.types.is_integer, "whole numbers"),
+        (pa.types.is_floating, "numbers"),
+        (pa.types.is_boolean, "true or false"),
+        (pa.types.is_string, "text"),
+        (pa.types.is_large_string, "text"),
+    )
+    return next((name for test, name in names if test(kind)), str(kind))
+
 
 def columns(*groups: Column | tuple[str, pa.DataType, str] | Iterable[Column]) -> tuple[Column, ...]:
     """Columns one after the other; single ones may be given as (name, type, meaning)."""

@@ -24,21 +24,28 @@ from rocktokens.runs.files import (
     digest_of_value,
     drafting,
     failing,
-    first_line,
     is_draft,
     reading,
     write_text,
     writing,
 )
 from rocktokens.runs.lock import LOCK
+from rocktokens.runs.manifest import MANIFEST, read_manifest
 from rocktokens.runs.ranks import SIGNS, ranks
 from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS, table_of
 from rocktokens.runs.sql import query
-from rocktokens.runs.tables import PART_ROWS, PartWriter, link_all, read_parquet, write_draft, write_parquet
+from rocktokens.runs.tables import (
+    PART_ROWS,
+    PartWriter,
+    link_all,
+    read_parquet,
+    read_schema,
+    write_draft,
+    write_parquet,
+)
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "run.json"
 SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored checkpoint
 
 
@@ -221,10 +228,21 @@ class Run(Displayed):
         and cannot be read at all.
         """
         known = self._files().get(str(path.relative_to(self.path)))
-        if not isinstance(known, dict) or path in self._written or not path.exists():
+        if path in self._written or not path.exists():
             return
+        known = known if isinstance(known, dict) else {}
         if path.stat().st_size == known.get("size") and digest(path) != known.get("digest"):
             raise DataError(f"{path} is damaged: its content is not what was written; {self._remedy(path)}")
+        self._verify_columns(path)
+
+    def _verify_columns(self, path: Path) -> None:
+        """Refuse a table of this run whose columns hold values of another kind than runs/schema.py says."""
+        known = table_of(str(path.relative_to(self.path)).removesuffix(".parquet")) if path.is_file() else None
+        if known is not None and path.suffix == ".parquet":
+            with reading(path, self._remedy(path)):
+                wrong = known.misfit(read_schema(path))
+            if wrong:
+                raise DataError(f"{path} is damaged: {wrong}; {self._remedy(path)}")
 
     def damaged_files(self, stage: str) -> list[str]:
         """Files that a stage wrote and that are gone, or hold something else at the same size."""
@@ -334,33 +352,7 @@ class Run(Displayed):
 def open_run(path: str | Path) -> Run:
     """Open an existing run directory."""
     path = Path(path)
-    manifest_path = path / MANIFEST
-    if not manifest_path.exists():
-        raise RunError(f"{path} is no run: it holds no {MANIFEST}")
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise RunError(
-            f"{manifest_path} is not valid JSON (line {error.lineno}); restore it or start a new run"
-        ) from error
-    except (OSError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise RunError(
-            f"{manifest_path} cannot be read ({first_line(error)}); restore it or start a new run"
-        ) from error
-    if not isinstance(manifest, dict) or not {"schema_version", "config", "stages"} <= manifest.keys():
-        raise RunError(f"{manifest_path} is not the manifest of a run; restore it or start a new run")
-    if manifest["schema_version"] != SCHEMA_VERSION:
-        raise RunError(
-            f"{path} has schema version {manifest['schema_version']}, this program reads {SCHEMA_VERSION}; "
-            "use the rocktokens version that made it"
-        )
-    for section in ("config", "stages", "records", "files", "versions"):
-        if not isinstance(manifest.get(section, {}), dict):
-            raise RunError(f"{manifest_path}: {section} is not a mapping; restore it or start a new run")
-    for stage, facts in manifest["stages"].items():
-        if not isinstance(facts, dict):
-            raise RunError(f"{manifest_path}: the facts of {stage} are not a mapping; restore it or start a new run")
-    return Run(path, manifest)
+    return Run(path, read_manifest(path))
 
 
 def _conforming(name: str, table: pa.Table) -> pa.Table:

@@ -37,6 +37,11 @@ def read_parquet(path: Path, columns: list[str] | None, remedy: str) -> pa.Table
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
 
 
+def read_schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet file, without its rows."""
+    return pq.read_schema(path)
+
+
 def link_all(files: Sequence[Path], folder: Path) -> list[Path]:
     """Parquet files under new names, part-00000.parquet and so on, in another folder; their own names stay."""
     targets = [folder / f"part-{number:05d}.parquet" for number in range(len(files))]

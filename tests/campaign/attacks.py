@@ -146,6 +146,8 @@ def attempt(words: list[str]) -> tuple[int, str, str | None]:
     else:
         return 70, out.getvalue(), "the command returned without a status"
     said = out.getvalue()
+    if "should not have happened" in said:
+        return status, said, "caught at the last moment: " + said[-300:]
     if "Traceback (most recent call last)" in said:
         return status, said, "traceback: " + said[-300:]
     return status, said, None if status in (0, 1, 2) else f"status {status}"

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from attacks import SEED, Account, attempt, chosen, copy_of
 
 DAMAGES = ("cut", "empty", "flipped", "other", "directory", "gone")
+# Whole files with the wrong content, and the files that can have it.
+CONTENTS = {
+    ".parquet": ("retyped", "column retyped", "column lacking", "no rows"),
+    ".json": ("another shape", "value of another type", "value of another type, again", "key lacking"),
+    ".safetensors": ("retyped", "tensor lacking"),
+}
+WRONG: tuple[Any, ...] = ("x", "\ud800", -1, None, [], {}, 1e300, True)
+MANIFESTS = 250
+"""Values of run.json tried in one campaign; it holds several hundred."""
 READERS = {
     "rollouts.parquet": ("score", "compare"),
-    "types.parquet": ("knockout", "graft"),
+    "types.parquet": ("knockout", "graft", "bypass"),
+    "census.parquet": ("bypass",),
+    "grafts.parquet": ("bypass",),
+    "baseline.parquet": ("graft", "knockout"),
+    "updates.parquet": ("geometry",),
     "gradients.safetensors": ("geometry",),
     "occurrences": ("detect",),
     "checkpoints": ("score", "sample"),
@@ -32,14 +49,14 @@ def cases(run: Path) -> list[dict[str, str]]:
     for name in files_of(run):
         top = name.split("/")[0]
         readers = READERS.get(name, READERS.get(top, ()))
-        for damage in DAMAGES:
+        for damage in (*DAMAGES, *CONTENTS.get(Path(name).suffix, ())):
             for reader in dict.fromkeys((*readers, "report", "detect")):
                 found.append({"file": name, "damage": damage, "command": reader})
     return found
 
 
-def damage_file(path: Path, damage: str) -> None:
-    rng = random.Random(f"{SEED}/{path.name}/{damage}")
+def damage_file(path: Path, damage: str, salt: str = "") -> None:
+    rng = random.Random(f"{SEED}/{path.name}/{damage}/{salt}")
     content = bytearray(path.read_bytes())
     if damage == "cut":
         path.write_bytes(content[: rng.randrange(len(content) or 1)])
@@ -54,6 +71,71 @@ def damage_file(path: Path, damage: str) -> None:
         path.unlink()
         if damage == "directory":
             path.mkdir()
+    elif path.suffix == ".parquet":
+        write_wrong_table(path, damage, rng)
+    elif path.suffix == ".json":
+        wrong = wrong_json(json.loads(content), damage, rng)
+        path.write_text(json.dumps(wrong))
+    elif path.suffix == ".safetensors":
+        write_wrong_tensors(path, damage, rng)
+
+
+def write_wrong_table(path: Path, damage: str, rng: random.Random) -> None:
+    """A table that can be read, with columns of another type, without one, or without rows."""
+    table = pq.ParquetFile(path).read()
+    some = rng.choice(table.column_names)
+    if damage == "no rows":
+        table = table.slice(0, 0)
+    elif damage == "column lacking":
+        table = table.drop_columns([some])
+    else:
+        for name in table.column_names if damage == "retyped" else [some]:
+            table = table.set_column(table.column_names.index(name), name, other_type(table[name]))
+    pq.write_table(table, path)
+
+
+def other_type(column: pa.ChunkedArray) -> pa.Array:
+    """The same number of values of a type that the column does not have."""
+    if pa.types.is_string(column.type):
+        return pa.array([5] * len(column), pa.int64())
+    return pa.array(["x"] * len(column), pa.string())
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the values of a JSON document stand."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in inside for place in ((*at, key), *places(inner, (*at, key)))]
+
+
+def wrong_json(value: Any, damage: str, rng: random.Random) -> Any:
+    """Valid JSON that is not what stood there."""
+    found = places(value)
+    if damage == "another shape" or not found:
+        return [value]
+    *way, last = rng.choice(found)
+    holder = value
+    for key in way:
+        holder = holder[key]
+    if damage == "key lacking":
+        del holder[last]
+    else:
+        now = holder[last]
+        holder[last] = rng.choice([item for item in WRONG if type(item) is not type(now)])
+    return value
+
+
+def write_wrong_tensors(path: Path, damage: str, rng: random.Random) -> None:
+    """Tensors of another type and shape, or one less."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    name = rng.choice(sorted(tensors))
+    if damage == "tensor lacking":
+        del tensors[name]
+    else:
+        tensors[name] = torch.zeros(3, dtype=torch.int16)
+    save_file(tensors, path)
 
 
 def mend(run: Path, finished: Path) -> None:
@@ -72,9 +154,38 @@ def mend(run: Path, finished: Path) -> None:
 
 
 def try_one(case: dict[str, str], run: Path) -> str | None:
-    damage_file(run / case["file"], case["damage"])
+    damage_file(run / case["file"], case["damage"], case["command"])
     words = [case["command"], str(run), *(["--no-images"] if case["command"] == "report" else [])]
     return attempt(words)[2]
+
+
+def manifest_cases(run: Path) -> list[dict[str, Any]]:
+    """Every value of run.json, of another type, and a command that reads it."""
+    found = places(json.loads((run / "run.json").read_text()))
+    commands = ("report", "detect", "geometry", "bypass", "knockout", "score")
+    return [{"place": list(place), "command": commands[at % len(commands)]} for at, place in enumerate(found)]
+
+
+def try_manifest(case: dict[str, Any], run: Path) -> str | None:
+    manifest = json.loads((run / "run.json").read_text())
+    *way, last = case["place"]
+    holder = manifest
+    for key in way:
+        holder = holder[key]
+    rng = random.Random(f"{SEED}/{case['place']}")
+    holder[last] = rng.choice([item for item in WRONG if type(item) is not type(holder[last])])
+    (run / "run.json").write_text(json.dumps(manifest))
+    return attempt([case["command"], str(run), *(["--no-images"] if case["command"] == "report" else [])])[2]
+
+
+@pytest.mark.campaign
+def test_wrong_manifests(finished, tmp_path):
+    account = Account("wrong values in run.json")
+    run = copy_of(finished, tmp_path / "run")
+    for case in chosen(manifest_cases(finished), account.kind)[:MANIFESTS]:
+        account.note(case, try_manifest(case, run))
+        mend(run, finished)
+    account.close()
 
 
 @pytest.mark.campaign

@@ -10,7 +10,11 @@ import test_artefacts
 import test_settings
 
 CASES = json.loads(attacks.KEPT.read_text()) if attacks.KEPT.exists() else []
-RETRY = {"wrong settings": test_settings.try_one, "damaged files": test_artefacts.try_one}
+RETRY = {
+    "wrong settings": test_settings.try_one,
+    "damaged files": test_artefacts.try_one,
+    "wrong values in run.json": test_artefacts.try_manifest,
+}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["kind"] in RETRY], ids=str)

@@ -121,11 +121,11 @@ def _floors(floors: list[float]) -> dict[str, Any]:
 
 
 def _kind(row: dict[str, Any]) -> str:
-    return "" if row["kind"] == "token" else f" ({row['kind']})"
+    return "" if row["kind"] == "token" else f" ({label(row['kind'])})"
 
 
 def _effects(verdict: str, own: list[tuple[int, dict[str, Any], Estimate]]) -> dict[str, Any]:
-    color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", verdict.lower()))
+    color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", label(verdict.lower(), 40)))
     value = [100 * item.value for _, _, item in own]
     ends = [[_finite(100 * getattr(item, end)) for _, _, item in own] for end in ("low", "high")]
     return {
@@ -148,7 +148,7 @@ def _finite(value: float) -> float | None:
 def _effect_hover(row: dict[str, Any], item: Estimate) -> str:
     adjusted, used = row.get("p_bh"), row.get("num_used")
     lines = [
-        f"<b>{label(row['token'], 40)}</b>{_kind(row)}: {row['verdict']}",
+        f"{label(row['token'], 40)}{_kind(row)}: {label(row['verdict'], 40)}",
         f"Δ {interval(item, points)} points, {p_value(row.get('p'))}",
     ]
     if adjusted is not None:
@@ -254,7 +254,7 @@ def _graft_hover(row: dict[str, Any], item: Estimate) -> str:
         tail += f"<br>{percent(row['grad_share'])} of the gradient norm"
     if row.get("share_positions") is not None:
         tail += f"<br>{percent(row['share_positions'])} of the positions"
-    return f"<b>{label(row['arm'], 40)}</b>: gain {interval(item, points)} points{tail}"
+    return f"{label(row['arm'], 40)}: gain {interval(item, points)} points{tail}"
 
 
 def graft_sentence(facts: Facts) -> str:

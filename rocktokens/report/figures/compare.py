@@ -103,13 +103,13 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": regime,
+                "name": label(regime, 40),
                 "x": [seconds for seconds, _ in mean],
                 "y": [100 * accuracy for _, accuracy in mean],
                 "error_y": errors([100 * a for _, a in mean], *ends, color),
                 "line": {"color": color, "dash": dash, "width": 2},
                 "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7, "color": color},
-                "text": [f"<b>{label(regime, 40)}</b>: {percent(a)} after {number(s, 0)} s" for s, a in mean],
+                "text": [f"{label(regime, 40)}: {percent(a)} after {number(s, 0)} s" for s, a in mean],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -189,7 +189,7 @@ def time_spent(facts: Facts) -> Figure | None:
                 "line": {"color": "@paper", "width": 1},
             },
             "text": [
-                f"<b>{label(name, 40)}</b>, {STAGE_TITLES[stage]}: {number(rows[name].get(stage, 0.0), 1)} s, "
+                f"{label(name, 40)}, {STAGE_TITLES[stage]}: {number(rows[name].get(stage, 0.0), 1)} s, "
                 f"{percent(rows[name].get(stage, 0.0) / sum(rows[name].values()))}"
                 for name in names
             ],

@@ -152,7 +152,7 @@ def funnel(facts: Facts) -> Figure | None:
     data = [_funnel_trace(facts, *group) for group in groups if group[0]]
     if not data:
         return None
-    shape = layout("occurrences", f"mean {facts.signal} after OPD, nats", height=400)
+    shape = layout("occurrences", f"mean {label(facts.signal)} after OPD, nats", height=400)
     log_axis(shape["xaxis"], min(row["count"] for row in types), max(row["count"] for row in types))
     log_axis(shape["yaxis"], min(row["loss_post"] for row in types), max(row["loss_post"] for row in types))
     mean = sum(row["r"] or 0 for row in types if "r" in row) / max(sum(row["count"] for row in types), 1)
@@ -197,7 +197,7 @@ def _funnel_trace(
 
 def _type_hover(row: dict[str, Any]) -> str:
     lines = [
-        f"<b>{label(row['token'], 40)}</b>  id {row['token_id']}",
+        f"{label(row['token'], 40)}  id {row['token_id']}",
         f"{plural(row['count'], 'occurrence')}, {label(str(row.get('cluster', '')), 40)}",
     ]
     before = f"{number(row['loss_pre'], 3)} → " if row.get("loss_pre") is not None else ""
@@ -230,12 +230,12 @@ def sweep(facts: Facts) -> Figure | None:
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
-                    "name": f"{definition}: {key}",
+                    "name": f"{label(definition)}: {key}",
                     "x": [row["k"] for row in own],
                     "y": [row[key] for row in own],
                     "line": {"color": color, "dash": dash, "width": 2.4 if color == ROCK else 1.4},
                     "marker": {"size": 5, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": color},
-                    "text": [f"{definition}, K = {row['k']}: {key} {number(row[key])}" for row in own],
+                    "text": [f"{label(definition)}, K = {row['k']}: {key} {number(row[key])}" for row in own],
                     "hovertemplate": "%{text}<extra></extra>",
                 }
             )
@@ -244,7 +244,7 @@ def sweep(facts: Facts) -> Figure | None:
     log_axis(shape["xaxis"], min(row["k"] for row in rows), max(row["k"] for row in rows), steps=(1, 2, 5))
     shape["yaxis"]["range"] = [0, 1.04]
     shape["shapes"] = [rule(wanted, along="y")] + ([rule(k, color=ROCK, dash="dash")] if k else [])
-    shape["annotations"] = [_note(f"wanted: {wanted}", y=wanted)]
+    shape["annotations"] = [_note(f"wanted: {number(wanted)}", y=wanted)]
     at = [row for row in rows if row["definition"] == facts.definition and row["k"] == k]
     return Figure(
         name="sweep",
@@ -318,6 +318,11 @@ def density(facts: Facts) -> Figure | None:
     )
 
 
+def _cluster(row: dict[str, Any]) -> str:
+    """A kind of token in words."""
+    return CLUSTERS.get(row["cluster"], str(row["cluster"]))
+
+
 def clusters(facts: Facts) -> Figure | None:
     """What kinds of tokens the rocks are."""
     table = facts.table("clusters")
@@ -333,7 +338,7 @@ def clusters(facts: Facts) -> Figure | None:
             "y": list(range(len(rows))),
             "marker": {"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper"}},
             "text": [
-                f"{CLUSTERS.get(row['cluster'], row['cluster'])}: {percent(row[key])} of the {title}, "
+                f"{label(_cluster(row), 40)}: {percent(row[key])} of the {title}, "
                 f"{plural(row.get('num_types') or 0, 'type')}, enrichment {number(row.get('enrichment'))}"
                 for row in rows
             ],
@@ -346,12 +351,12 @@ def clusters(facts: Facts) -> Figure | None:
         )
     ]
     shape = layout("share of all, %", "", height=110 + 54 * len(rows), barmode="group")
-    shape["yaxis"] = names_axis([CLUSTERS.get(row["cluster"], row["cluster"]) for row in rows])
+    shape["yaxis"] = names_axis([label(_cluster(row), 40) for row in rows])
     top = rows[-1]
     return Figure(
         name="clusters",
         title="What kinds of tokens are they?",
-        sentence=f"The costliest kind is {CLUSTERS.get(top['cluster'], top['cluster'])}: "
+        sentence=f"The costliest kind is {_cluster(top)}: "
         f"{plural(top.get('num_types') or 0, 'rock')} with {percent(top['share_loss'])} of the loss on "
         f"{percent(top['share_positions'])} of the positions (enrichment {number(top.get('enrichment'))}).",
         estimator="Rocks grouped by their text alone; shares of all positions and of all loss, on the half of the "

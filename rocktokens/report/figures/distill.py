@@ -227,7 +227,7 @@ def persistence(facts: Facts) -> Figure | None:
             }
         )
     shape = layout("change of mean loss, nats", "", height=150 + 70 * len(groups))
-    shape["yaxis"] = names_axis(list(reversed(groups)))
+    shape["yaxis"] = names_axis([label(group, 40) for group in reversed(groups)])
     shape["shapes"] = [rule(0, color="@ink", dash="solid")]
     return Figure(
         name="persistence",
@@ -245,7 +245,7 @@ def persistence(facts: Facts) -> Figure | None:
 def _persistence_hover(row: dict[str, Any], title: str) -> str:
     before, after, change = (estimate(row, name) for name in ("before", "after", "change"))
     return (
-        f"<b>{label(row['group'], 40)}</b>, {title}<br>{interval(before, digits=3)} → {interval(after, digits=3)} nats"
+        f"{label(row['group'], 40)}, {title}<br>{interval(before, digits=3)} → {interval(after, digits=3)} nats"
         f"<br>change {interval(change, digits=3)}<br>{plural(row.get('num_types') or 0, 'type')}, "
         f"{percent(row.get('share_fallen'), 0)} of them fell, Wilcoxon {p_value(row.get('p_value'))}"
     )

@@ -144,12 +144,12 @@ def _gradient_trace(
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": group,
+        "name": label(group, 40),
         "x": [scale * row[x] for row in rows],
         "y": [scale * row[y] for row in rows],
         "marker": {"color": GROUP_COLORS[group], "symbol": GROUP_SYMBOLS[group], "size": 9 if group == "rocks" else 6},
         "text": [
-            f"<b>{label(facts.token(row['token_id']), 40)}</b>, {group}<br>{percent(row.get('position_share'), 2)} of "
+            f"{label(facts.token(row['token_id']), 40)}, {group}<br>{percent(row.get('position_share'), 2)} of "
             f"positions, {percent(row.get('grad_share'), 2)} of gradient norm<br>cosine with the others "
             f"{number(row.get('cos_others'))}, ‖ḡ‖ {significant(row.get('mean_grad_norm'))}"
             for row in rows

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from rocktokens.report.html.page import policy
+from rocktokens.report.html.policy import content_hash
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -86,7 +86,7 @@ def export(report: Path, folder: Path, names: list[str]) -> tuple[int, str | Non
 
 def _with_script(html: str, script: str) -> str:
     """The report with one more script that its policy allows."""
-    allowed = policy(script).split("script-src ")[1].split(";")[0].replace("'", "&#x27;")
+    allowed = content_hash(script).replace("'", "&#x27;")
     html = html.replace("script-src ", f"script-src {allowed} ", 1)
     return html.replace("<script>", f"<script>{script}</script><script>", 1)
 

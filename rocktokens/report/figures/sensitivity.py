@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocktokens.report.figures.figure import ROCK, Figure, layout, names_axis
-from rocktokens.report.formats import number, percent
+from rocktokens.report.formats import label, number, percent
 from rocktokens.report.run_facts import Facts
 
 # Thresholds as a reader knows them, with the letter that docs/method.md gives them.
@@ -29,12 +29,13 @@ def sensitivity(facts: Facts) -> Figure | None:
     if not rows:
         return None
     rows.sort(key=lambda row: (row["jaccard"], row["parameter"], row["step"]), reverse=True)
-    names = [f"{THRESHOLDS.get(r['parameter'], r['parameter'])} {'↑' if r['step'] > 0 else '↓'}" for r in rows]
+    moved = [THRESHOLDS.get(row["parameter"], row["parameter"]) for row in rows]
+    names = [f"{label(name, 40)} {'↑' if row['step'] > 0 else '↓'}" for name, row in zip(moved, rows)]
     data = [
         {
             "type": "scatter",
             "mode": "markers",
-            "name": facts.definition,
+            "name": label(facts.definition),
             "x": [row["jaccard"] for row in rows],
             "y": list(range(len(rows))),
             "marker": {"color": ROCK, "size": 10, "symbol": "diamond"},
@@ -52,7 +53,7 @@ def sensitivity(facts: Facts) -> Figure | None:
         name="sensitivity",
         title="How far does it hang on the thresholds?",
         sentence=f"Moving any one threshold by a step leaves an overlap of {number(worst['jaccard'])} or more with the "
-        f"rock set as chosen (least at {names[-1]}){spread}.",
+        f"rock set as chosen (least at {moved[-1]} {'↑' if worst['step'] > 0 else '↓'}){spread}.",
         estimator="τ: quantile of the loss ± 0.05; γ: half or twice the share of similar pairs; η ± 0.05; w ± 1; K: "
         "the neighbouring value of the sweep. Sets are chosen again on the selection half; footprints are measured on "
         "the other half.",

@@ -75,12 +75,17 @@
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const script = document.createElement("script");
     script.textContent = await new Response(stream).text();
+    // The bundle brings a stylesheet for maps and adds it unless an element with its id is there. We draw no maps, and
+    // the page's policy knows no stylesheet but its own.
+    for (const [, id] of script.textContent.matchAll(/getElementById\("([0-9a-f]{64})"\)/g)) {
+      document.head.append(Object.assign(document.createElement("template"), { id }));
+    }
     document.head.append(script);
   }
 
   // Keyboard: left and right from point to point, up and down from series to series.
-  const entities = { "&lt;": "<", "&gt;": ">", "&#36;": "$", "&amp;": "&" };
-  const plain = (label) => label.replace(/<br>/g, ", ").replace(/<\/?b>/g, "").replace(/&(lt|gt|#36|amp);/g, (entity) => entities[entity]);
+  const entities = { "&lt;": "<", "&gt;": ">", "&#36;": "$", "&#64;": "@", "&amp;": "&" };
+  const plain = (label) => label.replace(/<br>/g, ", ").replace(/&(lt|gt|#36|#64|amp);/g, (entity) => entities[entity]);
   function keyboard(chart) {
     const line = chart.nextElementSibling;
     let series = 0, point = -1;

@@ -1,14 +1,14 @@
 """From figures and sentences to one self-contained HTML page: no network requests.
 
-Scripts are allowed by their hash alone and the page may open no connection, so text from a tokenizer or a prompt can
-neither run nor leave, whatever it is. Everything a page holds follows from the run: the same run, the same bytes.
+Scripts and styles are allowed by their hash alone and the page may open no connection, so text from a tokenizer or a
+prompt can neither run nor leave, whatever it is. Everything a page holds follows from the run: the same run, the same
+bytes.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 import re
 from functools import cache
@@ -22,6 +22,7 @@ from rocktokens.report.conclusions.verdict import verdict
 from rocktokens.report.figures.figure import Figure
 from rocktokens.report.formats import NONE, plural, prose, significant, to_csv, visible
 from rocktokens.report.html.card import answer_html, card_html
+from rocktokens.report.html.policy import report_policy
 from rocktokens.report.html.tables import (
     census_table,
     costly_table,
@@ -58,17 +59,23 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
-def script_hash(text: str) -> str:
-    """How a policy names an inline script."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+@cache
+def own_policy() -> str:
+    """The policy of every report that this version writes; `view` sends it as a header too."""
+    return report_policy([plotly_script(), *page_scripts().values()], resource("report.css"))
 
 
-def policy(*scripts: str) -> str:
-    """Only these scripts run; nothing is fetched, framed or sent."""
-    return (
-        f"default-src 'none'; script-src {' '.join(map(script_hash, scripts))}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
+def page_scripts() -> dict[str, str]:
+    """The report's own scripts by their place in the template."""
+    return {f"{name}_js": resource(f"{name}.js") for name in ("charts", "tables", "viewer")}
+
+
+@cache
+def served_style() -> str:
+    """The stylesheet of the pages that `view` makes: the reader's system decides between light and dark."""
+    css = resource("report.css")
+    dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
+    return f"{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
 
 
 def as_json(value: Any) -> str:
@@ -101,9 +108,8 @@ def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict
             blocks.append((figure.name, figure.title, _figure(figure, more.get(figure.name, ""))))
     blocks.append(("method", "Method and settings", _method(facts)))
     student, teacher = facts.pair
-    scripts = {f"{name}_js": resource(f"{name}.js") for name in ("charts", "tables", "viewer")}
     values = {
-        "csp": escape(policy(plotly_script(), *scripts.values())),
+        "csp": escape(own_policy()),
         "title": escape(f"{found.title} · {visible(facts.name)}"),
         "css": resource("report.css"),
         "contents": _contents(blocks),
@@ -114,7 +120,7 @@ def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict
         "data": as_json({"figures": [figure.spec() for figure in figures]}),
         "viewer": "" if viewer is None else packed(as_json(viewer)),
         "plotly": plotly_packed(),
-        **scripts,
+        **page_scripts(),
     }
     # One pass over the template: what is put in is never searched for places again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], resource("report.html"))

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from rocktokens.report.conclusions.verdict import verdict
 from rocktokens.report.formats import visible
-from rocktokens.report.html.page import resource
+from rocktokens.report.html.page import resource, served_style
 from rocktokens.report.run_facts import Facts
 from rocktokens.runs.store import open_run
 
@@ -129,14 +129,12 @@ def _newest(path: Path, facts: Facts, rocks: set[int], decode: Decode | None) ->
 
 def live_page(name: str) -> tuple[str, str]:
     """(the page, its one script); the page asks this server for new numbers every few seconds."""
-    css, script = resource("report.css"), resource("live.js")
-    dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
+    script = resource("live.js")
     body = resource("live.html").replace("{{name}}", escape(visible(name)))
     html = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>Live: {escape(visible(name))}</title><style>{css}"
-        f"@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}</style></head><body>{body}"
+        f"<title>Live: {escape(visible(name))}</title><style>{served_style()}</style></head><body>{body}"
         f"<script>{script}</script></body></html>"
     )
     return html, script

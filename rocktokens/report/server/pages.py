@@ -7,15 +7,19 @@ footprints and accuracies with their intervals.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from datetime import datetime
 from html import escape
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from rocktokens.core.stats import Estimate, mean_estimate
+from rocktokens.errors import RockTokensError
 from rocktokens.report.conclusions.evidence import comparison
 from rocktokens.report.conclusions.run import answer
 from rocktokens.report.conclusions.verdict import verdict
@@ -23,31 +27,42 @@ from rocktokens.report.figures.compare import finals
 from rocktokens.report.figures.detect import SHARES, footprint_row
 from rocktokens.report.formats import NONE, at_home, code, interval, number, percent, plural, points, prose, visible
 from rocktokens.report.html.card import LABELS
-from rocktokens.report.html.page import resource
+from rocktokens.report.html.page import own_policy, resource, served_style
 from rocktokens.report.html.tables import table_html
-from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.report.run_facts import Facts, estimate, understood
 from rocktokens.runs.store import MANIFEST
 
 CARDS = 24
 REPORT, TIMES = "report.html", "times.json"
 TABLES_SCRIPT = resource("tables.js")
 """The one script of these pages: tables that sort, filter and copy."""
+PAGE_STYLE = served_style() + (
+    ".shell { grid-template-columns: minmax(0, 64rem); } .pair { display: flex; flex-wrap: wrap; gap: 0 2.5rem; } "
+    ".pair div { flex: 1 1 18rem; min-width: 0; } .pair ol { padding-left: 1.2rem; } "
+    ".plain { padding-left: 1.1rem; margin: .3rem 0; font-size: .88rem; }"
+)
 
 
 def shell(title: str, body: str) -> str:
     """A page with the report's stylesheet; the reader's system decides between light and dark."""
-    css = resource("report.css")
-    dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
-        ".shell { grid-template-columns: minmax(0, 64rem); } .pair { display: flex; flex-wrap: wrap; gap: 0 2.5rem; } "
-        ".pair div { flex: 1 1 18rem; min-width: 0; } .pair ol { padding-left: 1.2rem; } "
-        ".plain { padding-left: 1.1rem; margin: .3rem 0; font-size: .88rem; }</style></head>"
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}</style></head>"
         f'<body><div class="shell"><main><header><p class="brand">rocktokens</p><h1>{escape(title)}</h1></header>'
         f"{body}</main></div><script>{TABLES_SCRIPT}</script></body></html>"
     )
+
+
+def of_another(html: bytes, run: Path) -> bytes:
+    """A run's report as it is served: one whose scripts are not this version's says so, since they will not run."""
+    if escape(own_policy()).encode() in html[:20_000]:
+        return html
+    said = (
+        "<p>This report was not written by this version of rocktokens, so its scripts are not run and its charts stay "
+        f"empty. <code>rocktokens report {escape(shlex.quote(at_home(str(run))))} --again</code> makes it again.</p>"
+    )
+    return re.sub(rb"(<body[^>]*>)|$", lambda found: found[0] + said.encode(), html, count=1)
 
 
 def message_page(title: str, text: str) -> str:
@@ -57,37 +72,50 @@ def message_page(title: str, text: str) -> str:
 
 def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> str:
     """The runs of a folder: a card and a row each, a chart over them, and a choice of two to compare."""
-    rows = []
+    rows, cards, failed = [], [], []
+    shown: dict[str, Facts] = {}
     for name, facts in runs.items():
-        row = footprint_row(facts) if facts.types else {}
-        found = verdict(facts)
-        student, teacher = facts.pair
-        after = next((item.value for item in found.accuracies if item.name == "after"), None)
-        rows.append(
-            [
-                _link(name, have[name]),
-                f'<span class="badge {found.tone}">{LABELS[found.state]}</span>',
-                changed_on(facts),
-                lasted(facts),
-                str(len(facts.rocks)) if facts.types else NONE,
-                interval(estimate(row, "share_loss"), percent),
-                interval(estimate(row, "share_positions"), percent),
-                interval(estimate(row, "enrichment")),
-                interval(after, percent) if after else _accuracy(facts),
-                f"<bdi>{escape(student)}</bdi> / <bdi>{escape(teacher)}</bdi>",
-                escape(", ".join(facts.not_run)) or "none",
-            ]
-        )
+        try:
+            with understood(facts.run.path):
+                rows.append(_row(name, facts, have[name]))
+                cards.append(small_card(name, facts, have[name]))
+                charts_over({name: facts, f"{name}'": facts})
+        except RockTokensError as error:  # one run that cannot be shown must not hide the others
+            del rows[len(shown) :], cards[len(shown) :]
+            failed.append(f"<li><bdi>{escape(visible(name))}</bdi>: {escape(visible(str(error)))}</li>")
+        else:
+            shown[name] = facts
     header = ["run", "verdict", "last change", "took", "rocks", "of loss", "of positions", "enrichment", "accuracy"]
     header += ["student / teacher", "not run"]
     table = table_html(header, rows, left=(0, 1, 2, 9, 10), name="runs")
-    cards = "".join(small_card(name, facts, have[name]) for name, facts in list(runs.items())[:CARDS])
+    left_out = f'<h3>Cannot be shown</h3><ul class="plain">{"".join(failed)}</ul>' if failed else ""
     return shell(
         f"Runs in {visible(folder)}",
-        f"<section><h2>{plural(len(runs), 'run')}</h2>{table}</section>"
-        f'<section><h2>Verdicts</h2><div class="cards">{cards}</div></section>'
-        f"{charts_over(runs)}{_chooser(runs)}",
+        f"<section><h2>{plural(len(shown), 'run')}</h2>{table}{left_out}</section>"
+        f'<section><h2>Verdicts</h2><div class="cards">{"".join(cards[:CARDS])}</div></section>'
+        f"{charts_over(shown)}{_chooser(shown)}",
     )
+
+
+def _row(name: str, facts: Facts, has_report: bool) -> list[str]:
+    """A run's line in the list."""
+    row = footprint_row(facts) if facts.types else {}
+    found = verdict(facts)
+    student, teacher = facts.pair
+    after = next((item.value for item in found.accuracies if item.name == "after"), None)
+    return [
+        _link(name, has_report),
+        f'<span class="badge {found.tone}">{LABELS[found.state]}</span>',
+        changed_on(facts),
+        lasted(facts),
+        str(len(facts.rocks)) if facts.types else NONE,
+        interval(estimate(row, "share_loss"), percent),
+        interval(estimate(row, "share_positions"), percent),
+        interval(estimate(row, "enrichment")),
+        interval(after, percent) if after else _accuracy(facts),
+        f"<bdi>{escape(student)}</bdi> / <bdi>{escape(teacher)}</bdi>",
+        escape(", ".join(facts.not_run)) or "none",
+    ]
 
 
 def _link(name: str, has_report: bool) -> str:

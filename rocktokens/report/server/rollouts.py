@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from rocktokens.report.formats import plural, visible
-from rocktokens.report.html.page import as_json, packed, resource, viewer_html
+from rocktokens.report.html.page import as_json, packed, resource, served_style, viewer_html
 from rocktokens.report.html.viewer import payload, rollout_list
 from rocktokens.report.html.viewer_tokens import Decode
 from rocktokens.report.run_facts import Facts
@@ -22,15 +22,14 @@ def rollouts_page(facts: Facts, page: int, decode: Decode | None) -> tuple[str, 
     found = payload(facts, decode, names=names) if names else None
     if found is None:
         return None
-    script, css = resource("viewer.js"), resource("report.css")
-    dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
+    script = resource("viewer.js")
     title = f"Rollouts of {visible(facts.name)}"
     part = "The rollouts in the order of the table; the most probable tokens were kept for those that the report shows"
     first, end = page * PER_PAGE + 1, page * PER_PAGE + len(names)
     html = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}</style>"
+        f"<title>{escape(title)}</title><style>{served_style()}</style>"
         '</head><body><div class="shell live"><main><header><p class="brand">rocktokens <span class="links">'
         '<a href="report.html">Report</a> <a href="live">Live</a> <a href="/">Runs</a></span></p>'
         f"<h1>{escape(title)}</h1><p>{plural(len(everything), 'rollout')}, {first} to {end} on this page. "

@@ -21,11 +21,12 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.report.build import REPORT, report
-from rocktokens.report.html.page import script_hash
+from rocktokens.report.html.page import own_policy, served_style
+from rocktokens.report.html.policy import DATA_POLICY, FIGURE_POLICY, UNFRAMED, page_policy
 from rocktokens.report.html.viewer_tokens import Decode
-from rocktokens.report.run_facts import Facts
+from rocktokens.report.run_facts import Facts, understood
 from rocktokens.report.server.live import live_data, live_page
-from rocktokens.report.server.pages import TABLES_SCRIPT, compare_page, index_page, message_page
+from rocktokens.report.server.pages import PAGE_STYLE, TABLES_SCRIPT, compare_page, index_page, message_page, of_another
 from rocktokens.report.server.rollouts import rollouts_page
 from rocktokens.runs.store import MANIFEST, Run, open_run
 
@@ -40,14 +41,16 @@ KINDS = {
     ".png": "image/png",
     ".csv": "text/csv; charset=utf-8",
 }
-# Pages made here may run their one script, known by its hash; a report brings its own policy along.
-BASE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'self'"
-FIGURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-
-
-def script_policy(script: str, *, connect: bool = False) -> str:
-    """What a page with one script may do: run it, and where it refreshes itself ask this server, nothing else."""
-    return f"{BASE_POLICY}; script-src {script_hash(script)}" + ("; connect-src 'self'" if connect else "")
+# Sent with every answer, whatever it is.
+HEADERS = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Permissions-Policy", "camera=(), geolocation=(), microphone=()"),
+    ("Cache-Control", "no-store"),
+)
 
 
 def find_runs(path: Path) -> dict[str, Path]:
@@ -80,9 +83,11 @@ def inside(run: Path, *parts: str) -> Path | None:
     if not known or not all(_plain(part) for part in parts):
         return None
     path = run.joinpath(*parts)
-    if path.suffix not in KINDS or not path.is_file() or not path.resolve().is_relative_to(run.resolve()):
+    try:
+        is_own = path.suffix in KINDS and path.is_file() and path.resolve().is_relative_to(run.resolve())
+    except OSError:  # a name longer than the file system takes, or a directory that may not be read
         return None
-    return path
+    return path if is_own else None
 
 
 def _plain(name: str) -> bool:
@@ -147,9 +152,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._page(HTTPStatus.FORBIDDEN, message_page("Not here", "This server answers on 127.0.0.1 only."))
             return
         try:
-            self._route(urlsplit(self.path))
+            with understood(self.server.folder):
+                self._route(urlsplit(self.path))
         except RockTokensError as error:
             self._page(HTTPStatus.INTERNAL_SERVER_ERROR, message_page("That did not work", str(error)))
+        except OSError as error:  # the reader went away, or a file did
+            log.debug("no answer to %s: %s", self.path, error)
+            self.close_connection = True
 
     do_HEAD = do_GET
 
@@ -172,10 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _home(self, runs: dict[str, Path]) -> None:
         if self.server.single:
             name, path = next(iter(runs.items()))
-            self.send_response(HTTPStatus.FOUND)
-            self.send_header("Location", f"/run/{quote(name)}/{REPORT if inside(path, REPORT) else 'live'}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            there = f"/run/{quote(name)}/{REPORT if inside(path, REPORT) else 'live'}"
+            self._send(HTTPStatus.FOUND, b"", KINDS[".html"], DATA_POLICY, [("Location", there)])
             return
         found = {name: Facts.of(path) for name, path in runs.items()}
         have = {name: inside(path, REPORT) is not None for name, path in runs.items()}
@@ -190,11 +197,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _live(self, path: Path, query: dict[str, list[str]]) -> None:
         html, script = live_page(path.name)
-        self._send(HTTPStatus.OK, html.encode(), KINDS[".html"], script_policy(script, connect=True))
+        policy = page_policy(script, served_style(), connect=True)
+        self._send(HTTPStatus.OK, html.encode(), KINDS[".html"], policy)
 
     def _live_data(self, path: Path, query: dict[str, list[str]]) -> None:
         body = json.dumps(live_data(path, self.server.decode(path)), allow_nan=False).encode()
-        self._send(HTTPStatus.OK, body, "application/json", BASE_POLICY)
+        self._send(HTTPStatus.OK, body, "application/json", DATA_POLICY)
 
     def _rollouts(self, path: Path, query: dict[str, list[str]]) -> None:
         asked = query.get("page", ["1"])[0]
@@ -204,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
             words = "This run has no scored rollouts to read yet."
             self._page(HTTPStatus.NOT_FOUND, message_page("No rollouts", words))
             return
-        self._send(HTTPStatus.OK, made[0].encode(), KINDS[".html"], script_policy(made[1]))
+        self._send(HTTPStatus.OK, made[0].encode(), KINDS[".html"], page_policy(made[1], served_style()))
 
     def _file(self, run: Path, parts: list[str]) -> None:
         path = inside(run, *parts)
@@ -212,7 +220,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing()
             return
         if path.name == REPORT:
-            self._send(HTTPStatus.OK, path.read_bytes(), KINDS[".html"], None)
+            # The file is the run's: whatever stands in it, only scripts that this version writes are run.
+            body = of_another(path.read_bytes(), run)
+            self._send(HTTPStatus.OK, body, KINDS[".html"], f"{own_policy()}; {UNFRAMED}")
         else:
             self._send(HTTPStatus.OK, path.read_bytes(), KINDS[path.suffix], FIGURE_POLICY)
 
@@ -220,25 +230,31 @@ class _Handler(BaseHTTPRequestHandler):
         self._page(HTTPStatus.NOT_FOUND, message_page("Nothing here", "There is no such run, report or figure."))
 
     def _page(self, status: HTTPStatus, html: str) -> None:
-        self._send(status, html.encode(), KINDS[".html"], script_policy(TABLES_SCRIPT))
+        self._send(status, html.encode(), KINDS[".html"], page_policy(TABLES_SCRIPT, PAGE_STYLE))
 
-    def _send(self, status: HTTPStatus, body: bytes, kind: str, policy: str | None) -> None:
+    def _send(
+        self, status: HTTPStatus, body: bytes, kind: str, policy: str, more: list[tuple[str, str]] | None = None
+    ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in (
-            ("X-Content-Type-Options", "nosniff"),
-            ("X-Frame-Options", "DENY"),
-            ("Referrer-Policy", "no-referrer"),
-            ("Cross-Origin-Resource-Policy", "same-origin"),
-            ("Cache-Control", "no-store"),
-        ):
+        own = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Content-Security-Policy", policy)]
+        for name, value in (*own, *(more or ())):
             self.send_header(name, value)
-        if policy is not None:
-            self.send_header("Content-Security-Policy", policy)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Close the head of an answer, with what every answer says."""
+        for name, value in HEADERS:
+            self.send_header(name, value)
+        super().end_headers()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request for a page: another method, or no HTTP at all."""
+        self.close_connection = True
+        self._page(
+            HTTPStatus(code), message_page("Not possible", "This server answers requests to read its own pages.")
+        )
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not worth a line each."""

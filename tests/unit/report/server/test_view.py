@@ -15,7 +15,8 @@ from report_fixture import make_run
 
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.report.build import report
-from rocktokens.report.html.page import script_hash
+from rocktokens.report.html.page import own_policy
+from rocktokens.report.html.policy import content_hash
 from rocktokens.report.run_facts import Facts
 from rocktokens.report.server.live import live_data
 from rocktokens.report.server.pages import TABLES_SCRIPT, overlap, sampled_accuracy
@@ -92,6 +93,62 @@ def test_reports_and_figures_are_served(server):
     assert head.body == b""
 
 
+ANSWERS = ("/", "/compare?a=one&b=one", "/run/one/report.html", "/run/one/live", "/run/one/live.json", "/nowhere")
+
+
+@pytest.mark.parametrize("path", [*ANSWERS, "/run/one/rollouts", "/run/one/figures/funnel.csv"])
+def test_every_answer_has_the_usual_headers(server, path):
+    found = ask(server, path).headers
+    policy = found["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy or "/figures/" in path
+    assert "script-src" not in policy or "script-src 'sha256-" in policy
+    assert found["X-Content-Type-Options"] == "nosniff"
+    assert found["X-Frame-Options"] == "DENY"
+    assert found["Referrer-Policy"] == "no-referrer"
+    assert found["Cache-Control"] == "no-store"
+    assert found["Cross-Origin-Opener-Policy"] == found["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
+def test_a_refused_method_has_them_too(server):
+    found = ask(server, "/", method="POST")
+    assert found.status == 501
+    assert found.headers["X-Frame-Options"] == "DENY"
+    assert "default-src 'none'" in found.headers["Content-Security-Policy"]
+
+
+def test_scripts_of_a_report_that_this_version_did_not_write_are_not_run(tmp_path):
+    make_run(tmp_path / "run", stages="detect", prompts=4)
+    evil = "<html><body class='x'><script>fetch('/run/other/report.html')</script>old</body></html>"
+    (tmp_path / "run" / "report.html").write_text(evil)
+    viewer = Viewer(tmp_path, port=0)
+    threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    answer = ask(viewer, "/run/run/report.html")
+    viewer.shutdown()
+    viewer.server_close()
+    assert own_policy() in answer.headers["Content-Security-Policy"]
+    assert content_hash("fetch('/run/other/report.html')") not in answer.headers["Content-Security-Policy"]
+    assert b"was not written by this version" in answer.body
+
+
+def test_one_run_with_values_of_another_type_leaves_the_list(tmp_path):
+    for name in ("good", "odd"):
+        make_run(tmp_path / name, stages="detect", prompts=6)
+    manifest = json.loads((tmp_path / "odd" / "run.json").read_text())
+    manifest["stages"]["distill"] = {"accuracy_before": {"accuracy": "x"}, "accuracy_after": {"accuracy": []}}
+    manifest["config"]["pair"] = {"student": 5, "teacher": [1]}
+    (tmp_path / "odd" / "run.json").write_text(json.dumps(manifest))
+    viewer = Viewer(tmp_path, port=0)
+    threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    found = ask(viewer, "/")
+    viewer.shutdown()
+    viewer.server_close()
+    assert found.status == 200
+    assert b"/run/good/" in found.body
+    assert b"odd" in found.body
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -114,6 +171,8 @@ def test_reports_and_figures_are_served(server):
         "/run/one/figures/",
         "/run/one/figures/funnel.csv%00.svg",
         "/run/one/figures/.funnel.csv.tmp",
+        f"/run/one/figures/{'a' * 300}.svg",
+        f"/run/{'a' * 300}/report.html",
         "/run/link/report.html",
         "/run/../runs/one/report.html",
         "/run/%2e%2e/outside/report.html",
@@ -156,7 +215,7 @@ def test_two_runs_stand_side_by_side(server, folder):
     assert f"Rocks in both ({len(found['shared'])})" in page
     assert page.count("<script") == 1
     policy = answer.headers["Content-Security-Policy"]
-    assert script_hash(TABLES_SCRIPT) in policy
+    assert content_hash(TABLES_SCRIPT) in policy
     assert "unsafe" not in policy.split("script-src")[1]
     assert "connect-src" not in policy
     assert page.count("/report.html") >= 2  # links to both reports
