@@ -110,7 +110,10 @@ def test_two_processes_take_the_step_of_one(tmp_path):
     torch.testing.assert_close(one["sums"], two["sums"], rtol=1e-5, atol=1e-3)
     for first, second in zip(one["rows"], two["rows"]):
         for name in first.keys() - {key for key in first if key.startswith("seconds")}:
-            assert second[name] == pytest.approx(first[name], rel=1e-5), name
+            if name in ("flops_rollout", "flops_teacher", "flops_student"):  # one process computes a prompt once
+                assert first[name] < second[name], name
+            else:
+                assert second[name] == pytest.approx(first[name], rel=1e-5), name
 
     # Parts of both ranks lie side by side and hold the rows of the one.
     table = {}

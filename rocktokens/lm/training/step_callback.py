@@ -116,6 +116,7 @@ class StepHooks(TrainerCallback):
             kept=kept,
             measured_first=trainer.selector.needs_losses,
             sampled=trainer.samples,
+            shared_S=trainer.shared_prompts.numpy().astype(float),
         )
         return {
             "kept_share": kept / max(len(batch), 1),

@@ -126,10 +126,25 @@ def step_flops(
     kept: int,
     measured_first: bool,
     sampled: bool = True,
+    shared_S: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """FLOPs of one optimiser step by stage. A backward costs two forwards; the loss projects once and back twice."""
+    """FLOPs of one optimiser step by stage. A backward costs two forwards; the loss projects once and back twice.
+
+    Args:
+        student: What the student's forward pass costs.
+        teacher: What the teacher's costs.
+        prompt_R: Tokens of every rollout's prompt.
+        response_R: Tokens of every rollout.
+        kept: Tokens whose loss was trained on.
+        measured_first: Whether the selector needed the losses before the step.
+        sampled: Whether the rollouts were sampled in this step.
+        shared_S: Tokens of every prompt that was not computed because another rollout of it already had been.
+    """
     whole_R, tokens = prompt_R + response_R, float(response_R.sum())
-    student_forward, teacher_forward = student.backbone(whole_R), teacher.backbone(whole_R)
+    shared_S = np.zeros(0) if shared_S is None else shared_S
+    student_forward, teacher_forward = (
+        shape.backbone(whole_R) - shape.backbone(shared_S) for shape in (student, teacher)
+    )
     selecting = student_forward + teacher_forward + student.head(tokens) + teacher.head(tokens)
     return {
         "rollout": student_forward + student.head(tokens) if sampled else 0.0,

@@ -26,7 +26,7 @@ from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.selection.selectors import Selector, SelectorBatch, Uniform
 from rocktokens.core.top_tokens import TopChoices
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import ConfigError
 from rocktokens.lm.pair import head_of
 from rocktokens.lm.states import StateSource
 from rocktokens.lm.training.arguments import (  # noqa: F401 - processes is imported from here
@@ -39,9 +39,10 @@ from rocktokens.lm.training.arguments import (  # noqa: F401 - processes is impo
 )
 from rocktokens.lm.training.checkpoints import CheckpointMixin
 from rocktokens.lm.training.generation import Generation, GenerationMixin
+from rocktokens.lm.training.micro_batches import by_length, shared_lengths
 from rocktokens.lm.training.precision import as_factors, describe, forward_format, mixed, product_dtype
 from rocktokens.lm.training.provenance import describe_run
-from rocktokens.lm.training.shared_prompts import completion_states
+from rocktokens.lm.training.shared_prompts import can_share, completion_states
 from rocktokens.lm.training.step_alarms import Alarms
 from rocktokens.lm.training.step_callback import StepHooks
 from rocktokens.lm.training.step_inputs import IMAGE_KEYS, chunk_rows, head_rows, loss_mask, prompt_names, whole
@@ -55,6 +56,7 @@ from rocktokens.lm.training.vocabulary import (
     prepared_teacher,
     refuse_other_tokenizer,
     refuse_small_head,
+    refuse_unknown_ids,
 )
 
 if TYPE_CHECKING:
@@ -156,7 +158,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.others: list[Rows] = []
         """Rows of weight 0 that were measured all the same."""
         self.prompt_names: list[str] = []
-        self.prompt_lengths = torch.zeros(0, dtype=torch.long)
+        self.prompt_lengths = self.shared_prompts = torch.zeros(0, dtype=torch.long)
         self.left = 0.0
         self._check_settings()
         precision = describe(self.accelerator, autocast, student.get_output_embeddings().weight)
@@ -207,6 +209,12 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             self.prompt_names = prompt_names(inputs)
             with self.meter.whole("select"):  # the pass that some selectors need is theirs, teacher and head included
                 self._weigh(output)
+            if (
+                self.generation == "ours"
+            ):  # TRL logs a mean of its micro-batches' entropies, which the order would change
+                output = by_length(output)
+            if self.accelerator.num_processes == 1 and can_share(self.accelerator.unwrap_model(self.model)):
+                self.shared_prompts = shared_lengths(output, self.args.gradient_accumulation_steps)
         return output
 
     def _wanted(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -226,7 +234,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
 
     def _weigh(self, output: dict[str, Any]) -> None:
         """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
-        self._refuse_unknown_ids(output["completion_ids"])
+        refuse_unknown_ids(output["completion_ids"], self.vocabulary)
         mask_BC = loss_mask(output)
         grid = gather_grid(
             self.accelerator,
@@ -254,13 +262,6 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         if rows is not None:
             dropped_K = weight_BC[rows.rollout_K - grid.first_row, rows.position_K] == 0
             self.others.append(rows.at(dropped_K))
-
-    def _refuse_unknown_ids(self, token_BC: Tensor) -> None:
-        if token_BC.numel() and int(token_BC.max()) >= self.vocabulary:
-            raise DataError(
-                f"token {int(token_BC.max())} was sampled, but the teacher has {self.vocabulary} rows; the engine that "
-                "samples must not draw the student's padding rows"
-            )
 
     @torch.no_grad()
     def _measure(self, output: dict[str, Any]) -> tuple[Rows, TopChoices | None]:

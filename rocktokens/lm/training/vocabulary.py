@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 from trl import DistillationConfig
 from trl.models import prepare_deepspeed
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -124,3 +125,12 @@ def ban_in_sampling(trainer: Any, first: int, rows: int) -> None:
             **trainer.vllm_generation.generation_kwargs,
             "logit_bias": bias,
         }
+
+
+def refuse_unknown_ids(token_BC: Tensor, vocabulary: int) -> None:
+    """Sampled tokens must have a row in both heads; an engine of another process may know the student's alone."""
+    if token_BC.numel() and int(token_BC.max()) >= vocabulary:
+        raise DataError(
+            f"token {int(token_BC.max())} was sampled, but the teacher has {vocabulary} rows; the engine that "
+            "samples must not draw the student's padding rows"
+        )
