@@ -223,20 +223,14 @@ class _Making:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
         from rocktokens.lm.checkers import MathChecker
         from rocktokens.lm.pair import end_tokens
-        from rocktokens.lm.sampling.accuracy import Evaluator
-        from rocktokens.lm.sampling.requests import Request
+        from rocktokens.lm.sampling.accuracy import Evaluator, sample_with
         from rocktokens.lm.sampling.sampler import Sampler
 
         checker = MathChecker()
         sampler = Sampler(model, eos_ids=end_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, batch_size=256)
-
-        def sample(asked: Sequence[Sequence[int]], seeds: Sequence[int], limit: int) -> list[list[int]]:
-            found = sampler.generate([Request(tuple(ids), limit, seed) for ids, seed in zip(asked, seeds)])
-            return [list(answer.token_ids) for answer in found]
-
         limit = self.config.max_new_tokens
         evaluator = Evaluator(prompts, checker, tokenizer, max_new_tokens=limit, seed=self.config.seed)
-        return evaluator.accuracy(sample), dict(checker.counts)
+        return evaluator.accuracy(sample_with(sampler)), dict(checker.counts)
 
     def _cleared(self, name: str) -> Path:
         """A place for a stage's result, without what a killed attempt may have left there."""

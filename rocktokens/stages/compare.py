@@ -354,21 +354,18 @@ def _read(
 
 
 def _outcomes(plan: Plan, models: Any, problems: Sequence[Any], checker: Any, seed: int, num_rollouts: int) -> pa.Table:
-    """Share of right answers to every problem; the same seeds for every regime of a seed."""
-    from rocktokens.lm.sampling.rollouts import make_sampler, sample_rollouts
+    """Share of right rollouts of every prompt; the same seeds for every regime of a seed."""
+    from rocktokens.lm.sampling.accuracy import Evaluator, sample_with
+    from rocktokens.lm.sampling.rollouts import make_sampler
 
-    settings = RolloutConfig(
-        num_rollouts=num_rollouts,
-        max_new_tokens=plan.base.max_new_tokens,
-        batch_size=READING_BATCH,
-        seed=plan.base.seed + seed,
-    )
-    table = sample_rollouts(make_sampler(models, settings), problems, settings, models.tokenizer, checker)
-    correct_PR = np.array(table["correct"].to_pylist(), float).reshape(len(problems), num_rollouts)
+    limit = plan.base.max_new_tokens
+    draws = {"max_new_tokens": limit, "num_rollouts": num_rollouts, "seed": plan.base.seed + seed}
+    evaluator = Evaluator(problems, checker, models.tokenizer, **draws, batch_size=READING_BATCH)
+    engine = make_sampler(models, RolloutConfig(max_new_tokens=limit, batch_size=READING_BATCH))
     return pa.table(
         {
             "prompt_id": [problem.prompt_id for problem in problems],
-            "correct": correct_PR.mean(1),
+            "correct": evaluator.correct(sample_with(engine)),
             "rollouts": np.full(len(problems), num_rollouts, np.int32),
         }
     )

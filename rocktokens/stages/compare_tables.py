@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import CompareConfig
+from rocktokens.core.accuracy import accuracy_estimate
 from rocktokens.core.comparison.compare import Arm, Reading, read_regime
 from rocktokens.core.comparison.regimes import SAMPLE_LESS
 from rocktokens.core.seeds import derive_seed
-from rocktokens.core.stats import Estimate, mean_estimate
 from rocktokens.errors import DataError
 from rocktokens.report.conclusions.compare import words
 from rocktokens.runs.files import require_writable as require_writable
@@ -89,10 +89,7 @@ def _reading(arm: Run, step: int) -> dict[str, float | None]:
     if not arm.done(f"read/step={step}"):
         return dict.fromkeys(names)
     correct_P = arm.read(f"problems/step={step}")["correct"].to_numpy()
-    if np.ptp(correct_P) == 0:
-        interval = Estimate(float(correct_P[0]), float(correct_P[0]), float(correct_P[0]), len(correct_P))
-    else:
-        interval = mean_estimate(correct_P, rng=np.random.default_rng(derive_seed("interval", step)), resamples=500)
+    interval = accuracy_estimate(correct_P, rng=np.random.default_rng(derive_seed("interval", step)), resamples=500)
     losses = arm.facts(f"read/step={step}")
     return dict(zip(names, (*interval[:3], losses["heldout_loss_rocks"], losses["heldout_loss_rest"])))
 

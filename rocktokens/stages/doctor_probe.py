@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ServersConfig
+from rocktokens.core.accuracy import accuracy_estimate, right_shares
 from rocktokens.core.health import clamped_share, lost_updates
 from rocktokens.core.stats import wilson_interval
 from rocktokens.stages.doctor_findings import Finding, fine, note, unknown, wrong
@@ -72,16 +73,13 @@ def teacher_ahead(prompts: list[Any], answers: dict[str, list[_Answer]], tokeniz
     known = [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
     if check is None or not known:
         return unknown(name, "The prompts have no answers to check, so accuracy cannot be measured.")
-    right = {
-        who: np.array(
-            [check(tokenizer.decode(list(own[at].ids), skip_special_tokens=True), prompts[at].answer) for at in known],
-            float,
-        )
-        for who, own in answers.items()
-    }
+    right = {}
+    for who, own in answers.items():
+        texts = tokenizer.batch_decode([list(own[at].ids) for at in known], skip_special_tokens=True)
+        right[who] = right_shares(texts, [prompts[at].answer for at in known], check)
     shown = []
     for who in ("student", "teacher"):
-        found = wilson_interval(int(right[who].sum()), len(known))
+        found = accuracy_estimate(right[who], rng=np.random.default_rng(0))
         shown.append(f"{who} {found.value:.0%} [{found.low:.0%}, {found.high:.0%}]")
     gain = right["teacher"] - right["student"]
     error = 1.96 * gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf

@@ -25,7 +25,9 @@ from rocktokens.world import get_world
 from rocktokens.world.spec import Problem, World
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MANIFEST = "manifest.json"
 MODELS = ("teacher", "student")
@@ -116,9 +118,10 @@ def file_hashes(out_dir: Path) -> dict[str, str]:
 
 def measure(world: World, pair_dir: Path, *, num_problems: int) -> dict[str, dict[str, float]]:
     """Accuracy of both models, and of the teacher without the stumbling block, with 95 % intervals."""
+    import numpy as np
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rocktokens.core.stats import wilson_interval
+    from rocktokens.core.accuracy import accuracy_estimate
 
     held_out = world.problems("causal", num_problems, seed=0)
     block = list(world.truth().stumbling_blocks.ids)
@@ -131,34 +134,35 @@ def measure(world: World, pair_dir: Path, *, num_problems: int) -> dict[str, dic
     for label, (who, banned) in arms.items():
         tokenizer = AutoTokenizer.from_pretrained(pair_dir / who)
         model = AutoModelForCausalLM.from_pretrained(pair_dir / who).eval()
-        right = count_right(world, model, tokenizer, held_out, banned=banned)
-        share = wilson_interval(right, len(held_out))
+        right_P = right_of(world, model, tokenizer, held_out, banned=banned)
+        share = accuracy_estimate(right_P, rng=np.random.default_rng(0))
         found[label] = {"value": share.value, "low": share.low, "high": share.high, "num_problems": share.num_prompts}
     return found
 
 
-def count_right(
+def right_of(
     world: World,
-    model: Any,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     problems: list[Problem],
     *,
     banned: list[int],
     seed: int = 0,
-) -> int:
-    """How many problems the model answers right, one sampled response each, T = 1."""
+) -> NDArray[np.float64]:
+    """Which problems the model answers right (1 or 0), one sampled rollout each, T = 1, without the banned tokens."""
     import torch
 
-    right = 0
+    from rocktokens.core.accuracy import right_shares
+
+    texts: list[str] = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)  # generate() has no generator argument
         for start in range(0, len(problems), EVALUATION_BATCH):
             batch = problems[start : start + EVALUATION_BATCH]
             inputs = tokenizer([p.prompt for p in batch], return_tensors="pt", padding=True)
             ids_BT = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=banned or None)
-            texts = tokenizer.batch_decode(ids_BT[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-            right += sum(world.check(text, p.answer) for text, p in zip(texts, batch, strict=True))
-    return right
+            texts += tokenizer.batch_decode(ids_BT[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return right_shares(texts, [problem.answer for problem in problems], world.check)
 
 
 def _train(world: World, who: Any, out_dir: Path, report: Callable[[Progress], None]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats as sps
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
+from rocktokens.core.accuracy import accuracy_estimate
 from rocktokens.core.census.inference import (
     NEUTRAL,
     NEVER_USED,
@@ -33,9 +34,7 @@ from rocktokens.core.stats import (
     benjamini_hochberg,
     bonferroni,
     max_t,
-    mean_estimate,
     smallest_detectable_effect,
-    wilson_interval,
 )
 
 # Shapes: P problems, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
@@ -299,13 +298,7 @@ def _census(
     rng = np.random.default_rng([seed, 1_000_000])
     results = _adjusted(effects, results, num_problems, rng)
     accuracy_P = effects.accuracy_P[:num_problems]
-    if np.ptp(accuracy_P) == 0 or effects.rollouts == 1:
-        total = num_problems * effects.rollouts
-        accuracy = wilson_interval(round(float(accuracy_P.sum()) * effects.rollouts), total)._replace(
-            num_prompts=num_problems
-        )
-    else:
-        accuracy = mean_estimate(accuracy_P, rng=rng)
+    accuracy = accuracy_estimate(accuracy_P, rng=rng)
     notes = []
     if accuracy.value in (0.0, 1.0):
         notes.append(

@@ -108,6 +108,7 @@ class Reading:
     step_ratio: Estimate
     """Seconds a step as a share of uniform's."""
     flops_ratio: float
+    """Floating-point operations as a share of uniform's; NaN where the trainings recorded none."""
     kept_share: float
     tokens_ratio: float
     """Positions sampled as a share of uniform's."""
@@ -139,7 +140,8 @@ class Reading:
             found |= {f"{axis}_to": _finite(reach.value)}
             found |= {f"{axis}_to_low": _finite(reach.low), f"{axis}_to_high": _finite(reach.high)}
         found["share_reached"] = self.reach["steps"].share_reached
-        found |= {name: getattr(self, name) for name in ("flops_ratio", "kept_share", "tokens_ratio", "ceiling")}
+        shares = ("flops_ratio", "kept_share", "tokens_ratio", "ceiling")
+        found |= {name: _finite(getattr(self, name)) for name in shares}
         return found | {f"seconds_{stage}": value for stage, value in self.stages.items()}
 
 
@@ -303,7 +305,7 @@ def read_regime(
         seconds=seed_estimate(own, level=level),
         seconds_ratio=seed_estimate(own / seconds, level=level, ratio=True),
         step_ratio=seed_estimate(own / own_steps / (np.array(seconds) / steps), level=level, ratio=True),
-        flops_ratio=float(sum(arm.flops_E[-1] for arm in arms) / sum(arm.flops_E[-1] for arm in uniform)),
+        flops_ratio=_ratio(sum(arm.flops_E[-1] for arm in arms), sum(arm.flops_E[-1] for arm in uniform)),
         kept_share=kept,
         tokens_ratio=tokens,
         ceiling=1.0 / max(min(left, 1.0), np.finfo(float).tiny),
@@ -323,6 +325,10 @@ def _paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], lis
     if len({arm.correct_EP.shape[1] for arm in [*matched, *uniform]}) > 1:
         raise DataError(f"regime {matched[0].regime} was evaluated on other problems than uniform")
     return matched, [base[arm.seed] for arm in matched]
+
+
+def _ratio(value: float, base: float) -> float:
+    return float(value / base) if base > 0 else math.nan
 
 
 def _losses(arms: Sequence[Arm], name: str, level: float) -> Estimate | None:

@@ -1,35 +1,54 @@
-"""Accuracy on held-out problems while a model trains: the same problems and the same sampling seeds every time.
+"""Accuracy of a model on held-out prompts: the same prompts and the same sampling seeds every time.
 
 So two evaluations differ by what was learned and not by the draw. This module is given a sampler and an answer checker;
-it knows neither models nor tasks.
+it knows neither models nor tasks. Counting and intervals are core/accuracy.py's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from rocktokens.core.accuracy import accuracy_estimate, right_shares
 from rocktokens.core.seeds import derive_seed
-from rocktokens.core.stats import Estimate, mean_estimate, wilson_interval
+from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
 from rocktokens.lm.checkers import Checker
+from rocktokens.lm.sampling.requests import Engine, Request
 from rocktokens.lm.tasks import Prompt
 
-# sample(prompt_ids, seeds, length limit) -> responses as token ids
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedTokenizerBase
+
+# sample(prompt_ids, seeds, length limit) -> rollouts as token ids
 Sample = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[list[int]]]
 
 
+def sample_with(engine: Engine) -> Sample:
+    """The `Sample` function of an engine; refuses a model that gives NaN or infinite logits on every prompt."""
+
+    def sample(prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int) -> list[list[int]]:
+        found = engine.generate([Request(tuple(ids), limit, seed) for ids, seed in zip(prompts, seeds)])
+        if found and all(rollout.invalid and not rollout.token_ids for rollout in found):
+            raise DataError("the model gives NaN or infinite logits on every prompt; check its weights")
+        return [list(rollout.token_ids) for rollout in found]
+
+    return sample
+
+
 class Evaluator:
-    """Held-out problems with a fixed seed for every rollout."""
+    """Held-out prompts with a fixed seed for every rollout."""
 
     def __init__(
         self,
         prompts: Sequence[Prompt],
         check: Checker,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         max_new_tokens: int,
         num_rollouts: int = 1,
@@ -38,37 +57,32 @@ class Evaluator:
     ) -> None:
         self.prompts = [prompt for prompt in prompts if prompt.answer is not None]
         if not self.prompts:
-            raise DataError("none of the held-out problems has an answer; accuracy cannot be measured")
+            raise DataError("none of the held-out prompts has an answer; accuracy cannot be measured")
         self.check, self.tokenizer = check, tokenizer
         self.max_new_tokens, self.num_rollouts = max_new_tokens, num_rollouts
         self.seed, self.batch_size = seed, batch_size
 
-    def correct(self, sample: Sample, part: int = 0, parts: int = 1) -> np.ndarray:
-        """Share of right answers for each problem of one part (every `parts`-th problem)."""
+    def correct(self, sample: Sample, part: int = 0, parts: int = 1) -> NDArray[np.float64]:
+        """Share of right rollouts for each prompt of one part (every `parts`-th prompt)."""
         mine = self.prompts[part::parts]
         jobs = [(prompt, rollout) for prompt in mine for rollout in range(self.num_rollouts)]
-        right: list[bool] = []
+        texts: list[str] = []
         for start in range(0, len(jobs), self.batch_size):
             batch = jobs[start : start + self.batch_size]
             seeds = [derive_seed(self.seed, "evaluate", prompt.prompt_id, rollout) for prompt, rollout in batch]
-            responses = sample([prompt.prompt_ids for prompt, _ in batch], seeds, self.max_new_tokens)
-            texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
-            right += [self.check(text, prompt.answer or "") for text, (prompt, _) in zip(texts, batch)]
-        return np.asarray(right, float).reshape(len(mine), self.num_rollouts).mean(1)
+            rollouts = sample([prompt.prompt_ids for prompt, _ in batch], seeds, self.max_new_tokens)
+            texts += self.tokenizer.batch_decode(rollouts, skip_special_tokens=True)
+        return right_shares(texts, [prompt.answer or "" for prompt in mine], self.check, rollouts=self.num_rollouts)
 
-    def accuracy(self, sample: Sample, accelerator: Any = None) -> Estimate:
-        """Accuracy with its 95 % interval over problems; ranks share the work."""
+    def accuracy(self, sample: Sample, accelerator: Accelerator | None = None) -> Estimate:
+        """Accuracy with its 95 % interval over prompts; ranks share the work."""
         if accelerator is None or accelerator.num_processes == 1:
             share_P = self.correct(sample)
         else:
             share_P = self._over_ranks(sample, accelerator)
-        if self.num_rollouts == 1:
-            return wilson_interval(int(share_P.sum()), len(share_P))
-        if np.ptp(share_P) == 0:
-            return wilson_interval(round(share_P.sum()), len(share_P))
-        return mean_estimate(share_P, rng=np.random.default_rng(derive_seed(self.seed, "interval")))
+        return accuracy_estimate(share_P, rng=np.random.default_rng(derive_seed(self.seed, "interval")))
 
-    def _over_ranks(self, sample: Sample, accelerator: Any) -> np.ndarray:
+    def _over_ranks(self, sample: Sample, accelerator: Accelerator) -> NDArray[np.float64]:
         part, parts = accelerator.process_index, accelerator.num_processes
         own = self.correct(sample, part, parts)
         whole = torch.full((-(-len(self.prompts) // parts),), torch.nan, device=accelerator.device)

@@ -63,7 +63,9 @@ def _saved(reading: Reading) -> str:
     """What the clock says, of the step and, where the numbers of steps differ, of the whole."""
     if not math.isfinite(reading.step_ratio.low):  # no interval, no claim
         few = "one seed" if reading.num_seeds == 1 else f"{reading.num_seeds} seeds"
-        return f"no saving of time can be told from {few} (floating-point operations: {reading.flops_ratio:.2f}×)"
+        known = math.isfinite(reading.flops_ratio)
+        flops = f" (floating-point operations: {reading.flops_ratio:.2f}×)" if known else ""
+        return f"no saving of time can be told from {few}{flops}"
     step = _time(reading.step_ratio, "of the step", "a step")
     whole = reading.seconds_ratio
     if abs(math.log(whole.value / reading.step_ratio.value)) < 0.02:

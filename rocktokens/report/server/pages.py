@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rocktokens.core.stats import Estimate, mean_estimate
+from rocktokens.core.accuracy import accuracy_estimate
+from rocktokens.core.stats import Estimate
 from rocktokens.errors import RockTokensError
 from rocktokens.report.conclusions.evidence import comparison
 from rocktokens.report.conclusions.run import answer
@@ -234,10 +235,7 @@ def sampled_accuracy(facts: Facts) -> Estimate | None:
         "select avg(correct::int) as share from rollouts where correct is not null group by prompt_id order by share"
     )
     share_P = np.zeros(0) if found is None else found["share"].to_numpy()
-    if len(share_P) < 2 or np.ptp(share_P) == 0:
-        value = float(share_P.mean()) if len(share_P) else None
-        return None if value is None else Estimate(value, float("nan"), float("nan"), len(share_P))
-    return mean_estimate(share_P, rng=np.random.default_rng(0))
+    return accuracy_estimate(share_P, rng=np.random.default_rng(0)) if len(share_P) else None
 
 
 def _accuracy(facts: Facts) -> str:

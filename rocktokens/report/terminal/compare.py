@@ -82,7 +82,7 @@ def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table
             name,
             f"{r.seconds.value:.0f}",
             f"{ratio.value:.2f}{bounds}",
-            f"{r.flops_ratio:.2f}",
+            "not recorded" if np.isnan(r.flops_ratio) else f"{r.flops_ratio:.2f}",
             percent(r.kept_share),
             f"{r.tokens_ratio:.2f}",
             f"{r.ceiling:.2f}",

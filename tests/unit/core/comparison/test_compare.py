@@ -157,6 +157,19 @@ def test_uniform_against_itself_changes_nothing():
     assert found.reach["steps"].share_reached == 1
 
 
+def test_a_training_without_recorded_flops_has_no_ratio_of_them():
+    """The row goes into run.json, which holds no NaN; seen: 0 ÷ 0 made the whole stage fail at its end."""
+    none = [replace(arm, flops_E=0 * arm.flops_E) for arm in UNIFORM]
+    freeze = [replace(arm, flops_E=0 * arm.flops_E) for arm in arms("freeze", [0.4, 0.5, 0.6, 0.7], seeds=1)]
+    found = read_regime(freeze, none, rng=np.random.default_rng(0))
+    assert math.isnan(found.flops_ratio)
+    assert found.row()["flops_ratio"] is None
+    json.dumps(found.row(), allow_nan=False)
+    said = verdict_sentence(found, margin=0.01)
+    assert "nan" not in said
+    assert "floating-point" not in said
+
+
 def test_gain():
     found = read(arms("freeze", [0.4, 0.65, 0.75, 0.80], pace=0.9, kept_share=0.76))
     assert found.verdict == "gains"
