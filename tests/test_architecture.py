@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,16 +136,59 @@ def test_the_cycle_finder_finds_one():
     assert cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
+def packages_of(path: Path) -> set[str]:
+    """Top-level packages that a module imports anywhere in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.split(".")[0] for name in names}
+
+
+def test_terminal_figures_and_flags_have_their_places():
+    """rich draws in report/terminal and progress.py, plotly in report, tyro reads flags in cli.py; core knows none."""
+    places = {"rich": ("report.terminal", "progress"), "plotly": ("report",), "tyro": ("cli", "commands", "config")}
+    wrong = [
+        f"{name_of(path)} imports {package}"
+        for path in MODULES
+        for package, rooms in places.items()
+        if package in packages_of(path) and not name_of(path).startswith(rooms)
+    ]
+    assert not wrong
+
+
+# Words that are data: the discourse markers of a cluster; and halves of messages that are raised by a shared function.
+NO_PROSE_BUT = {"core.detection.clusters", "core.selection.basic", "core.selection.selectors"}
+
+
+def prose_of(path: Path, *, words: int = 5) -> list[str]:
+    """Strings of a module that read as sentences, apart from docstrings and from what is raised."""
+    tree = ast.parse(path.read_text())
+    aside: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise):
+            aside |= {id(inner) for inner in ast.walk(node)}
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            aside.add(id(node.value))
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in aside
+    ]
+    return [text for text in texts if len(re.findall(r"[a-z]+[ ,.:;]", text)) >= words]
+
+
 @pytest.mark.parametrize("path", [path for path in MODULES if name_of(path).startswith("core")], ids=name_of)
-def test_core_knows_no_terminal(path):
-    names = {
-        alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    names |= {node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
-    assert not {name for name in names if name.split(".")[0] in ("rich", "plotly", "tyro")}
+def test_core_writes_no_prose(path):
+    assert name_of(path) in NO_PROSE_BUT or not prose_of(path), "the words belong into report/conclusions"
+
+
+def test_the_prose_finder_finds_prose(tmp_path):
+    (tmp_path / "one.py").write_text("""
+'''A docstring may say whatever it wants to say about this module.'''
+note = f"only {3} prompts were measured and the intervals are therefore too short"
+raise ValueError("this is a message of an error that somebody reads")
+""")
+    assert len(prose_of(tmp_path / "one.py")) == 1
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

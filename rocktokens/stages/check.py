@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.config.plan import BudgetConfig
 from rocktokens.errors import ConfigError
+from rocktokens.progress import console
+from rocktokens.report.terminal.check import BudgetRow, budget_table, sizes_table
 
 # A probe of a server's speed: short enough to be quick, long enough to mean something.
 PROBE_ROLLOUTS, PROBE_TOKENS = 16, 32
@@ -41,37 +41,24 @@ def check(
     if not pair.student or not pair.teacher:
         raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
     needs = needs_of(pair, rollouts)
-    console = Console()
-    table = Table("", "student", "teacher", box=None)
-    for label, name in (
-        ("family", "model_type"),
-        ("parameters", "parameters"),
-        ("layers", "layers"),
-        ("width", "width"),
-        ("output head rows", "vocabulary"),
-        ("context", "context"),
-    ):
-        values = [getattr(size, name) for size in (needs.student, needs.teacher)]
-        table.add_row(label, *(f"{value:,}" if isinstance(value, int) else str(value) for value in values))
-    console.print(table)
+    out = console()
+    out.print(sizes_table(dataclasses.asdict(needs.student), dataclasses.asdict(needs.teacher)))
     shared = min(needs.student.vocabulary, needs.teacher.vocabulary)
-    console.print(
-        f"The pair fits: {needs.num_types:,} token types, one tokenizer; {shared:,} rows of both heads are used."
-    )
-    console.print(needs.templates, highlight=False, markup=False)
+    out.print(f"The pair fits: {needs.num_types:,} token types, one tokenizer; {shared:,} rows of both heads are used.")
+    out.print(needs.templates, highlight=False, markup=False)
     available = psutil.virtual_memory().available
-    console.print(
+    out.print(
         f"Memory: about {needs.score_bytes / 1e9:.2f} GB to sample and score, {needs.distill_bytes / 1e9:.2f} GB to "
         f"distil; {available / 1e9:.1f} GB are free on this machine."
     )
-    console.print(
+    out.print(
         f"Time for 1,000 response tokens, at least: sampling {needs.sample_seconds:.2g} s, scoring "
         f"{needs.score_seconds:.2g} s, a distillation step's forward and backward {needs.distill_seconds:.2g} s."
     )
     if needs.distill_bytes > available:
-        console.print("[bold]This machine has too little free memory to distil this pair.[/bold]")
+        out.print("[bold]This machine has too little free memory to distil this pair.[/bold]")
     for line in _probe(pair, rollouts, servers or ServersConfig()):
-        console.print(line, highlight=False)
+        out.print(line, highlight=False)
 
 
 def _probe(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) -> Iterator[str]:
@@ -138,21 +125,15 @@ def plan(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, aske
     if not pair.student or not pair.teacher:
         raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
     found = budget_of(pair, rollouts, asked)
-    console = Console()
-    name = "this machine" if asked.machine == "cpu" else f"{asked.devices} x {asked.machine}"
-    table = Table("stage", "device-hours", f"hours on {name}", "memory", "disk", "", box=None)
-    for stage in found:
-        table.add_row(
-            stage.stage,
-            f"{stage.device_hours:,.1f}",
-            f"{stage.device_hours / (1 if asked.machine == 'cpu' else asked.devices):,.1f}",
-            f"{stage.memory / 1e9:,.0f} GB",
-            f"{stage.disk / 1e9:,.1f} GB",
-            stage.note,
-        )
+    out = console()
+    devices = 1 if asked.machine == "cpu" else asked.devices
+    rows = [
+        BudgetRow(own.stage, own.device_hours, own.device_hours / devices, own.memory, own.disk, own.note)
+        for own in found
+    ]
+    out.print(budget_table(rows, "this machine" if asked.machine == "cpu" else f"{asked.devices} x {asked.machine}"))
     total = sum(stage.device_hours for stage in found)
-    console.print(table)
-    console.print(
+    out.print(
         f"Together {total:,.1f} device-hours and {sum(stage.disk for stage in found) / 1e9:,.0f} GB of disk, at least. "
         "Estimates from the models' shapes and the machine's data sheet; docs/scale.md says how."
     )

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.halves import Halves, selected_prompts
-from rocktokens.core.detection.occurrences import SIGNALS, Array, Occurrences, left_out_note
+from rocktokens.core.detection.occurrences import SIGNALS, Array, Occurrences, left_out
+from rocktokens.core.remarks import Remark
 from rocktokens.runs.scored import Layout, ScoredStep
 from rocktokens.runs.store import Run
 
@@ -112,8 +113,8 @@ class _Table:
         prompt_M = np.repeat(self.prompt_R, self.size_R)
         chosen_P = selected_prompts(_distinct(prompt_M[finite_M]), len(self.prompt_ids), self.config)
         del prompt_M
-        notes = () if finite_M.all() else (left_out_note(finite_M),)
-        common = _Common(self, losses, others, finite_M, token_M, token_ids_V, code, notes)
+        remarks = () if finite_M.all() else (left_out(finite_M),)
+        common = _Common(self, losses, others, finite_M, token_M, token_ids_V, code, remarks)
         return Halves(common.half(chosen_P), common.half(~chosen_P))
 
 
@@ -130,7 +131,7 @@ class _Common:
     token_ids_V: Array
     code: Array
     """Type of every token id."""
-    notes: tuple[str, ...]
+    remarks: tuple[Remark, ...]
 
     def half(self, chosen_P: Array) -> Occurrences:
         """The occurrences of some prompts."""
@@ -168,7 +169,7 @@ class _Common:
             rollout_ids=table.rollout_ids,
             rollout_prompt_R=table.prompt_R,
             num_left_out=rows - int(finite_m.sum()),
-            notes=self.notes,
+            remarks=self.remarks,
         )
 
     def _extras(self, reader: Callable[[int, str], Callable[[], Array]]) -> dict[Any, Callable[[], Array]]:

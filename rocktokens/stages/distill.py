@@ -14,6 +14,7 @@ from typing import Any
 from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, ServersConfig
 from rocktokens.config.base import to_mapping
 from rocktokens.errors import ConfigError, RunError
+from rocktokens.report.terminal.distill import show_account
 from rocktokens.runs.files import failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import MANIFEST, Run, open_run
@@ -98,6 +99,7 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         bypass=list_for(run, asked.config.selector, models.tokenizer),
         problems=held_out,
         check=checker if held_out else None,
+        on_end=show_account,
     )
     if ranks.is_main_process:
         _stage(target, asked.pair, asked.prompts, asked.config, asked.problems).finish(found.facts)

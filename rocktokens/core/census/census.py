@@ -28,6 +28,7 @@ from rocktokens.core.census.inference import (
     verdicts,
 )
 from rocktokens.core.census.looks import Schedule
+from rocktokens.core.remarks import Remark, in_words
 from rocktokens.core.stats import (
     Estimate,
     Floats,
@@ -182,8 +183,13 @@ class Census:
     placebo_problems: int
     baseline_tokens: int
     baseline_rollouts: int
-    notes: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     exact_resume: bool = True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks as sentences."""
+        return in_words(self.remarks)
 
     def _repr_html_(self) -> str:
         """The verdicts as a table, for notebooks; made by report/notebook.py, found by its name."""
@@ -299,12 +305,7 @@ def _census(
     results = _adjusted(effects, results, num_problems, rng)
     accuracy_P = effects.accuracy_P[:num_problems]
     accuracy = accuracy_estimate(accuracy_P, rng=rng)
-    notes = []
-    if accuracy.value in (0.0, 1.0):
-        notes.append(
-            f"warning: the baseline is right in {100 * accuracy.value:.0f} % of the rollouts, which leaves no room for "
-            f"an effect to {'harm' if accuracy.value == 0 else 'help'}; take problems that the student solves sometimes"
-        )
+    at_bound = accuracy.value in (0.0, 1.0)
     return Census(
         results=tuple(results),
         accuracy=accuracy,
@@ -315,7 +316,7 @@ def _census(
         placebo_problems=effects.placebo_problems,
         baseline_tokens=effects.baseline_tokens,
         baseline_rollouts=effects.baseline_rollouts,
-        notes=tuple(notes),
+        remarks=(Remark("baseline_at_bound", {"accuracy": accuracy.value}),) if at_bound else (),
     )
 
 
@@ -356,21 +357,38 @@ def _placebo_strong(effects: Effects, config: KnockoutConfig, rng: np.random.Gen
     return sum(verdict.startswith("Strong") for verdict in named), len(used)
 
 
-def power_lines(
-    correct_N: Floats, used_A: Floats, config: KnockoutConfig, base: BaselineConfig, num_problems: int
-) -> list[str]:
-    """What the census will be able to see, said before it looks: from the baseline and the affected counts alone."""
+class Power(NamedTuple):
+    """What the census will be able to see, known before it looks: from the baseline and the used shares alone."""
+
+    accuracy: float
+    """Of the baseline's first rollouts."""
+    num_rollouts: int
+    """How many those are."""
+    used_shares: tuple[float, float]
+    """Share of the rollouts that use the median candidate, and the most used one."""
+    detectable: tuple[float, float]
+    """Smallest effect of either that the planned prompts show with the power asked for."""
+
+
+def power_of(
+    correct_N: Floats, used_A: Floats, config: KnockoutConfig, base: BaselineConfig, num_prompts: int
+) -> Power:
+    """The power of a census before it is run.
+
+    Args:
+        correct_N: outcomes of the first baseline rollouts.
+        used_A: how many of these rollouts use each candidate.
+        config: power, level and repeats of the census.
+        base: rollouts per prompt.
+        num_prompts: prompts planned.
+    """
     accuracy = float(np.mean(correct_N))
     used = np.sort(np.asarray(used_A) / max(len(correct_N), 1))
-    lines = [f"baseline: {100 * accuracy:.1f} % right in the first {len(correct_N)} rollouts"]
-    if accuracy in (0.0, 1.0):
-        lines.append("warning: the baseline is always right or always wrong so far; there is no room for an effect")
-    for name, share in (("median", float(np.median(used))), ("most used", float(used[-1]))):
-        # A resumed rollout may have a different outcome: at worst its two outcomes are independent.
-        sd = np.sqrt(share * 2 * accuracy * (1 - accuracy) / (base.rollouts * config.repeats))
-        effect = smallest_detectable_effect(sd, num_problems, power=config.power, alpha=config.alpha)
-        lines.append(
-            f"power: the {name} candidate is in {100 * share:.1f} % of rollouts; {num_problems} problems show effects "
-            f"from {100 * effect:.2f} points at {100 * config.power:.0f} % power, or smaller where pairs agree"
-        )
-    return lines
+    shares = float(np.median(used)), float(used[-1])
+    # A resumed rollout may have a different outcome: at worst its two outcomes are independent.
+    per_rollout = 2 * accuracy * (1 - accuracy) / (base.rollouts * config.repeats)
+    median, most = (
+        smallest_detectable_effect(np.sqrt(share * per_rollout), num_prompts, power=config.power, alpha=config.alpha)
+        for share in shares
+    )
+    return Power(accuracy, len(correct_N), shares, (median, most))

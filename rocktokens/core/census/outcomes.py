@@ -14,17 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocktokens.config import KnockoutConfig
+from rocktokens.core.accuracy import accuracy_estimate
 from rocktokens.core.census.census import FLIPS, BannedSet, Census, SetResult
 from rocktokens.core.census.inference import UNDECIDED, Findings, find, problems_to_decide, verdicts
+from rocktokens.core.remarks import Remark
 from rocktokens.core.stats import (
-    Estimate,
     Floats,
     benjamini_hochberg,
     bonferroni,
     max_t,
-    mean_estimate,
     smallest_detectable_effect,
-    wilson_interval,
 )
 from rocktokens.errors import DataError
 
@@ -95,9 +94,10 @@ def census_of_outcomes(outcomes: KnockoutOutcomes, config: KnockoutConfig, *, se
     done = [_more(result, config) for result in results if result is not None]
     accuracy_P = _mean_over_candidates(outcomes.baseline_PV)
     rng = np.random.default_rng([seed, 1_000_000])
+    accuracy = accuracy_estimate(accuracy_P, rng=np.random.default_rng([seed, 1_000_001]))
     return Census(
         results=tuple(_adjusted(done, np.nan_to_num(difference_PV), rng)),
-        accuracy=_accuracy(accuracy_P, outcomes.has_shares, rng),
+        accuracy=accuracy,
         epsilon=config.epsilon,
         alpha=config.alpha,
         num_rounds=1,
@@ -105,7 +105,7 @@ def census_of_outcomes(outcomes: KnockoutOutcomes, config: KnockoutConfig, *, se
         placebo_problems=0,
         baseline_tokens=0,
         baseline_rollouts=len(accuracy_P),
-        notes=_notes(outcomes, accuracy_P),
+        remarks=_remarks(outcomes, accuracy.value),
         exact_resume=False,
     )
 
@@ -195,26 +195,11 @@ def _mean_over_candidates(baseline_PV: Floats) -> Floats:
     return np.asarray(np.nanmean(baseline_PV, axis=1))
 
 
-def _accuracy(accuracy_P: Floats, has_shares: bool, rng: np.random.Generator) -> Estimate:
-    whole = np.isin(accuracy_P, (0.0, 1.0)).all()
-    if whole and (not has_shares or np.ptp(accuracy_P) == 0):
-        return wilson_interval(int(accuracy_P.sum()), len(accuracy_P))
-    if np.ptp(accuracy_P) == 0:
-        return Estimate(float(accuracy_P[0]), UNKNOWN, UNKNOWN, len(accuracy_P))
-    return mean_estimate(accuracy_P, rng=rng)
-
-
-def _notes(outcomes: KnockoutOutcomes, accuracy_P: Floats) -> tuple[str, ...]:
-    notes = [
-        "how often each candidate is used and the noise of two identical runs are not in the file: no candidate is "
-        "called Never Used, and there is no noise floor"
-    ]
+def _remarks(outcomes: KnockoutOutcomes, accuracy: float) -> tuple[Remark, ...]:
+    remarks = [Remark("uses_unknown")]
     spread_P = np.nanmax(outcomes.baseline_PV, axis=1) - np.nanmin(outcomes.baseline_PV, axis=1)
     if (spread_P > 0).any():
-        notes.append(
-            f"the baseline differs between candidates on {int((spread_P > 0).sum())} of {len(spread_P)} prompts; each "
-            "candidate is compared with its own, and the accuracy shown is the mean over them"
-        )
-    if float(accuracy_P.mean()) in (0.0, 1.0):
-        notes.append("the baseline is always right or always wrong, which leaves no room for an effect")
-    return tuple(notes)
+        remarks.append(Remark("baseline_differs", {"prompts": int((spread_P > 0).sum()), "of": len(spread_P)}))
+    if accuracy in (0.0, 1.0):
+        remarks.append(Remark("baseline_at_bound", {"accuracy": accuracy}))
+    return tuple(remarks)

@@ -41,6 +41,7 @@ from rocktokens.core.detection.scores import (
     type_intervals,
 )
 from rocktokens.core.detection.sensitivity import overlaps, sensitivity, shares
+from rocktokens.core.remarks import Remark
 
 __all__ = ["DetectConfig", "Occurrences", "RockReport", "burden_from_counts", "detect_rocks"]
 
@@ -125,7 +126,12 @@ def _report(
     controls = _controls(measurement, rocks, config)
     groups = _groups(halves.selection, choice.scores, rocks, config)
     rows, skipped = _persistence(halves, choice, measured, groups, config)
-    notes = [*measurement.notes, *_notes(halves, choice, measured, verdicts), *_control_notes(controls), *skipped]
+    remarks = [
+        *measurement.remarks,
+        *_remarks(halves, choice, measured, verdicts),
+        *_control_remarks(controls),
+        *skipped,
+    ]
     return RockReport(
         config=config,
         definition=config.definition,
@@ -154,7 +160,7 @@ def _report(
         num_rollouts=sum(len(run_bounds(half.rollout_N)) - 1 for half in halves.both),
         num_types=int((choice.scores.count_V + measured.count_V > 0).sum()),
         num_prompts_measured=measured.sums.num_prompts,
-        notes=tuple(notes),
+        remarks=tuple(remarks),
     )
 
 
@@ -164,60 +170,50 @@ def _confirmed(choice: Choice, verdicts: Verdicts, ids_V: Array) -> Array:
     return ids_V[rocks[confirmed_V[rocks]]] if confirmed_V is not None else ids_V[:0]
 
 
-def _control_notes(controls: dict[str, Control]) -> list[str]:
-    notes = []
+def _control_remarks(controls: dict[str, Control]) -> list[Remark]:
+    remarks = []
     for name, control in controls.items():
         if control.num_placed < 0.99 * control.num_wanted:
-            notes.append(f"{name}: room for {control.num_placed} of {control.num_wanted} occurrences only")
+            counts = {"placed": control.num_placed, "wanted": control.num_wanted}
+            remarks.append(Remark("control_short", {"control": name, **counts}))
         if name == "control_loss" and control.loss_placed < 0.95 * control.loss_wanted:
             share = control.loss_placed / control.loss_wanted
-            notes.append(
-                f"{name}: the costliest non-rocks carry {100 * share:.0f} % of the rocks' loss; that is the match"
-            )
-    return notes
+            remarks.append(Remark("control_loss_short", {"control": name, "share": float(share)}))
+    return remarks
 
 
-def _notes(halves: Halves, choice: Choice, measured: Scores, verdicts: Verdicts) -> list[str]:
-    notes = []
+def _remarks(halves: Halves, choice: Choice, measured: Scores, verdicts: Verdicts) -> list[Remark]:
+    remarks = []
     spread = verdicts.concentration
+    prompts = {"prompts": spread.num_prompts_measured}
     if spread.intervals_too_short:
-        notes.append(
-            f"only {spread.num_prompts_measured} prompts were measured and {100 * spread.positions_80:.1f} % of the "
-            f"positions carry 80 % of the loss: below {FEW_PROMPTS} such prompts intervals are too short"
-        )
+        few = {"positions_80": float(spread.positions_80), "enough": FEW_PROMPTS}
+        remarks.append(Remark("intervals_too_short", {**prompts, **few}))
     elif spread.num_prompts_measured < FEW_PROMPTS:
-        notes.append(f"only {spread.num_prompts_measured} prompts were measured: intervals are rough")
-    notes += _cannot_declare(halves, choice, measured)
-    notes += choice.notes
+        remarks.append(Remark("few_prompts", prompts))
+    remarks += _cannot_declare(halves, choice, measured)
+    remarks += choice.remarks
     for name in RANKED:
-        if len(choice.rocks(name)) < choice.ks[name]:
-            notes.append(f"`{name}`: {len(choice.rocks(name))} token types qualify, fewer than K = {choice.ks[name]}")
+        if (found := len(choice.rocks(name))) < choice.ks[name]:
+            remarks.append(Remark("fewer_than_k", {"definition": name, "found": found, "k": choice.ks[name]}))
     if verdicts.pairs.late_S is None and (verdicts.certified.class_V == LEARNING).any():
-        notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
-    return notes
+        remarks.append(Remark("two_checkpoints"))
+    return remarks
 
 
-def _cannot_declare(halves: Halves, choice: Choice, measured: Scores) -> list[str]:
+def _cannot_declare(halves: Halves, choice: Choice, measured: Scores) -> list[Remark]:
     """Why rocks cannot be declared on these occurrences, where they cannot."""
-    notes = []
+    remarks = []
     least, greatest = halves.loss_range
     if measured.r_V.sum() <= 0:
-        notes.append(
-            "no rock can be declared: the total loss is not positive, and shares of the loss mean nothing here"
-        )
+        remarks.append(Remark("loss_not_positive"))
     elif greatest - least <= 1e-6 * max(abs(least), abs(greatest)):
-        notes.append("no rock can be declared: all losses are equal, so no type costs more than another")
+        remarks.append(Remark("losses_equal"))
     if halves.measurement.loss_pre_N is None:
-        notes.append(
-            "no rock can be declared: without the loss before OPD (loss_pre, or a second scored checkpoint) types are "
-            "called costly at most, and an occurrence persists by its loss after OPD alone"
-        )
+        remarks.append(Remark("no_loss_before"))
     if not choice.certified.tests.testable_V.any():
-        notes.append(
-            f"no rock can be declared: no token type occurs in {MIN_PROMPTS} of the {choice.pairs.num_prompts} prompts "
-            "that rocks are chosen on; score more prompts"
-        )
-    return notes
+        remarks.append(Remark("no_testable_type", {"least": MIN_PROMPTS, "prompts": choice.pairs.num_prompts}))
+    return remarks
 
 
 def _types(
@@ -346,9 +342,9 @@ def _groups(selection: Occurrences, scores: Scores, rocks: Array, config: Detect
 
 def _persistence(
     halves: Halves, choice: Choice, measured: Scores, groups: dict[str, Array], config: DetectConfig
-) -> tuple[list[PersistenceRow], list[str]]:
+) -> tuple[list[PersistenceRow], list[Remark]]:
     if halves.measurement.loss_pre_N is None:
-        return [], ["persistence is skipped: only one checkpoint was scored"]
+        return [], [Remark("one_checkpoint")]
     rows = persistence(
         halves.selection,
         halves.measurement,

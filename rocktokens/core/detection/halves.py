@@ -26,6 +26,7 @@ from rocktokens.core.detection.scores import (
     score,
 )
 from rocktokens.core.detection.sweep import SweepRow, choose_k, k_grid, sweep
+from rocktokens.core.remarks import Remark
 from rocktokens.errors import DataError
 
 # Shapes: N occurrences.
@@ -69,7 +70,7 @@ class Choice:
     sweep: list[SweepRow]
     ks: dict[str, int]
     """How many of the ranked types are rocks, by definition."""
-    notes: tuple[str, ...]
+    remarks: tuple[Remark, ...]
 
     def rocks(self, definition: str) -> Array:
         """Types that are rocks by the definition, best first."""
@@ -112,8 +113,8 @@ def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> C
     found = {name: choose_k(rows, name, config.k, config.stability, num_types, num_costly) for name in RANKED}
     ranked["certified"] = certified_rocks(certified, base, config)
     ks = {"certified": len(ranked["certified"]), **{name: k for name, (k, _) in found.items()}}
-    notes = tuple(dict.fromkeys(note for _, note in found.values() if note))
-    return Choice(base, dict(zip(STEPS, stepped)), excess, pairs, certified, ranked, rows, ks, notes)
+    remarks = tuple(remark for _, remark in found.values() if remark)
+    return Choice(base, dict(zip(STEPS, stepped)), excess, pairs, certified, ranked, rows, ks, remarks)
 
 
 def certified_rocks(certified: Certified, scores: Scores, config: DetectConfig) -> Array:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rocktokens.core.remarks import Remark, in_words
 from rocktokens.errors import DataError
 
 # Shapes: M recorded rows, N measured rows (their losses are finite), V token types.
@@ -54,7 +55,12 @@ class Occurrences:
     rollout_prompt_R: Array | None = None
     num_prompts: int = 0
     num_left_out: int = 0
-    notes: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks as sentences."""
+        return in_words(self.remarks)
 
     def __len__(self) -> int:
         return len(self.row_N)
@@ -304,7 +310,7 @@ def _assemble(
         rollout_prompt_R=rollout_prompt_R,
         num_prompts=len(np.unique(prompt_N)),
         num_left_out=int((~finite_M).sum()),
-        notes=_notes(columns, finite_M),
+        remarks=_remarks(columns, finite_M),
     )
 
 
@@ -323,15 +329,15 @@ def _extra(column: Any, order: Array | slice, keep: Array | slice) -> Array:
     return _numbers(column).astype(np.float32)[order][keep]
 
 
-def left_out_note(finite_M: Array) -> str:
+def left_out(finite_M: Array) -> Remark:
     """What to tell of rows without a finite loss."""
-    return f"{(~finite_M).sum()} of {len(finite_M)} occurrences have no finite loss and are left out"
+    return Remark("losses_not_finite", {"count": int((~finite_M).sum()), "of": len(finite_M)})
 
 
-def _notes(columns: Mapping[str, Any], finite_M: Array) -> tuple[str, ...]:
-    notes = []
+def _remarks(columns: Mapping[str, Any], finite_M: Array) -> tuple[Remark, ...]:
+    remarks = []
     if not finite_M.all():
-        notes.append(left_out_note(finite_M))
+        remarks.append(left_out(finite_M))
     if "prompt_id" not in columns:
-        notes.append("no prompt_id: every rollout counts as a prompt of its own, so intervals may be too narrow")
-    return tuple(notes)
+        remarks.append(Remark("no_prompt_id"))
+    return tuple(remarks)

@@ -24,6 +24,7 @@ from rocktokens.core.detection.positions import Concentration
 from rocktokens.core.detection.scores import Thresholds
 from rocktokens.core.detection.sensitivity import Overlap, SensitivityRow
 from rocktokens.core.detection.sweep import SweepRow
+from rocktokens.core.remarks import Remark, in_words
 
 
 class ClusterRow(NamedTuple):
@@ -77,7 +78,13 @@ class RockReport:
     num_rollouts: int
     num_types: int
     num_prompts_measured: int
-    notes: tuple[str, ...]
+    remarks: tuple[Remark, ...]
+    """What a reader must know beside the numbers."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks as sentences."""
+        return in_words(self.remarks)
 
     @property
     def rocks(self) -> Array:

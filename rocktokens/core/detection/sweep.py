@@ -12,6 +12,7 @@ import numpy as np
 
 from rocktokens.core.detection.occurrences import Array
 from rocktokens.core.detection.scores import RANKED, ExcessTest, Scores, ordered
+from rocktokens.core.remarks import Remark
 
 # Shapes: V token types, U units of prompts, F random parts of the prompts.
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -107,8 +108,8 @@ def choose_k(
     stability: float,
     num_types: int,
     num_costly: int,
-) -> tuple[int, str | None]:
-    """(K, what to tell the user). Auto: the largest K that is stable beyond chance, 0 where none is.
+) -> tuple[int, Remark | None]:
+    """(K, what a reader must know). Auto: the largest K that is stable beyond chance, 0 where none is.
 
     Looked for among eligible types, up to the number of types that cost more than the mean token: one that costs no
     more is merely frequent, however stable its rank. Two sets that hold all eligible types agree by necessity, so such
@@ -116,7 +117,7 @@ def choose_k(
     """
     if wanted != "auto":
         if wanted > num_types:
-            return num_types, f"k = {wanted} is more than the {num_types} token types observed; all are ranked"
+            return num_types, Remark("k_beyond_types", {"k": wanted, "types": num_types})
         return wanted, None
     own = [row for row in rows if row.definition == definition]
     if definition == "excess":
@@ -125,4 +126,4 @@ def choose_k(
     stable = [row.k for row in own if row.stability - row.chance >= stability * (1 - row.chance)]
     if stable:
         return max(stable), None
-    return 0, f"`{definition}`: no K is stable at {stability}, so it names no rocks; score more prompts"
+    return 0, Remark("no_stable_k", {"definition": definition, "stability": stability})

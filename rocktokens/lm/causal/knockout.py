@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import BaselineConfig, KnockoutConfig, RolloutConfig
-from rocktokens.core.census.census import BannedSet, Census, Effects, Outcomes, power_lines, run_looks
+from rocktokens.core.census.census import BannedSet, Census, Effects, Outcomes, Power, power_of, run_looks
 from rocktokens.core.census.looks import make_schedule
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError
@@ -306,8 +306,7 @@ class _Work:
         )
         if look == 0:
             used_A = used_V[list(active)]
-            for line in power_lines(baseline.correct_N(), used_A, self.config, self.base, len(self.problems)):
-                log.info("%s", line)
+            _say_power(power_of(baseline.correct_N(), used_A, self.config, self.base, len(self.problems)), self)
         table = self.arms.run(f"round-{look + 1}", jobs, baseline)
         self.baselines.append(rows)
         self.tables += [_baseline_rows(rows), table]
@@ -332,6 +331,22 @@ class _Work:
             after_J=np.array(table["correct"].to_pylist(), float),
             num_tokens_J=table["num_tokens"].to_numpy().astype(int),
             placebo_problems=self.placebo_problems,
+        )
+
+
+def _say_power(found: Power, work: _Work) -> None:
+    log.info("baseline: %.1f %% right in the first %d rollouts", 100 * found.accuracy, found.num_rollouts)
+    if found.accuracy in (0.0, 1.0):
+        log.warning("the baseline is always right or always wrong so far; there is no room for an effect")
+    for name, share, effect in zip(("median", "most used"), found.used_shares, found.detectable):
+        log.info(
+            "power: the %s candidate is in %.1f %% of rollouts; %d prompts show effects from %.2f points at %.0f %% "
+            "power, or smaller where pairs agree",
+            name,
+            100 * share,
+            len(work.problems),
+            100 * effect,
+            100 * work.config.power,
         )
 
 

@@ -42,6 +42,9 @@ from rocktokens.progress import progress
 # Rollouts in one forward and backward pass of a model too large to take a whole step at once.
 MICRO_BATCH = 8
 
+Account = Callable[[str, dict[str, float], Saturation | None], None]
+"""Told at the end of a training: its title, the totals of its record, and the slope test."""
+
 
 @dataclass(frozen=True)
 class Distilled:
@@ -68,24 +71,34 @@ def distill(
     check: Checker | None = None,
     show: bool = True,
     on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_end: Account | None = None,
 ) -> Distilled:
-    """Train the pair's student in place. `rocks` serve selectors and reports, `problems` with `check` accuracy.
+    """Train the pair's student in place.
 
-    `bypass` is the list that `freeze` leaves out where its configuration names no token ids.
-
-    `on_step` is given the record's row of every optimiser step, in place of the progress display.
+    Args:
+        config: how to train.
+        pair: student and teacher.
+        prompts: what is trained on.
+        run: receives checkpoints, the record of every step and telemetry.
+        rocks: token types that selectors may leave out and whose loss is reported apart.
+        bypass: the list that `freeze` leaves out where its configuration names no token ids.
+        problems: held-out prompts on which accuracy is measured, if `check` is given too.
+        check: `check(text, answer)` says whether a rollout is right.
+        show: show a progress bar.
+        on_step: given the record's row of every optimiser step, in place of the progress bar.
+        on_end: given each training's title, the totals of its record and the slope test, when it ends.
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
     _make_directory(run.path / "checkpoints")
     if config.off_policy.answers is not None:
-        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
+        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show, on_end=on_end)
     selector = selector_of(config.selector, rocks, bypass)
     shadows = {name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows}
     trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
     if problems and check is not None:
         _evaluate(trainer, config, problems, check, config.evaluate_every or max(1, config.steps // 10))
-    _train(trainer, "on-policy distillation", show, on_step)
+    _train(trainer, "on-policy distillation", show, on_step, on_end)
     monitor = trainer.monitor.gathered()
     if trainer.args.should_save:
         run.write("monitor", monitor.table())
@@ -177,6 +190,7 @@ def off_policy(
     problems: Sequence[Prompt] = (),
     check: Checker | None = None,
     show: bool = True,
+    on_end: Account | None = None,
 ) -> None:
     """Sample the teacher's answers once, train on them, and leave the student's weights in the run."""
     stage = config.off_policy
@@ -227,7 +241,7 @@ def off_policy(
         if not problems or check is None:
             raise ConfigError("off_policy.until_accuracy needs held-out problems with answers to check")
         _evaluate(trainer, config, problems, check, stage.evaluate_every)
-    _train(trainer, "off-policy distillation", show)
+    _train(trainer, "off-policy distillation", show, on_end=on_end)
     trainer.keep_model(final)
 
 
@@ -236,19 +250,20 @@ def _train(
     title: str,
     show: bool,
     on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_end: Account | None = None,
 ) -> None:
-    """Go on from the newest complete checkpoint, or start; show progress and, at the end, where the time went."""
+    """Go on from the newest complete checkpoint, or start; show progress and, at the end, give the account."""
     trainer.remove_callback(PrinterCallback)
     output = Path(str(trainer.args.output_dir))
     found = last_complete_checkpoint(output)
-    show = show and trainer.accelerator.is_main_process
-    with no_bars(), StepProgress(title, int(trainer.args.max_steps), show=show) as watcher:
+    is_main = trainer.accelerator.is_main_process
+    with no_bars(), StepProgress(title, int(trainer.args.max_steps), show=show and is_main) as watcher:
         trainer.on_step = on_step or watcher
         trainer.train(str(found) if found is not None else None)
     if trainer.run is not None and trainer.args.should_save:
         trainer.record.write(trainer.run)
-    if show:
-        watcher.close(trainer.record, trainer.saturation)
+    if on_end is not None and is_main:
+        on_end(title, trainer.record.summary(), trainer.saturation)
 
 
 def _make_directory(path: Path) -> None:

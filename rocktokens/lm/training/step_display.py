@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
-from rocktokens.core.saturation import Saturation
-from rocktokens.lm.training.step_record import TrainingRecord
-from rocktokens.progress import Work, console, progress
+from rocktokens.progress import Work, progress
 
 
 class StepProgress:
@@ -25,8 +23,10 @@ class StepProgress:
             self._work = self._open.enter_context(progress(self.title, self.steps, "steps"))
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
 
     def __call__(self, row: dict[str, Any]) -> None:
         """Show one step."""
@@ -48,17 +48,3 @@ class StepProgress:
         )
         rate = row["tokens"] / max(row["seconds"], 1e-9)
         return f"loss {row['loss']:.4f}{parts}, {rate:.0f} tokens/s{self._accuracy}"
-
-    def close(self, record: TrainingRecord, saturation: Saturation | None) -> None:
-        """The account at the end: one table, and whether the loss had stopped falling."""
-        out = console(stderr=True)
-        if record.rows:
-            out.print(record.summary_table(self.title))
-        if saturation is not None:
-            verdict = "the loss has stopped falling" if saturation.saturated else "the loss may still fall"
-            print(
-                f"saturation: {verdict}: over the last {saturation.num_steps} steps it fell by {saturation.fall:.1%} "
-                f"[{saturation.low:.1%}, {saturation.high:.1%}] of its level; over {saturation.horizon} more its slope "
-                f"would bring at most {max(saturation.still_high, 0.0):.1%}",
-                file=sys.stderr,
-            )

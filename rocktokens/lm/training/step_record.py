@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,6 @@ import pyarrow as pa
 from rocktokens.core.saturation import Saturation, saturation
 from rocktokens.lm.training.step_meter import STAGES
 from rocktokens.runs.schema import FLOP_STAGES, TABLES
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 TRAINING = {column.name: column.meaning for column in TABLES["training"].columns}
 # Saturation is tested every so many steps, and believed when it holds so many times in a row.
@@ -108,28 +105,6 @@ class TrainingRecord:
         found |= {"ceiling": 1.0 / max(kept, 1e-9), "tokens_per_second": tokens / max(seconds, 1e-9)}
         return found
 
-    def summary_table(self, title: str) -> Table:
-        """The account as one table for the terminal."""
-        from rich.table import Table
-
-        found = self.summary()
-        table = Table(title=title, caption=_caption(found))
-        for column in ("stage", "seconds", "share of time", "TFLOP", "GFLOP/s"):
-            table.add_column(column, justify="left" if column == "stage" else "right")
-        named = 0.0
-        for stage in STAGES:
-            seconds, flops = found[f"seconds_{stage}"], found.get(f"flops_{stage}", 0.0)
-            named += seconds
-            if seconds > 0:
-                speed = f"{flops / seconds / 1e9:.1f}" if flops else ""
-                work = f"{flops / 1e12:.3g}" if flops else ""
-                table.add_row(stage, f"{seconds:.1f}", f"{seconds / found['seconds']:.1%}", work, speed)
-        other = found["seconds"] - named
-        table.add_row("other", f"{other:.1f}", f"{other / found['seconds']:.1%}", "", "")
-        table.add_section()
-        table.add_row("all", f"{found['seconds']:.1f}", "100.0%", "", "")
-        return table
-
 
 class StepPlan(NamedTuple):
     """How many optimiser steps a training may take, and in how many of them the learning rate still rises."""
@@ -163,11 +138,3 @@ def has_saturated(record: TrainingRecord, on: Literal["loss", "rest"], plan: Ste
 def is_out_of_time(record: TrainingRecord, hours: float | None) -> bool:
     """Whether the training has taken so many hours, those before an interruption included."""
     return hours is not None and float(np.nansum(record.column("seconds"))) >= 3600 * hours
-
-
-def _caption(found: dict[str, float]) -> str:
-    return (
-        f"{found['steps']:.0f} steps, {found['tokens']:.0f} response tokens, "
-        f"{found['tokens_per_second']:.0f} a second; "
-        f"kept {found['kept_share']:.1%} of them, which allows at most {found['ceiling']:.2f}x"
-    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats as sps
 
 from rocktokens.config import BaselineConfig, KnockoutConfig
-from rocktokens.core.census.census import BannedSet, Effects, Outcomes, power_lines, run_looks
+from rocktokens.core.census.census import BannedSet, Effects, Outcomes, power_of, run_looks
 from rocktokens.core.census.census_report import census_facts, census_table
 from rocktokens.core.census.correlates import correlate
 from rocktokens.core.census.inference import find, problems_to_decide, verdicts
@@ -227,9 +227,16 @@ def test_never_used_is_not_neutral(rng):
 def test_a_baseline_that_is_always_right_or_wrong_is_warned_about(right):
     census, _ = census_of(np.zeros((400, 1)), CONFIG, correct=np.full(400, right))
     assert "no room for an effect" in census.notes[0]
-    assert any(
-        "no room" in line for line in power_lines(np.full(40, right), np.array([9]), CONFIG, BaselineConfig(), 40)
-    )
+    assert [remark.code for remark in census.remarks] == ["baseline_at_bound"]
+
+
+def test_power_before_the_census_is_that_of_independent_outcomes():
+    """By hand: sd = sqrt(share * 2 * accuracy * (1 - accuracy) / rollouts), effect = (1.96 + 0.84) * sd / sqrt(P)."""
+    config, base = KnockoutConfig(power=0.8, alpha=0.05, repeats=1), BaselineConfig(rollouts=4)
+    found = power_of(np.array([1.0] * 30 + [0.0] * 10), np.array([4, 8, 20]), config, base, 100)
+    assert (found.accuracy, found.num_rollouts, found.used_shares) == (0.75, 40, (0.2, 0.5))
+    expected = [2.80159 * np.sqrt(share * 2 * 0.75 * 0.25 / 4) / 10 for share in (0.2, 0.5)]
+    assert found.detectable == pytest.approx(expected, rel=1e-4)
 
 
 def test_multiple_testing_stands_beside_the_verdict(rng):

@@ -31,6 +31,7 @@ from rocktokens.lm.training.generation import _head_in_full
 from rocktokens.lm.training.off_policy import OffPolicyTrainer
 from rocktokens.lm.training.step_meter import Meter, ModelShape, step_flops
 from rocktokens.lm.training.step_record import TRAINING
+from rocktokens.report.terminal.distill import account_table
 from rocktokens.runs.schema import OCCURRENCES
 from rocktokens.runs.store import Run, open_run
 
@@ -306,7 +307,7 @@ def test_a_run_holds_what_was_promised(tmp_path):
     assert found.facts["steps"] == 6
     assert found.facts["stopped"] == "steps"
     json.dumps(found.facts, allow_nan=False)
-    assert "6 steps" in found.record.summary_table("x").caption
+    assert "6 steps" in account_table("x", found.record.summary()).caption
 
 
 def test_frozen_rocks_are_measured_when_occurrences_are_recorded_and_only_then(tmp_path):
