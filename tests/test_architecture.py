@@ -150,8 +150,8 @@ def test_terminal_figures_and_flags_have_their_places():
     wrong = [
         f"{name_of(path)} imports {package}"
         for path in MODULES
-        for package, rooms in places.items()
-        if package in packages_of(path) and not name_of(path).startswith(rooms)
+        for package in packages_of(path) & places.keys()
+        if not name_of(path).startswith(places[package])
     ]
     assert not wrong
 
@@ -215,6 +215,18 @@ def test_every_module_says_what_it_is(path):
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+def test_references_to_the_method_point_to_sections_that_exist():
+    """`docs/method.md §3` is a numbered heading of that page; the page itself is the only name for the method."""
+    root = PACKAGE.parent
+    sections = set(re.findall(r"^## (\d+)\.", (root / "docs" / "method.md").read_text(), re.M))
+    texts = {path: path.read_text() for path in (*MODULES, *root.glob("tests/**/*.py"), *root.glob("docs/*.md"))}
+    named = {number for text in texts.values() for number in re.findall(r"docs/method\.md §(\d+)", text)}
+    assert named
+    assert named <= sections
+    other = re.compile(r"METHOD(?:\.md)? ?§|METHOD's")
+    assert not [str(path) for path, text in texts.items() if path != Path(__file__) and other.search(text)]
 
 
 def loaded_after(code: str) -> set[str]:

@@ -1,8 +1,8 @@
 """Which costly token types may be skipped in training: what detection, census and graft say together, type by type.
 
 A type may be skipped if (a) it is a declared and confirmed rock, (b) the census proves that it is neutral or a
-stumbling block, and (c) it is inside a set whose graft gains no more than ε, by the upper bound (METHOD.md §6). This
-room knows verdicts and intervals and returns codes; the words are report/conclusions/bypass.py's, files are elsewhere.
+stumbling block, and (c) it is inside a set whose graft gains no more than ε, by the upper bound (docs/method.md §6).
+This module knows verdicts and intervals and returns codes; the words are report/conclusions/bypass.py's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every statistic is a sum, so that monitors of several ranks merge by addition. Four windows are kept for each type:
 `total` (everything), `early` (the first updates), `recent` (exponentially forgotten) and `late` (the same, without the
 rows of `early`: the two are independent, so a fall from one to the other is not blurred by rows that both hold). This
-room does not know where the losses come from, nor what is done with the answer.
+module does not know where the losses come from, nor what is done with the answer.
 
 Shapes: N rows of one update, V vocabulary, W = 4 windows.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -21,6 +21,9 @@ from rocktokens.engines.servers import ServedModel, ServerPool
 from rocktokens.engines.states import ServedStates
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.lm.pair import load_model, model_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROBE_TEXT = "Let x = 3 + 4. Then x is 7, and so 2 * x = 14. The answer is 14."
 PROBE_TOKENS = 16
@@ -54,7 +57,7 @@ class Fingerprint:
         return cls(found["root"], tuple(found["logprobs"]))
 
 
-def probe_ids(tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
+def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[int, ...]:
     """A short text as ids; where the tokenizer makes too little of it, ids spread over the vocabulary."""
     ids = [token for token in tokenizer(PROBE_TEXT)["input_ids"] if token < vocabulary][:PROBE_TOKENS]
     if len(set(ids)) < 8:

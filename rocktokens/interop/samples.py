@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from rocktokens.errors import DataError
 
 Floats = NDArray[np.float64]
-# Measures that a dump may hold for every token, beside its log-probabilities.
-PER_TOKEN = ("student_logprob_T", "teacher_logprob_T", "engine_logprob_T", "kl_T", "log_ratio_T", "student_entropy_T")
 
 
 @dataclass(frozen=True)

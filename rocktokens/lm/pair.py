@@ -33,6 +33,8 @@ from rocktokens.core.divergence import Head
 from rocktokens.errors import ConfigError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from rocktokens.lm.sampling.requests import Engine
     from rocktokens.lm.states import StateSource
 
@@ -385,7 +387,7 @@ class _named_errors:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None or not isinstance(error, Exception) or isinstance(error, ConfigError):
             return
         text = " ".join(str(error).split())

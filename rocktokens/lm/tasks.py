@@ -27,6 +27,8 @@ from rocktokens.lm.gym_tasks import gym_rows, is_gym_source, too_few
 from rocktokens.world import get_world, world_names
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from rocktokens.world.corpus import Split
 
 __all__ = ["Checker", "MathChecker", "Prompt", "how_checked", "load_prompts", "make_checker"]  # old paths of checkers
@@ -49,7 +51,9 @@ class Prompt:
     answer: str | None
 
 
-def load_prompts(config: PromptsConfig, tokenizer: Any, *, part: Part | None = None) -> list[Prompt]:
+def load_prompts(
+    config: PromptsConfig, tokenizer: PreTrainedTokenizerBase, *, part: Part | None = None
+) -> list[Prompt]:
     """The prompts a configuration points at, in order; every fault of the input is named before anything runs.
 
     `part` asks for one of three disjoint shares, so that no stage sees another's prompts: a built-in task's split of
@@ -87,7 +91,7 @@ def part_of(text: str) -> Part:
 # ---------------------------------------------------------------- where prompts come from
 
 
-def _built_in_prompts(config: PromptsConfig, tokenizer: Any) -> Iterator[Prompt]:
+def _built_in_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Prompt]:
     if config.split not in PART_TENTHS:
         raise ConfigError(f"{config.source} has no split {config.split!r}; there are {', '.join(PART_TENTHS)}.")
     split = cast("Split", config.split)
@@ -95,7 +99,7 @@ def _built_in_prompts(config: PromptsConfig, tokenizer: Any) -> Iterator[Prompt]
         yield Prompt(problem.id, _encode(tokenizer, problem.prompt), problem.prompt, problem.answer)
 
 
-def _gym_prompts(config: PromptsConfig, tokenizer: Any, part: Part | None) -> list[Prompt]:
+def _gym_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase, part: Part | None) -> list[Prompt]:
     wanted = config.limit or BUILT_IN_PROBLEMS
     found: list[Prompt] = []
     for name, question, answer in gym_rows(config.source, config.options, config.seed):
@@ -166,7 +170,7 @@ def _unknown_source(source: str) -> str:
 # ---------------------------------------------------------------- from a row to token ids
 
 
-def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: Any) -> Prompt:
+def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     answer = row.get(config.answer_field)
     answer = None if answer is None else _written(name, str(answer))
     if row.get(config.messages_field) is not None:
@@ -211,25 +215,25 @@ def _valid_messages(name: str, messages: Any) -> list[dict[str, Any]]:
     return list(messages)
 
 
-def _apply_template(messages: list[dict[str, Any]], tokenizer: Any) -> tuple[tuple[int, ...], str]:
+def _apply_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:
     if not tokenizer.chat_template:
         raise ConfigError(
             "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt "
             "column, or use a chat model's tokenizer."
         )
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     # The template writes the special tokens itself; adding them again would double the start token.
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text
 
 
-def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text)["input_ids"])
 
 
 # ---------------------------------------------------------------- what is refused
 
 
-def _refuse_bad_lengths(prompts: list[Prompt], tokenizer: Any) -> None:
+def _refuse_bad_lengths(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
     empty = [p.prompt_id for p in prompts if not p.prompt_ids]
     if empty:
         raise DataError(f"{len(empty)} of {len(prompts)} prompts are empty, the first is {empty[0]}.")

@@ -14,6 +14,7 @@ from rocktokens.runs.files import first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from duckdb import DuckDBPyConnection
 
 FOLDERS = ("occurrences", "telemetry", "top_tokens")
 
@@ -61,7 +62,7 @@ def _views(path: Path, sql: str, verify: Callable[[Path], None]) -> Iterator[tup
             yield folder, f"read_parquet({pattern}, hive_partitioning = true, hive_types = {{'step': bigint}})"
 
 
-def _shut_in(connection: Any, path: Path) -> None:
+def _shut_in(connection: DuckDBPyConnection, path: Path) -> None:
     """From here on DuckDB reads files of this run only."""
     forms = sorted({str(path), str(path.resolve()), _escape(path)})
     connection.execute(f"set allowed_directories = [{', '.join(_literal(f'{form}/') for form in forms)}]")

@@ -32,7 +32,7 @@ from rocktokens.runs.files import (
 from rocktokens.runs.lock import LOCK
 from rocktokens.runs.manifest import MANIFEST, read_manifest
 from rocktokens.runs.ranks import SIGNS, ranks
-from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, TOP_TOKENS, table_of
+from rocktokens.runs.schema import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, table_of
 from rocktokens.runs.sql import query
 from rocktokens.runs.tables import (
     PART_ROWS,
@@ -264,27 +264,21 @@ class Run(Displayed):
         """Checkpoints whose occurrences are recorded, in order."""
         return _steps_in(self.path / "occurrences")
 
-    def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS, beside: bool = False) -> PartWriter:
+    def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> PartWriter:
         """Writes occurrences of one checkpoint in parts; flush it at the end.
 
         Args:
             step: the checkpoint.
             part: tells apart ranks that write side by side.
             part_rows: rows of one Parquet file.
-            beside: write where nobody reads, until `replace_occurrences` puts the parts in place of the old ones.
         """
-        folder = self._step_folder("occurrences", step, beside)
+        folder = self._step_folder("occurrences", step, False)
         return PartWriter(folder, OCCURRENCES, prefix=part, part_rows=part_rows, written=self._written)
 
     def telemetry_writer(self, step: int, *, part: str = "") -> PartWriter:
         """The same for one training step's own rollouts: other texts at every step, unlike `occurrences`."""
         folder = self._step_folder("telemetry", step, False)
         return PartWriter(folder, OCCURRENCES, prefix=part, written=self._written)
-
-    def top_token_writer(self, step: int, *, part: str = "", beside: bool = False) -> PartWriter:
-        """Writes the most probable tokens at the positions of the shown rollouts, as `part_writer` does."""
-        folder = self._step_folder("top_tokens", step, beside)
-        return PartWriter(folder, TOP_TOKENS, prefix=part, written=self._written)
 
     def clear_occurrences(self, step: int) -> None:
         """Remove a checkpoint's occurrences and top tokens (those of a stage that did not complete)."""

@@ -17,13 +17,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocktokens.config import DistillConfig, OffPolicyConfig, PairConfig, PromptsConfig
 from rocktokens.config.base import to_mapping
 from rocktokens.runs.store import Run
 from rocktokens.smollm2.problems import WordProblem, word_problems
 from rocktokens.smollm2.teach import TeachConfig, bf16_instructions, teach
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rocktokens.lm.tasks import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -211,15 +216,17 @@ class _Making:
         choose_threads(self.config.threads, model)
         return model, load_tokenizer(source, PairConfig())
 
-    def _readings(self, tokenizer: Any) -> list[Any]:
+    def _readings(self, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
         from rocktokens.lm.tasks import load_prompts
 
         return load_prompts(_source(self.path / "readings.jsonl"), tokenizer)
 
-    def _accuracy(self, model: Any, tokenizer: Any, prompts: Sequence[Any]) -> Any:
+    def _accuracy(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> Any:
         return self._accuracy_and_counts(model, tokenizer, prompts)[0]
 
-    def _accuracy_and_counts(self, model: Any, tokenizer: Any, prompts: Sequence[Any]) -> tuple[Any, dict[str, int]]:
+    def _accuracy_and_counts(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+    ) -> tuple[Any, dict[str, int]]:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
         from rocktokens.lm.checkers import MathChecker
         from rocktokens.lm.pair import end_tokens
@@ -257,7 +264,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _text(tokenizer: Any, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
+def _text(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
     """A lesson as token ids, and which of them are learned: the solution and the end token."""
     asked = tokenizer.apply_chat_template(
         [{"role": "user", "content": row["prompt"]}], add_generation_prompt=True, tokenize=False

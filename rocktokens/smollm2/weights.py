@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -22,6 +22,9 @@ from rocktokens.errors import ConfigError
 from rocktokens.lm.pair import load_model, load_tokenizer, no_bars
 
 # What transformers adds to a model read from GGUF and then cannot save.
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 NOT_KEPT = ("quantization_config", "_name_or_path", "_model_name_or_path", "architectures", "dtype")
 PADDING = "<|endoftext|>"
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
@@ -78,7 +81,7 @@ def without_layers(model: LlamaForCausalLM, left_out: Sequence[int]) -> LlamaFor
     return clean_copy(model, [n for n in range(model.config.num_hidden_layers) if n not in set(left_out)])
 
 
-def clean_copy(model: Any, layers: Sequence[int]) -> LlamaForCausalLM:
+def clean_copy(model: PreTrainedModel, layers: Sequence[int]) -> LlamaForCausalLM:
     """A Llama that transformers can save: these layers of the model, renumbered, and everything else."""
     settings = {key: value for key, value in model.config.to_dict().items() if key not in NOT_KEPT}
     config = LlamaConfig(**(settings | {"num_hidden_layers": len(layers)}))
@@ -98,7 +101,7 @@ def clean_copy(model: Any, layers: Sequence[int]) -> LlamaForCausalLM:
     return copy.eval()
 
 
-def save(model: Any, tokenizer: Any, out: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
     """Write a model directory, whole or not at all."""
     draft = out.with_name(f".{out.name}.draft")
     with no_bars():

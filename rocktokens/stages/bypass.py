@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.config import BypassConfig, KnockoutConfig, PairConfig, SelectorConfig
 from rocktokens.config.base import from_mapping
@@ -31,6 +31,9 @@ from rocktokens.runs.files import write_text
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.stage import Stage, inputs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +256,7 @@ def write_comparison_back(run: Run) -> None:
         log.info("%s: %s", run.path / NAME, comparison["text"])
 
 
-def list_for(run: Run, config: SelectorConfig, tokenizer: Any) -> tuple[int, ...] | None:
+def list_for(run: Run, config: SelectorConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...] | None:
     """Token ids of the list that a selector asks for, else of the run's own; None where there is neither.
 
     A list that was made with another tokenizer is refused.

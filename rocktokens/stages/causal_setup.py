@@ -7,13 +7,22 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.config import BaselineConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.progress import progress
 from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Parts, Stage, inputs_of, pair_of, prompts_of, student_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rocktokens.engines.connect import Sampling
+    from rocktokens.lm.checkers import Checker
+    from rocktokens.lm.pair import Pair, PairFacts
+    from rocktokens.lm.sampling.requests import Engine
+    from rocktokens.lm.tasks import Prompt
 
 __all__ = ["CausalSetup", "Parts", "bar", "causal_stage"]
 
@@ -41,14 +50,14 @@ def bar(description: str, total: int) -> AbstractContextManager[Callable[[int], 
 class CausalSetup:
     """Models, prompts, sampler and checker, shared by both stages."""
 
-    pair: Any
+    pair: Pair | PairFacts
     prompts: PromptsConfig
     baseline: BaselineConfig
     rollouts: RolloutConfig
-    problems: list[Any]
-    checker: Any
-    engine: Any
-    sampling: Any
+    problems: list[Prompt]
+    checker: Checker | None
+    engine: Engine
+    sampling: Sampling
 
     @classmethod
     def of(
@@ -89,10 +98,12 @@ class CausalSetup:
 
     def decode(self, token_ids: list[int]) -> str:
         """A response as the checker reads it."""
-        return self.pair.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return str(self.pair.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
-def _problems(run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: Any) -> list[Any]:
+def _problems(
+    run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: PreTrainedTokenizerBase
+) -> list[Prompt]:
     """Problems that neither training nor detection saw, unless the user says otherwise."""
     from rocktokens.lm.tasks import is_endless, load_prompts
     from rocktokens.world import world_names

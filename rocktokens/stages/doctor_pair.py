@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.stages.doctor_findings import Finding, fine, note, unknown, wrong
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "What is 3 + 4?"}],
@@ -37,7 +40,7 @@ class Side:
     """One model of the pair, without its weights."""
 
     name: str
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     config: Any
     generation: Any | None
 
@@ -160,7 +163,7 @@ def template_end(side: Side) -> int | None:
         text = side.tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # templates are programs of their own and raise what they like
         return None
-    after = side.tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    after = side.tokenizer(str(text).rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
     special = {id_ for id_, token in side.tokenizer.added_tokens_decoder.items() if token.special}
     return next((id_ for id_ in after if id_ in special | set(side.tokenizer.all_special_ids)), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,13 @@ from rocktokens.core.stats import wilson_interval
 from rocktokens.stages.doctor_findings import Finding, fine, note, unknown, wrong
 
 # Share of rollouts cut at the limit, of updates lost, of top-k losses clamped, that is too much.
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rocktokens.lm.checkers import Checker
+    from rocktokens.lm.pair import Pair
+    from rocktokens.lm.tasks import Prompt
 CUT, LOST, CLAMPED = 0.2, 0.5, 0.05
 # Mean difference of log-probabilities, nats, that a server's own precision explains.
 SERVED = 0.15
@@ -60,14 +67,16 @@ class _Answer:
     ended: bool
 
 
-def _sampled(models: Any, prompts: list[Any], settings: RolloutConfig, of_teacher: bool) -> list[_Answer]:
+def _sampled(models: Pair, prompts: list[Prompt], settings: RolloutConfig, of_teacher: bool) -> list[_Answer]:
     from rocktokens.lm.sampling.rollouts import make_sampler, requests_for
 
     found = make_sampler(models, settings, of_teacher=of_teacher).generate(requests_for(prompts, settings))
     return [_Answer(tuple(own.token_ids), bool(own.token_ids) and own.token_ids[-1] in models.eos_ids) for own in found]
 
 
-def teacher_ahead(prompts: list[Any], answers: dict[str, list[_Answer]], tokenizer: Any, check: Any) -> Finding:
+def teacher_ahead(
+    prompts: list[Prompt], answers: dict[str, list[_Answer]], tokenizer: PreTrainedTokenizerBase, check: Checker | None
+) -> Finding:
     """Is the teacher more often right than the student?"""
     name = "teacher ahead"
     known = [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
@@ -76,7 +85,7 @@ def teacher_ahead(prompts: list[Any], answers: dict[str, list[_Answer]], tokeniz
     right = {}
     for who, own in answers.items():
         texts = tokenizer.batch_decode([list(own[at].ids) for at in known], skip_special_tokens=True)
-        right[who] = right_shares(texts, [prompts[at].answer for at in known], check)
+        right[who] = right_shares(texts, [prompts[at].answer or "" for at in known], check)
     shown = []
     for who in ("student", "teacher"):
         found = accuracy_estimate(right[who], rng=np.random.default_rng(0))
@@ -116,7 +125,7 @@ def length_limit(cut: list[bool], limit: int) -> Finding:
     return fine("length limit", number, "The teacher finishes within the length limit.")
 
 
-def learning_rate(student: Any, rate: float) -> Finding:
+def learning_rate(student: PreTrainedModel, rate: float) -> Finding:
     """Is an update of the learning rate's size larger than the resolution of the weights?"""
     weights = [parameter.detach().flatten() for parameter in student.parameters() if parameter.dim() > 1]
     dtype = str(weights[0].dtype).removeprefix("torch.")
@@ -134,7 +143,7 @@ def learning_rate(student: Any, rate: float) -> Finding:
     return fine("learning rate", number, "Updates are larger than the resolution of the weights.")
 
 
-def top_k_loss(models: Any, prompts: list[Any], answers: list[_Answer], k: int | None) -> Finding:
+def top_k_loss(models: Pair, prompts: list[Prompt], answers: list[_Answer], k: int | None) -> Finding:
     """How many tokens would a clamped top-k forward KL leave without gradient?"""
     if k is None:
         return unknown("top-k loss", "No top-k loss was asked about (--top-k 64).")
@@ -149,7 +158,7 @@ def top_k_loss(models: Any, prompts: list[Any], answers: list[_Answer], k: int |
         with torch.inference_mode():
             student, teacher = (
                 model(input_ids=ids.to(model.device)).logits[0, rows, : models.vocabulary].float().log_softmax(-1).cpu()
-                for model in (models.student, models.teacher)
+                for model in (models.student, models.teacher or models.student)
             )
         shares.append((clamped_share(student.numpy(), teacher.numpy(), k), len(answer.ids)))
     share = float(np.average([own for own, _ in shares], weights=[size for _, size in shares])) if shares else 0.0
@@ -164,7 +173,7 @@ def top_k_loss(models: Any, prompts: list[Any], answers: list[_Answer], k: int |
     return fine("top-k loss", number, "A clamped top-k loss would lose hardly any tokens.")
 
 
-def server(pair: PairConfig, tokenizer: Any, vocabulary: int, servers: ServersConfig) -> Finding:
+def server(pair: PairConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: int, servers: ServersConfig) -> Finding:
     """Does the teacher's server give the local teacher's log-probabilities on a probe?"""
     if not servers.teacher:
         return unknown("server", "No teacher server was named (--servers.teacher URL).")

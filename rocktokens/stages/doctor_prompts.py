@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from rocktokens.core.stats import smallest_detectable_effect
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.stages.doctor_findings import Finding, fine, note, unknown, wrong
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rocktokens.lm.tasks import Prompt
+
 PARTS = ("train", "detection", "causal")
 # Prompts that are read of each part, and the share of answers beyond chance that counts as a leak.
 MOST, LEAK = 2000, 0.2
@@ -20,7 +25,7 @@ MOST, LEAK = 2000, 0.2
 FEW = 50
 
 
-def prompt_findings(config: PromptsConfig, tokenizer: Any) -> list[Finding]:
+def prompt_findings(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
     """Every check of the prompts."""
     from rocktokens.lm.tasks import load_prompts
 
@@ -59,15 +64,15 @@ def unreadable(message: str) -> Finding:
     )
 
 
-def answers_in_prompts(prompts: list[Any], seed: int = 0) -> Finding:
+def answers_in_prompts(prompts: list[Prompt], seed: int = 0) -> Finding:
     """Does the prompt give its answer away, more often than another prompt's answer would stand in it by chance?"""
     check = "answers in prompts"
     known = [prompt for prompt in prompts if prompt.answer and prompt.answer.strip()]
     if len(known) < 20:
         return unknown(check, f"Only {len(known)} prompts have an answer.")
     order = np.random.default_rng(seed).permutation(len(known))
-    own = np.array([_holds(prompt.text, prompt.answer) for prompt in known], float)
-    other = np.array([_holds(prompt.text, known[at].answer) for prompt, at in zip(known, order)], float)
+    own = np.array([float(_holds(prompt.text, prompt.answer)) for prompt in known])
+    other = np.array([float(_holds(prompt.text, known[at].answer)) for prompt, at in zip(known, order)])
     excess = own - other
     low = excess.mean() - 1.96 * excess.std(ddof=1) / np.sqrt(len(excess))
     number = f"{own.mean():.1%} (by chance {other.mean():.1%})"
@@ -82,9 +87,9 @@ def answers_in_prompts(prompts: list[Any], seed: int = 0) -> Finding:
     )
 
 
-def _holds(text: str, answer: str) -> bool:
-    stated = answer.rpartition("####")[2].strip()
-    return re.search(rf"(?<!\w){re.escape(stated)}(?!\w)", text) is not None
+def _holds(text: str, answer: str | None) -> bool:
+    stated = (answer or "").rpartition("####")[2].strip()
+    return bool(stated) and re.search(rf"(?<!\w){re.escape(stated)}(?!\w)", text) is not None
 
 
 def duplicates(texts: dict[str, list[str]]) -> Finding:

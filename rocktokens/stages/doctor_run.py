@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,12 +15,15 @@ from rocktokens.stages.doctor_findings import Finding, fine, note, unknown, wron
 from rocktokens.stages.doctor_pair import sampling
 
 # What is too much: rollouts cut, growth of lengths, repeated 8-grams, nats between engine and trainer, unreadable.
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 CUT, GROWTH, REPEATED, MISMATCH, UNREADABLE, INVALID = 0.2, 2.0, 0.3, 0.01, 0.05, 0.001
 ENTROPY_LEFT, ENTROPY = 0.1, 0.05
 FEW = 50
 
 
-def run_findings(run: Run, tokenizer: Any | None) -> list[Finding]:
+def run_findings(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> list[Finding]:
     """Every check that the run's tables allow."""
     rollouts = run.read("rollouts").to_pylist() if run.has("rollouts") else []
     ends = {tokenizer.eos_token_id} - {None} if tokenizer is not None else set()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.config import DetectConfig, PairConfig
 from rocktokens.errors import DataError, RunError
@@ -18,6 +18,9 @@ from rocktokens.interop.formats import read_dump
 from rocktokens.interop.samples import Dump
 from rocktokens.interop.tables import engine_table, occurrences_table, rollouts_table, steps_table
 from rocktokens.runs.store import MANIFEST, Run, open_run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def import_dump(
     return open_run(out)
 
 
-def _write(run: Run, dump: Dump, texts: list[str], tokenizer: Any) -> None:
+def _write(run: Run, dump: Dump, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
     step = dump.samples[-1].step
     run.write("rollouts", rollouts_table(dump, texts))
     run.write("imported", steps_table(dump))
@@ -112,7 +115,7 @@ def facts_of(dump: Dump) -> dict[str, Any]:
     }
 
 
-def _refuse_other_tokenizer(dump: Dump, tokenizer: Any, name: str) -> None:
+def _refuse_other_tokenizer(dump: Dump, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Refuse ids that the tokenizer does not have, or that do not spell the text which the dump has for them."""
     if len(dump.tokenizers) > 1:
         raise DataError(
@@ -130,7 +133,7 @@ def _refuse_other_tokenizer(dump: Dump, tokenizer: Any, name: str) -> None:
     spelled = [sample for sample in dump.samples if sample.text][:SPELLED]
     wrong = [sample for sample in spelled if not _spells(tokenizer, sample.token_ids, str(sample.text))]
     if spelled and len(wrong) > MISSPELLED * len(spelled):
-        found = tokenizer.decode(wrong[0].token_ids, skip_special_tokens=True)
+        found = str(tokenizer.decode(list(wrong[0].token_ids), skip_special_tokens=True))
         raise DataError(
             f"{len(wrong)} of {len(spelled)} rollouts do not spell their own text under tokenizer {name}: "
             f"{wrong[0].source} reads {found[:60]!r}, the dump says {str(wrong[0].text)[:60]!r}. Name the tokenizer of "
@@ -138,8 +141,9 @@ def _refuse_other_tokenizer(dump: Dump, tokenizer: Any, name: str) -> None:
         )
 
 
-def _spells(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
+def _spells(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> bool:
     def letters(given: str) -> str:
         return "".join(given.split())
 
-    return any(letters(tokenizer.decode(ids, skip_special_tokens=skip)) == letters(text) for skip in (True, False))
+    spelled = (str(tokenizer.decode(list(ids), skip_special_tokens=skip)) for skip in (True, False))
+    return any(letters(own) == letters(text) for own in spelled)

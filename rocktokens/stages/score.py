@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.config import PairConfig, ScoreConfig, ServersConfig
 from rocktokens.errors import ConfigError, RunError
@@ -16,6 +16,9 @@ from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.score_parts import ScoreParts
 from rocktokens.stages.shared import same_model
 from rocktokens.stages.stage import Stage, inputs_of, pair_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +124,7 @@ def _score_steps(
         stages[missing[0]].parts("scores").clear()
 
 
-def _groups(steps: list[int], model: Any) -> Iterable[list[int]]:
+def _groups(steps: list[int], model: PreTrainedModel) -> Iterable[list[int]]:
     """As many students at once as the memory of their device allows, so that the teacher runs as seldom as possible."""
     from rocktokens.lm.requirements import free_memory
 

@@ -24,6 +24,8 @@ from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Parts, Stage
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rocktokens.lm.pair import Pair
     from rocktokens.lm.scoring import Rollout, ScoreFacts
 
@@ -47,7 +49,7 @@ class ScoreParts:
     def _gathers(self) -> bool:
         return self.config.gradients and self.last in self.stages
 
-    def score(self, rollouts: Sequence[Rollout], students: dict[int, Any]) -> None:
+    def score(self, rollouts: Sequence[Rollout], students: dict[int, PreTrainedModel]) -> None:
         """Score this process's parts; the first process waits for the others' and finishes the checkpoints."""
         groups = [rollouts[start : start + PART_ROLLOUTS] for start in range(0, len(rollouts), PART_ROLLOUTS)]
         with progress(f"scoring checkpoint {', '.join(map(str, students))}", len(rollouts), "rollouts") as advance:
@@ -65,7 +67,11 @@ class ScoreParts:
                 self._finish(step, len(groups))
 
     def _score_part(
-        self, number: int, rollouts: Sequence[Rollout], students: dict[int, Any], advance: Callable[[int], None]
+        self,
+        number: int,
+        rollouts: Sequence[Rollout],
+        students: dict[int, PreTrainedModel],
+        advance: Callable[[int], None],
     ) -> None:
         from rocktokens.lm.scoring import score as score_rollouts
 

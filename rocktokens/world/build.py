@@ -26,6 +26,7 @@ from rocktokens.world.spec import Problem, World
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -154,13 +155,14 @@ def right_of(
 
     from rocktokens.core.accuracy import right_shares
 
+    generate: Callable[..., torch.Tensor] = model.generate  # type: ignore[assignment]
     texts: list[str] = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)  # generate() has no generator argument
         for start in range(0, len(problems), EVALUATION_BATCH):
             batch = problems[start : start + EVALUATION_BATCH]
             inputs = tokenizer([p.prompt for p in batch], return_tensors="pt", padding=True)
-            ids_BT = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=banned or None)
+            ids_BT = generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=banned or None)
             texts += tokenizer.batch_decode(ids_BT[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return right_shares(texts, [problem.answer for problem in problems], world.check)
 

@@ -1,6 +1,6 @@
 """Simulated corpora with a known truth for the calibration of detection. Imports nothing of ours.
 
-Each kind returns columns of occurrences and the ids of its rocks. `KINDS` are the six of METHOD §3, point 5; `HARDER`
+Each kind returns columns of occurrences and the ids of its rocks. `KINDS` are the six of docs/method.md §3; `HARDER`
 are kinds that break an assumption which makes testing convenient.
 """
 

@@ -1,6 +1,6 @@
 """Slow float64 definitions of detection in plain numpy and Python, and simulated corpora. Imports nothing of ours.
 
-Loops over occurrences, one at a time, straight from METHOD §3 and §4; only for small data.
+Loops over occurrences, one at a time, straight from docs/method.md §3 and §4; only for small data.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from rocktokens.core.stats import Estimate
 from rocktokens.lm.training.step_record import TrainingRecord
 from rocktokens.runs.schema import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
 from rocktokens.runs.store import Run
+from rocktokens.runs.tables import PartWriter
 from rocktokens.stages.compare_tables import write_comparison
 from rocktokens.stages.stage import Stage
 
@@ -182,7 +183,7 @@ def _occurrences(rng: np.random.Generator, rollouts: pa.Table) -> dict[int, pa.T
 def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: int) -> None:
     """Five tokens of each model at every position of the rollouts that a report shows."""
     lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
-    writer = run.top_token_writer(step)
+    writer = PartWriter(run.path / "top_tokens" / f"step={step}", TOP_TOKENS, written=run._written)
     for place in shown_rollouts(rollouts["correct"].to_pylist(), lengths):
         row = rollouts.slice(place, 1).to_pylist()[0]
         columns: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Which token types are declared rocks, by tests over prompts (METHOD §3, point 5).
+"""Which token types are declared rocks, by tests over prompts (docs/method.md §3).
 
 Three one-sided tests per type, each over the prompts that it occurs in: H1, it costs more than the other tokens of its
 prompts; H2, it costs more than the mean occurrence; H3, it has fallen by less than 1 − κ. A type's p value is the

@@ -1,4 +1,4 @@
-"""Which token types stay expensive: the story of detection, from occurrences to a report (METHOD §3).
+"""Which token types stay expensive: the story of detection, from occurrences to a report (docs/method.md §3).
 
 Types are declared on one half of the prompts, and every number about them is measured on the other half. Read this
 file top to bottom; the verbs live in certified, scores, context, sweep, footprint, controls, persistence, positions and

@@ -1,4 +1,4 @@
-"""Enough data? How many prompts would settle what is costly but unclear (METHOD §3, point 6).
+"""Enough data? How many prompts would settle what is costly but unclear (docs/method.md §3).
 
 From the variances that were observed: a plan, not a promise. This module knows sums per type and prompt.
 """

@@ -1,4 +1,4 @@
-"""What a rock set covers: types, positions, loss, gradient norm, and enrichment beside them (METHOD §3, point 7).
+"""What a rock set covers: types, positions, loss, gradient norm, and enrichment beside them (docs/method.md §3).
 
 Enrichment is the share of the loss over the share of the positions: 1 means "merely frequent", and it is never left
 out. Measured on occurrences that played no part in choosing the set. This module knows sums and masks, not definitions.

@@ -1,4 +1,4 @@
-"""Choose on one half of the prompts, measure on the other (METHOD §3): the split, the choice, the second look.
+"""Choose on one half of the prompts, measure on the other (docs/method.md §3): the split, the choice, the second look.
 
 This module knows occurrences and definitions; it does not know footprints, controls or reports.
 """

@@ -1,4 +1,4 @@
-"""Do rocks learn? Loss at every checkpoint on fixed contexts, by group, beside an A/A arm (METHOD §4).
+"""Do rocks learn? Loss at every checkpoint on fixed contexts, by group, beside an A/A arm (docs/method.md §4).
 
 Any group chosen for high loss looks better when it is measured again elsewhere, with no learning at all: regression
 to the mean. So groups are chosen on one half, followed on the other, and the A/A arm shows what one and the same

@@ -1,4 +1,4 @@
-"""Is the cost a matter of token types, or of single positions? (METHOD §3, point 6)
+"""Is the cost a matter of token types, or of single positions? (docs/method.md §3)
 
 How few positions carry most of the loss, how much of the loss's variance the token type explains, and which positions
 cost most. This module knows losses, types and where they stand; it does not know rocks or models.

@@ -1,4 +1,4 @@
-"""From occurrences to scores per token type and to rock sets by each definition (METHOD §3, points 1 to 5).
+"""From occurrences to scores per token type and to rock sets by each definition (docs/method.md §3).
 
 Everything here is computed on whichever occurrences it is given: on one half to choose, on the other to measure.
 This module knows losses, thresholds and contexts; it does not know halves, files or token texts.

@@ -1,4 +1,4 @@
-"""How many rocks? Stability and coverage against K, and K by itself from the sweep (METHOD §3, point 6).
+"""How many rocks? Stability and coverage against K, and K by itself from the sweep (docs/method.md §3).
 
 Sums are additive over prompts, so the top K of a part of the prompts needs no new pass: which occurrences are rock
 occurrences is taken as settled on all prompts, everything else is recomputed on the part.

@@ -24,7 +24,7 @@ from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError
 
-# Share of occurrences below the threshold of a high-divergence window, where no threshold is given (METHOD.md §3.2).
+# Share of occurrences below the threshold of a high-divergence window, where no threshold is given (docs/method.md §3).
 TAU_QUANTILE = 0.8
 
 

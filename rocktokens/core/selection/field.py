@@ -1,6 +1,6 @@
 """The published token selectors, each as its paper defines it, behind the interface of selectors.py.
 
-METHOD.md §6 lists the formulas and sources; docs/selectors.md repeats them for users. A selector whose source gives
+docs/selectors.md lists the formulas and their sources. A selector whose source gives
 weights above 1 states the largest it can give as `bound`. Shares, ranks, extremes and means are taken over the whole
 optimiser step, never over a micro-batch.
 

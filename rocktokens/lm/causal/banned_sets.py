@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -17,15 +17,20 @@ from rocktokens.config import KnockoutConfig
 from rocktokens.core.census.census import BannedSet
 from rocktokens.errors import ConfigError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def texts_of(tokenizer: Any) -> dict[int, str]:
+
+def texts_of(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Text of every token id."""
     ids = sorted(set(tokenizer.get_vocab().values()))
     texts = tokenizer.batch_decode([[token_id] for token_id in ids], skip_special_tokens=False)
     return dict(zip(ids, texts))
 
 
-def named_tokens(names: Iterable[str], texts: Mapping[int, str], tokenizer: Any = None) -> list[int]:
+def named_tokens(
+    names: Iterable[str], texts: Mapping[int, str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[int]:
     """Token ids of what a user named: `#17` is an id, anything else a token's text, or its raw name."""
     by_text: dict[str, list[int]] = {}
     for token_id, text in texts.items():
@@ -83,7 +88,7 @@ def window_members(
     width: int,
     share: float,
 ) -> tuple[int, ...]:
-    """A type with the candidates inside the high-divergence windows of its occurrences (METHOD.md §5).
+    """A type with the candidates inside the high-divergence windows of its occurrences (docs/method.md §5).
 
     `occurrences`: rollout, token and loss of every position, in order. A candidate belongs if it stands inside so often
     that its number is at least `share` of the type's own.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +154,7 @@ def graft(
     rocks: Iterable[int] | GraftSets,
     *,
     vocabulary: int,
-    decode: Any,
+    decode: Callable[[list[int]], str],
     checker: Checker | None,
     clusters: Mapping[str, Iterable[int]] | None = None,
     config: GraftConfig | None = None,

@@ -3,8 +3,8 @@
 While a banned token is not drawn, the ban changes nothing; when it is, the draw among the others follows their
 renormalised probabilities. So a knock-out rollout is the baseline rollout up to the first use of the set, and from
 there on a continuation with the set banned; a rollout that never used it is copied whole, with an effect of exactly 0
-(METHOD.md §5). A continuation goes on with the very random numbers its baseline rollout had after that place: they are
-independent of everything before it, so the law stays exact, and what the ban does not touch happens alike in both.
+(docs/method.md §5). A continuation goes on with the very random numbers its baseline rollout had after that place:
+they are independent of everything before it, so the law stays exact, and what the ban does not touch is alike in both.
 
 The placebo goes on AFTER the use, with numbers of its own and nothing banned: exactly the baseline's law, so that its
 mean effect is 0 and its spread is the noise. (Drawing the place itself again would not be: rollouts come here because
@@ -16,7 +16,7 @@ This module knows engines, prompts and places; models, files and statistics are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -220,7 +220,7 @@ def knockout_census(
     prompts: Sequence[Prompt],
     sets: Sequence[BannedSet],
     *,
-    decode: Any,
+    decode: Callable[[list[int]], str],
     checker: Checker | None,
     eos_ids: Sequence[int] = (),
     vocabulary: int | None = None,

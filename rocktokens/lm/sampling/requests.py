@@ -57,8 +57,8 @@ class Engine(Protocol):
     """Anything that continues prefixes, each with its own ban, seed and length."""
 
     exact_resume: bool
-    """Whether resuming a rollout at a banned token has exactly the law of banning it from the start (METHOD.md §5);
-    false with top-k or top-p."""
+    """Whether resuming a rollout at a banned token has exactly the law of banning it from the start
+    (docs/method.md §5); false with top-k or top-p."""
 
     @property
     def context(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -13,6 +13,9 @@ from trl.trainer.utils import get_config_model_id
 
 from rocktokens.core.selection.selectors import Selector
 from rocktokens.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def processes() -> PartialState:
@@ -32,7 +35,7 @@ def device_arguments(output_dir: str, **settings: Any) -> DistillationConfig:
     return DistillationConfig(output_dir, **{**defaults, **settings})
 
 
-def default_directory(model: Any) -> str:
+def default_directory(model: str | PreTrainedModel) -> str:
     """The output directory that TRL chooses where no configuration is given."""
     name = model if isinstance(model, str) else get_config_model_id(model.config)
     return f"{name.split('/')[-1]}-Distillation"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoTokenizer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerState
@@ -27,6 +28,8 @@ from rocktokens.errors import RunError
 from rocktokens.lm.training.step_record import StepPlan, has_saturated, is_out_of_time, saturation_of
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
     from trl import DistillationTrainer as _Base
 
     from rocktokens.core.monitor import TokenMonitor
@@ -79,8 +82,8 @@ class CheckpointMixin(_Base):
     """Saving and resuming for the trainer; every rank takes part."""
 
     args: Any
-    model: Any
-    optimizer: Any
+    model: PreTrainedModel
+    optimizer: Optimizer
     run: RunDirectory | None
     monitor: TokenMonitor
     selector: Selector
@@ -197,7 +200,7 @@ class CheckpointMixin(_Base):
             torch.save(state, Path(output_dir) / STATE_NAME)
         self.accelerator.wait_for_everyone()
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         with self.meter.stage("checkpoint"), _writing(directory):
             super()._save_checkpoint(model, trial)

@@ -17,8 +17,10 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.sampling.requests import Request
 from rocktokens.lm.sampling.sampler import Sampler
+from rocktokens.lm.training.step_inputs import base_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from trl import DistillationTrainer as _Base
 
     from rocktokens.lm.sampling.accuracy import Evaluator
@@ -105,8 +107,7 @@ class GenerationMixin(_Base):
 
     def sample(self, prompt_ids: Sequence[Sequence[int]], seeds: Sequence[int], limit: int) -> list[list[int]]:
         """Responses of the student as it is now, each from its own seed."""
-        student = self.accelerator.unwrap_model(self.model)
-        student = student.get_base_model() if hasattr(student, "get_base_model") else student
+        student = base_of(self.accelerator.unwrap_model(self.model))
         sampler = Sampler(
             student,
             eos_ids=self.eos_token_ids,
@@ -131,7 +132,7 @@ class GenerationMixin(_Base):
 
 
 @contextmanager
-def _head_in_full(model: Any) -> Iterator[None]:
+def _head_in_full(model: PreTrainedModel) -> Iterator[None]:
     """The output head computes in its weights' precision, whatever autocast does elsewhere."""
     layer = model.get_output_embeddings()
     forward, own = layer.forward, layer.__dict__.get("forward")

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rocktokens.core.divergence import Head
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def mixed(accelerator: Any, autocast: bool) -> AbstractContextManager[Any]:
+def mixed(accelerator: Accelerator, autocast: bool) -> AbstractContextManager[Any]:
     """Accelerate's autocast, where the user asked for mixed precision and for its use in training forwards."""
     return accelerator.autocast() if autocast else nullcontext()
 
 
-def product_dtype(accelerator: Any, autocast: bool, device: torch.device) -> torch.dtype | None:
+def product_dtype(accelerator: Accelerator, autocast: bool, device: torch.device) -> torch.dtype | None:
     """The dtype in which the output heads' factors are multiplied; None: the dtype they have.
 
     CUDA multiplies bfloat16 into float32 sums at full speed, where a float32 product would be slow. On a CPU the
@@ -42,13 +45,13 @@ def as_factors(head: Head, states: Tensor, dtype: torch.dtype | None) -> tuple[H
     return replace(head, weight_VH=head.weight_VH.to(dtype)), states.to(dtype)
 
 
-def forward_format(accelerator: Any, autocast: bool, weight: Tensor) -> str:
+def forward_format(accelerator: Accelerator, autocast: bool, weight: Tensor) -> str:
     """The format in which hidden states are computed: what the loss's numerical floor follows from."""
     dtype = DTYPES.get(accelerator.mixed_precision) if autocast else None
     return str(dtype if dtype is not None else weight.dtype).removeprefix("torch.")
 
 
-def describe(accelerator: Any, autocast: bool, weight: Tensor) -> str:
+def describe(accelerator: Accelerator, autocast: bool, weight: Tensor) -> str:
     """One sentence on the precision of weights, forward passes and output heads."""
     stored = str(weight.dtype).removeprefix("torch.")
     asked = accelerator.mixed_precision

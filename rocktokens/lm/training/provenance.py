@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl.trainer.utils import get_config_model_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rocktokens.lm.training.step_record import RunDirectory
+    from rocktokens.lm.training.trainer import RockDistillationTrainer
 
 PROMPTS = "prompts.jsonl"
 TOKENIZER = "tokenizer"
@@ -18,24 +24,36 @@ TOKENIZER = "tokenizer"
 MOST_PROMPTS = 10_000
 
 
-def describe_run(trainer: Any, student: Any, teacher: Any, precision: str) -> None:
-    """Record pair, prompts and tokenizer in a run that does not name them yet."""
-    run = trainer.run
+def describe_run(
+    trainer: RockDistillationTrainer,
+    run: RunDirectory,
+    models: dict[str, str | PreTrainedModel | None],
+    precision: str,
+) -> None:
+    """Record pair, prompts and tokenizer in a run that does not name them yet.
+
+    Args:
+        trainer: knows the prompts and the tokenizer.
+        run: the run.
+        models: student and teacher as the user gave them; None for a served teacher.
+        precision: in which number formats is trained, in words.
+    """
     if "pair" in run.manifest["config"] or not trainer.accelerator.is_main_process:
         return
     sections: dict[str, Any] = {"trainer": {"class": type(trainer).__name__, "precision": precision}}
-    names = {"student": _name(student), "teacher": _name(teacher)}
+    names = {who: _name(model) for who, model in models.items()}
     sections["trainer"] |= names
     if all(names.values()):
         sections["pair"] = {**names, "trust_remote_code": bool(trainer.args.trust_remote_code)}
-    trainer.processing_class.save_pretrained(run.path / TOKENIZER)
+    processing: Any = trainer.processing_class  # a tokenizer, or a processor of several kinds of input
+    processing.save_pretrained(run.path / TOKENIZER)
     source = _write_prompts(trainer.train_dataset, run.path / PROMPTS)
     if source is not None:
         sections["prompts"] = {"source": str(source.absolute()), "split": "train"}
     run.describe(sections)
 
 
-def _name(model: Any) -> str:
+def _name(model: str | PreTrainedModel | None) -> str:
     if model is None:  # a served teacher: the command that named its servers records it
         return ""
     name = model if isinstance(model, str) else get_config_model_id(model.config)

@@ -11,12 +11,17 @@ Shapes: B rollouts, U distinct prompts, P prompt columns, C completion columns, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from rocktokens.lm.training.step_inputs import base_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Texts(NamedTuple):
@@ -53,7 +58,9 @@ class Texts(NamedTuple):
         )
 
 
-def completion_states(model: Any, inputs: dict[str, Any], read: Callable[..., Tensor], *, share: bool) -> Tensor:
+def completion_states(
+    model: PreTrainedModel, inputs: dict[str, Any], read: Callable[..., Tensor], *, share: bool
+) -> Tensor:
     """Hidden states that predict each completion token, (B, C, H); zeros where every row is padding.
 
     Args:
@@ -73,7 +80,7 @@ def completion_states(model: Any, inputs: dict[str, Any], read: Callable[..., Te
     return nn.functional.pad(states_BCH, (0, 0, 0, width - states_BCH.shape[1]))
 
 
-def can_share(model: Any) -> bool:
+def can_share(model: PreTrainedModel) -> bool:
     """Whether a prompt's keys and values may serve several rollouts: kept by position, nothing drawn at random."""
     if model.training:
         drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
@@ -84,13 +91,13 @@ def can_share(model: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
-def _shared(model: Any, texts: Texts) -> Tensor | None:
+def _shared(model: PreTrainedModel, texts: Texts) -> Tensor | None:
     num_prompt = texts.prompt_BP.shape[1]
     together_BP2 = torch.cat([texts.prompt_BP, texts.prompt_mask_BP], dim=1)
     distinct_UP2, row_B = torch.unique(together_BP2, dim=0, return_inverse=True)
     if len(distinct_UP2) == len(row_B):
         return None
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model = base_of(model)
     if not can_share(model):
         return None
     trunk = DynamicCache(config=model.config)

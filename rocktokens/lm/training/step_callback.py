@@ -22,6 +22,8 @@ from rocktokens.lm.training.step_updates import head_update_table
 from rocktokens.lm.training.step_weights import Rows, compare_shadows, with_losses
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
+
     from rocktokens.lm.training.trainer import RockDistillationTrainer
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class StepHooks(TrainerCallback):
         self._began = self._learning_rate = 0.0
         self._rocks: list[int] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         if trainer.run is not None and state.global_step == 0 and 0 in trainer.keep_at:
             trainer.keep_checkpoint()
@@ -48,10 +50,10 @@ class StepHooks(TrainerCallback):
         trainer.meter.take_processor()
         self._began = trainer.meter.now()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """While gradient and moments of the step exist; only at kept checkpoints, the last of which stays."""
         trainer = self.trainer
         if trainer.run is None or not args.should_save or state.global_step + 1 not in trainer.keep_at:
@@ -60,7 +62,7 @@ class StepHooks(TrainerCallback):
         if table is not None:
             trainer.run.write("updates", table)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         trainer.meter.add("optimiser", trainer.meter.now() - trainer.left)  # since the last backward: clipping too
         trained, others = Rows.joined(trainer.trained), Rows.joined(trainer.others)
@@ -91,7 +93,7 @@ class StepHooks(TrainerCallback):
             trainer.record.write(trainer.run)
 
     @staticmethod
-    def _due(state: Any, every: int) -> bool:
+    def _due(state: TrainerState, every: int) -> bool:
         return state.global_step % every == 0 or state.global_step == state.max_steps
 
     def _observe(self) -> None:
@@ -149,7 +151,7 @@ class StepHooks(TrainerCallback):
             "entropy": total / count if count else None,
         }
 
-    def _online(self, control: Any) -> dict[str, Any]:
+    def _online(self, control: TrainerControl) -> dict[str, Any]:
         """Rocks as the monitor declares them without a scoring pass, at every log line."""
         trainer = self.trainer
         if not control.should_log:
@@ -257,7 +259,7 @@ class StepHooks(TrainerCallback):
         if trainer.on_step is not None and trainer.accelerator.is_main_process:
             trainer.on_step(row)
 
-    def _stop_if_enough(self, state: Any, control: Any, row: dict[str, Any]) -> None:
+    def _stop_if_enough(self, state: TrainerState, control: TrainerControl, row: dict[str, Any]) -> None:
         """The loss no longer falls, the time is up, or the accuracy asked for is there."""
         trainer = self.trainer
         enough = trainer.hours is not None and self._is_any_out_of_time()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rocktokens.core.divergence import CHUNK_ELEMENTS, Head
 from rocktokens.core.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 IMAGE_KEYS = (
     "pixel_values",
@@ -50,6 +53,12 @@ def chunk_rows(vocabulary: int) -> int | None:
     return max(96, usual // 2 // 16 * 16) if usual >= 96 else None
 
 
-def head_rows(model: Any) -> int:
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model under PEFT's adapters, or the model itself where there are none."""
+    wrapped: Any = model
+    return wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else model
+
+
+def head_rows(model: PreTrainedModel) -> int:
     """Rows of a model's output head."""
     return int(model.get_output_embeddings().weight.shape[0])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from rocktokens.runs.schema import STEP_STAGES as STAGES
 from rocktokens.runs.schema import TRAINING_STAGES
 
 # Stages beside training: what records, evaluates or saves.
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 ASIDE = tuple(stage for stage in STAGES if stage not in TRAINING_STAGES)
 
 
@@ -88,7 +91,7 @@ class ModelShape:
     """Vocabulary x width."""
 
     @classmethod
-    def of(cls, model: Any) -> ModelShape:
+    def of(cls, model: PreTrainedModel) -> ModelShape:
         """The shape of a causal language model; output head and input embeddings are no part of the backbone."""
         config, head = model.config.get_text_config(), model.get_output_embeddings().weight
         embedding = model.get_input_embeddings().weight

@@ -17,7 +17,6 @@ from rocktokens.core.saturation import Saturation, saturation
 from rocktokens.lm.training.step_meter import STAGES
 from rocktokens.runs.schema import FLOP_STAGES, TABLES
 
-TRAINING = {column.name: column.meaning for column in TABLES["training"].columns}
 # Saturation is tested every so many steps, and believed when it holds so many times in a row.
 SATURATION_EVERY = 10
 SATURATION_TIMES = 3

@@ -6,7 +6,7 @@ reading: the gradient is that of its own rollouts, the moments remember the step
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,12 @@ import torch
 
 from rocktokens.core.geometry import update_shares
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
 
-def head_update_table(student: Any, optimizer: Any) -> pa.Table | None:
+
+def head_update_table(student: PreTrainedModel, optimizer: Optimizer) -> pa.Table | None:
     """Per token type, its share of the head's gradient and of the head's update; None where they cannot be had.
 
     That is so where the head is not trained (LoRA), is sharded, or the optimiser is not of Adam's kind.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast
@@ -22,6 +22,9 @@ from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 
 # What a selector that needs losses is shown of every occurrence.
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class Grid:
 
 
 def gather_grid(
-    accelerator: Any,
+    accelerator: Accelerator,
     token_BC: Tensor,
     mask_BC: Tensor,
     *,
@@ -93,7 +96,7 @@ def gather_grid(
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
 
-def everywhere(accelerator: Any, grid_BC: Tensor, fill: float = 0) -> Tensor:
+def everywhere(accelerator: Accelerator, grid_BC: Tensor, fill: float = 0) -> Tensor:
     """A grid of all ranks' rows, on the CPU; shorter ranks are filled up on the right."""
     if accelerator.num_processes > 1:
         padded_BC = accelerator.pad_across_processes(grid_BC, dim=1, pad_index=fill)
@@ -101,7 +104,9 @@ def everywhere(accelerator: Any, grid_BC: Tensor, fill: float = 0) -> Tensor:
     return grid_BC.cpu()
 
 
-def with_losses(accelerator: Any, grid: Grid, rows: Rows, choices: TopChoices | None = None) -> SelectorBatch | None:
+def with_losses(
+    accelerator: Accelerator, grid: Grid, rows: Rows, choices: TopChoices | None = None
+) -> SelectorBatch | None:
     """The batch with what was measured of its rows; None unless every occurrence was measured."""
     local_K = rows.rollout_K - grid.first_row
     columns: dict[str, Any] = {}
@@ -126,7 +131,7 @@ def with_losses(accelerator: Any, grid: Grid, rows: Rows, choices: TopChoices | 
     return replace(grid.batch, **columns)
 
 
-def decide_weights(accelerator: Any, selector: Selector, batch: SelectorBatch, *, kept_before: bool) -> Tensor:
+def decide_weights(accelerator: Accelerator, selector: Selector, batch: SelectorBatch, *, kept_before: bool) -> Tensor:
     """The selector's weights, decided once on the first rank; refused where they cannot be loss weights.
 
     A step without loss tokens has loss 0, as in TRL. A selector that keeps nothing from its first step on is refused;

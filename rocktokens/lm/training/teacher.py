@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from rocktokens.lm.pair import head_of
 from rocktokens.lm.states import Sequences, StateSource
 from rocktokens.lm.training.precision import mixed
 from rocktokens.lm.training.step_meter import ModelShape
+
+if TYPE_CHECKING:
+    from rocktokens.lm.training.trainer import RockDistillationTrainer
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Teacher(Protocol):
 class LocalTeacher:
     """The trainer's `teacher_model`."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: RockDistillationTrainer) -> None:
         self.trainer = trainer
         self._refuse_sharding()
 
@@ -108,7 +111,7 @@ class LocalTeacher:
 class ServedTeacher:
     """A teacher behind a source of states."""
 
-    def __init__(self, trainer: Any, source: StateSource) -> None:
+    def __init__(self, trainer: RockDistillationTrainer, source: StateSource) -> None:
         self.trainer, self.source = trainer, source
         device = trainer.accelerator.device
         head = source.head

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from datasets import IterableDataset
-from torch import Tensor
+from torch import Tensor, nn
 from trl import DistillationConfig, DistillationTrainer
 
 from rocktokens.config import AlarmConfig
@@ -60,6 +60,8 @@ from rocktokens.lm.training.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rocktokens.lm.sampling.accuracy import Evaluator
 
 Normalise = Literal["kept", "all"]
@@ -89,8 +91,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
 
     def __init__(
         self,
-        model: Any,
-        teacher_model: Any = None,
+        model: str | PreTrainedModel,
+        teacher_model: str | PreTrainedModel | None = None,
         args: DistillationConfig | None = None,
         *trl_arguments: Any,
         selector: Selector | None = None,
@@ -127,8 +129,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             super().__init__(model, None if apart else teacher_model, args, *trl_arguments, **trl_settings)
         if teacher_model is not None:
             refuse_other_tokenizer(self._tokenizer, teacher_model, args)
-        if apart:
-            self.teacher_model = prepared_teacher(teacher_model, args, self)
+            if apart:
+                self.teacher_model = prepared_teacher(teacher_model, args, self)
 
         self.run, self.normalise, self.telemetry_every = run, normalise, telemetry_every
         self.keep_at = frozenset(keep_at)
@@ -165,7 +167,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         log.info("%s", precision)
         self.alarms = Alarms(alarms, forward_format(self.accelerator, autocast, student.get_output_embeddings().weight))
         if run is not None:
-            describe_run(self, model, teacher_model, precision)
+            describe_run(self, run, {"student": model, "teacher": teacher_model}, precision)
         self.add_callback(StepHooks(self))
 
     def _check_settings(self) -> None:
@@ -288,7 +290,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
 
     # Loss
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         with self.meter.stage("student"):  # less what rollouts, weights, teacher and head claim inside
             loss = super().training_step(model, inputs, num_items_in_batch)
         self.left = self.meter.now()
@@ -299,7 +301,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         return rows.value_K
 
     def _compute_loss(
-        self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any
+        self, unwrapped_student: PreTrainedModel, inputs: dict[str, Any], num_items_in_batch: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted divergence of one micro-batch; runs inside the student wrapper's forward, as TRL's does."""
         weight_BC = inputs.get("loss_weight")
@@ -316,7 +318,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         return found.loss, entropy, torch.tensor(len(rows.token_K), device=found.loss.device)
 
     def _divergence(
-        self, unwrapped_student: Any, inputs: dict[str, Any], weight_BC: Tensor, denominator: Any
+        self, unwrapped_student: PreTrainedModel, inputs: dict[str, Any], weight_BC: Tensor, denominator: Tensor | float
     ) -> tuple[Divergence, Rows]:
         """Fused divergence of the rows with a weight; on telemetry steps the other rows are measured too."""
         with self.meter.stage("teacher"):  # first, while no activations of the student exist
@@ -340,7 +342,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
                 self.others.append(others._replace(weight_K=torch.zeros(len(others.token_K))))
         return found, rows
 
-    def _states(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _states(self, model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
         """Hidden states that predict each completion token."""
         images = {key: inputs[key] for key in IMAGE_KEYS if key in inputs}
         read = partial(self._get_last_hidden_state, model, **images)
@@ -354,7 +356,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         inputs: dict[str, Any],
         weight_BC: Tensor,
         keep_BC: Tensor,
-        denominator: Any,
+        denominator: Tensor | float,
     ) -> tuple[Divergence, Rows]:
         """Rows outside `keep_BC` leave here, before either vocabulary projection."""
         student, teacher = heads

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,17 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from rocktokens.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rocktokens.lm.training.trainer import RockDistillationTrainer
+
 log = logging.getLogger(__name__)
 
 
-def differ_in_size(student: Any, teacher: Any, args: DistillationConfig) -> bool:
+def differ_in_size(
+    student: str | PreTrainedModel, teacher: str | PreTrainedModel | None, args: DistillationConfig
+) -> bool:
     """Whether TRL would refuse the pair because the vocabulary sizes in the configurations differ."""
     if teacher is None:
         return False
@@ -42,14 +49,16 @@ def _options(given: Any) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _config(model: Any, options: dict[str, Any], args: DistillationConfig) -> Any:
+def _config(model: str | PreTrainedModel, options: dict[str, Any], args: DistillationConfig) -> Any:
     if not isinstance(model, str):
         return model.config
     trust = options.get("trust_remote_code", args.trust_remote_code)
     return AutoConfig.from_pretrained(model, revision=options.get("revision"), trust_remote_code=trust)
 
 
-def prepared_teacher(teacher: Any, args: DistillationConfig, trainer: Any) -> Any:
+def prepared_teacher(
+    teacher: str | PreTrainedModel, args: DistillationConfig, trainer: RockDistillationTrainer
+) -> PreTrainedModel:
     """The teacher, loaded and prepared in the way TRL does it for teachers of the student's vocabulary size."""
     if isinstance(teacher, str):
         options = _options(args.teacher_model_init_kwargs)
@@ -68,7 +77,9 @@ def prepared_teacher(teacher: Any, args: DistillationConfig, trainer: Any) -> An
     return trainer.accelerator.prepare_model(teacher, evaluation_mode=True)
 
 
-def refuse_other_tokenizer(tokenizer: Any, teacher: Any, args: DistillationConfig) -> None:
+def refuse_other_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, teacher: str | PreTrainedModel, args: DistillationConfig
+) -> None:
     """Refuse a teacher whose tokenizer gives an id of the student's another meaning.
 
     The teacher's tokenizer is looked for where the teacher came from. A teacher without one (a random model, a
@@ -87,7 +98,7 @@ def refuse_other_tokenizer(tokenizer: Any, teacher: Any, args: DistillationConfi
             )
 
 
-def _tokenizer_of(teacher: Any, args: DistillationConfig) -> Any | None:
+def _tokenizer_of(teacher: str | PreTrainedModel, args: DistillationConfig) -> PreTrainedTokenizerBase | None:
     if isinstance(teacher, str):
         name, options = teacher, {"revision": args.teacher_model_revision, "trust_remote_code": args.trust_remote_code}
     else:  # what was loaded from the hub is in the cache: the network is not asked again
@@ -101,7 +112,7 @@ def _tokenizer_of(teacher: Any, args: DistillationConfig) -> Any | None:
         return None
 
 
-def refuse_small_head(tokenizer: Any, vocabulary: int) -> None:
+def refuse_small_head(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
     """Refuse heads of different height where the smaller one does not even hold the tokenizer's ids."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocabulary:
@@ -111,7 +122,7 @@ def refuse_small_head(tokenizer: Any, vocabulary: int) -> None:
         )
 
 
-def ban_in_sampling(trainer: Any, first: int, rows: int) -> None:
+def ban_in_sampling(trainer: RockDistillationTrainer, first: int, rows: int) -> None:
     """Let TRL's generation never draw an id from `first` to `rows` - 1: the teacher has no such row."""
     if first >= rows:
         return

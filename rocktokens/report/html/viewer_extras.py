@@ -116,7 +116,7 @@ def _kept(weigh: Callable[[], Any], lengths: list[int]) -> list[str]:
     return [digits[start:end] for start, end in pairwise(ends)]
 
 
-def census_rollouts(facts: Facts, types: Types, decode: Any) -> list[dict[str, Any]]:
+def census_rollouts(facts: Facts, types: Types, decode: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
     """Baseline rollouts of the census with their knocked-out and grafted continuations, where their ids were kept."""
     others = _others(facts)
     if not others or "token_ids" not in facts.columns("baseline"):

@@ -125,7 +125,7 @@ def test_known_answer(kind, beta):
 
 
 def test_reverse_kl_gradient_norm_is_that_of_the_method():
-    """METHOD §1: g_u = p_u (log p_u - log q_u - kl)."""
+    """docs/method.md §1: g_u = p_u (log p_u - log q_u - kl)."""
     p, q = np.array([0.7, 0.2, 0.1]), np.array([0.1, 0.3, 0.6])
     kl = (p * np.log(p / q)).sum()
     result, _ = from_logits(np.log([p]), np.log([q])).run()

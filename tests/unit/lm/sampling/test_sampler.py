@@ -260,7 +260,7 @@ def test_consecutive_tokens_follow_the_joint_law():
 
 @pytest.mark.parametrize("own_numbers", [False, True])
 def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start(own_numbers):
-    """METHOD §5: copy the baseline up to the first banned token, go on from there with the ban.
+    """docs/method.md §5: copy the baseline up to the first banned token, go on from there with the ban.
 
     Also with the numbers that the rollout would have had, but for the one that chose the banned token.
     """

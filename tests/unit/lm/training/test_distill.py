@@ -30,9 +30,8 @@ from rocktokens.lm.training.distill import distill, off_policy
 from rocktokens.lm.training.generation import _head_in_full
 from rocktokens.lm.training.off_policy import OffPolicyTrainer
 from rocktokens.lm.training.step_meter import Meter, ModelShape, step_flops
-from rocktokens.lm.training.step_record import TRAINING
 from rocktokens.report.terminal.distill import account_table
-from rocktokens.runs.schema import OCCURRENCES
+from rocktokens.runs.schema import OCCURRENCES, TABLES
 from rocktokens.runs.store import Run, open_run
 
 ROCKS = (5, 6, 7, 8, 9, 10, 11, 12)
@@ -272,7 +271,7 @@ def test_a_run_holds_what_was_promised(tmp_path):
     found, run = distilled(tmp_path / "run", small(shadows=("freeze", "divergence")))
     table = run.read("training")
     assert table["step"].to_pylist() == list(range(7))
-    assert set(TRAINING) <= set(table.column_names)
+    assert {column.name for column in TABLES["training"].columns} <= set(table.column_names)
     rows = table.to_pylist()
     assert [row["step"] for row in rows if row["accuracy"] is not None] == [0, 3, 6]
     assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in (rows[0], rows[3]))
