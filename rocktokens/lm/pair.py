@@ -33,8 +33,6 @@ from rocktokens.core.divergence import Head
 from rocktokens.errors import ConfigError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rocktokens.lm.sampling.requests import Engine
     from rocktokens.lm.states import StateSource
 
@@ -387,7 +385,7 @@ class _named_errors:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if error is None or not isinstance(error, Exception) or isinstance(error, ConfigError):
             return
         text = " ".join(str(error).split())

@@ -44,7 +44,7 @@ def correlate(census: Census, predictors: Mapping[str, Mapping[int, float]]) -> 
         known = predictors.get(name)
         if known is None:
             continue
-        named = [(r.banned.token_id, r.delta) for r in used]
+        named = [(r.banned.token_id, r.delta) for r in used if r.banned.token_id is not None]
         pairs = [(known[token], delta) for token, delta in named if token in known and np.isfinite(known[token])]
         x, y = np.array(pairs, float).reshape(-1, 2).T
         if len(pairs) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:

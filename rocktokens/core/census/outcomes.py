@@ -38,8 +38,6 @@ class KnockoutOutcomes:
     tokens: tuple[str, ...]
     baseline_PV: Floats
     knocked_out_PV: Floats
-    has_shares: bool
-    """Whether some outcome is neither 0 nor 1, so that several rollouts stand behind it."""
 
     @classmethod
     def from_rows(
@@ -62,9 +60,8 @@ class KnockoutOutcomes:
             sum_PV = np.zeros_like(count_PV)
             np.add.at(sum_PV, at, value_N)
             sums.append(np.divide(sum_PV, count_PV, out=np.full_like(sum_PV, np.nan), where=count_PV > 0))
-        shares = any(np.any((value_PV > 0) & (value_PV < 1)) for value_PV in sums)
         texts = tuple(tokens.get(name) or name for name in names)
-        return cls(tuple(names), texts, sums[0], sums[1], bool(shares))
+        return cls(tuple(names), texts, sums[0], sums[1])
 
 
 def census_of_outcomes(outcomes: KnockoutOutcomes, config: KnockoutConfig, *, seed: int = 0) -> Census:
