@@ -64,11 +64,9 @@ if TYPE_CHECKING:
 
     from rocktokens.lm.sampling.accuracy import Evaluator
 
-Normalise = Literal["kept", "all"]
-
-
 log = logging.getLogger(__name__)
 
+Normalise = Literal["kept", "all"]
 NORMAL = AlarmConfig()
 
 
