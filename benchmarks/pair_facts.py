@@ -2,11 +2,13 @@
 
 rocktokens study smollm2 --path runs/smollm2
 python benchmarks/pair_facts.py runs/smollm2      # to docs/results/smollm2.json
+python benchmarks/pair_facts.py runs/qwen         # to docs/results/qwen.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ LEARNING = (
     "median(seconds) as median_seconds from training where loss is not null group by 1 order by 1"
 )
 READINGS = "select step, accuracy, accuracy_low, accuracy_high from training where accuracy is not null order by step"
+TRAINED = "select step, loss, tokens, seconds from training where loss is not null order by step"
 TYPE_COLUMNS = ("token", "token_id", "cluster", "count_all", "loss_pre", "loss_post", "teacher_entropy", "rho")
 CENSUS_COLUMNS = ("token", "role", "kind", "verdict", "used_share", "num_changed", "delta", "delta_low", "delta_high")
 
@@ -39,7 +42,9 @@ def rocks(run: Any) -> dict[str, list[dict[str, Any]]]:
     """The rocks of every definition, strongest first, with their own score and its interval where it has one."""
     types = run.read("types").to_pylist()
     found = {}
-    for definition, score in (("burden", "r"), ("context", "ccr"), ("excess", "excess")):
+    for definition, score in (("certified", "r"), ("burden", "r"), ("context", "ccr"), ("excess", "excess")):
+        if not any(f"in_{definition}" in t for t in types):  # made by a version without it
+            continue
         chosen = sorted((t for t in types if t[f"in_{definition}"]), key=lambda t: t[f"rank_{definition}"])
         columns = (*TYPE_COLUMNS, score, f"{score}_low", f"{score}_high", "grad_share")
         found[definition] = [{column: row[column] for column in columns} for row in chosen]
@@ -78,15 +83,33 @@ def concentration(run: Any, costly: float = 0.5) -> dict[str, Any]:
     return {"nats": costly, **count, "share_of_loss": list(share[:3]), "answers": answers}
 
 
+def _classes(run: Any) -> list[dict[str, Any]]:
+    """Every costly type with its class, largest burden first."""
+    keep = (*TYPE_COLUMNS, "class", "confirmed", "p_costly", "p_stagnant", "fall", "fall_low", "fall_high", "r")
+    rows = [row for row in run.read("types").to_pylist() if row.get("class")]
+    return [{name: row.get(name) for name in keep} for row in sorted(rows, key=lambda row: -(row["r"] or 0))]
+
+
 def facts(run: Any) -> dict[str, Any]:
     """Everything that stages of this run have found so far."""
-    pair = open_run(Path(run.manifest["config"]["pair"]["student"]).parent)
-    found: dict[str, Any] = {"pair": pair.manifest["stages"], "pair_settings": pair.manifest["config"]["make"]}
-    found["learning"] = run.query(LEARNING).to_pylist()
+    known = run.manifest["config"]
+    found: dict[str, Any] = {"run_versions": run.manifest["versions"]}
+    made = Path(known["pair"]["student"]).parent
+    if (made / "run.json").is_file():  # a pair that a recipe of ours has made
+        pair = open_run(made)
+        found |= {"pair": pair.manifest["stages"], "pair_settings": pair.manifest["config"]["make"]}
+    else:
+        found["pair"] = {role: Path(known["pair"][role]).name for role in ("student", "teacher")}
+    found["settings"] = {name: own for name, own in known.items() if name != "pair"}
+    times = run.path / "times.json"
+    found["seconds_of_stages"] = json.loads(times.read_text()) if times.is_file() else None
+    found["learning"] = run.query(LEARNING if len(run.query(TRAINED)) > 80 else TRAINED).to_pylist()
     found["readings"] = run.query(READINGS).to_pylist()
     for stage in ("distill", "sample", "detect", "geometry", "knockout", "graft", "compare"):
         found[stage] = run.facts(stage) if run.done(stage) else None
     if found["detect"]:
+        found["classes"] = _classes(run)
+        found["costliest_positions"] = run.read("positions").slice(0, 20).to_pylist() if run.has("positions") else None
         found |= {"rocks": rocks(run), "persistence": persistence(run), "concentration": concentration(run)}
         found |= {name: run.read(name).to_pylist() for name in ("footprints", "clusters", "sweep")}
     if found["knockout"]:
@@ -106,7 +129,7 @@ def main() -> None:
             print(f"\n{name}")
             for row in value:
                 print("  ", row)
-    save("smollm2", found)
+    save(options.run.resolve().name, found)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,15 @@ from rocktokens.lm.tasks import Prompt, load_prompts
 TASKS: dict[str, tuple[str, ...]] = {
     "simple_equations": ("max_terms=2", "max_value=20"),
     "simple_equations/harder": ("max_terms=3", "max_value=50"),
+    "simple_equations/easier": ("max_terms=2", "max_value=10"),
     "leg_counting": ("min_animals=2", "max_animals=3", "max_instances=9"),
     "gsm_symbolic": (),
     "lcm": ("max_value=30",),
     "chain_sum": ("min_terms=3", "max_terms=4", "min_digits=2", "max_digits=3"),
+    "chain_sum/easier": ("min_terms=3", "max_terms=3", "min_digits=2", "max_digits=2"),
+    "chain_sum/two": ("min_terms=2", "max_terms=2", "min_digits=2", "max_digits=2"),
+    "chain_sum/three": ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=2"),
+    "leg_counting/shorter": ("min_animals=2", "max_animals=2", "max_instances=9"),
     "basic_arithmetic": ("min_terms=3", "max_terms=3", "max_digits=2"),
     "fraction_simplification": ("max_value=60", "max_factor=12"),
     "products": ("min_digits=2", "max_digits=2"),
@@ -115,6 +120,7 @@ def main() -> None:
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--prompts", type=int, default=16, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=160, help="length limit of a rollout")
+    parser.add_argument("--models", nargs="+", choices=["student", "teacher"], default=["student", "teacher"])
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--results", default="qwen_task", help="name of the JSON file in docs/results")
     parser.add_argument("--examples", action="store_true", help="print one rollout of each task and model")
@@ -122,8 +128,8 @@ def main() -> None:
     settings = PairConfig(student=options.student, teacher=options.teacher, dtype="bfloat16")
     candidates = tasks(options.only, options.prompts, load_tokenizer(options.student, settings))
     rows = []
-    for role, model in (("student", options.student), ("teacher", options.teacher)):
-        rows += measure(model, role, candidates, settings, options.tokens)
+    for role in options.models:
+        rows += measure(getattr(options, role), role, candidates, settings, options.tokens)
         show(rows)
     if options.examples:
         for row in rows:

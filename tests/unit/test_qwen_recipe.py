@@ -108,7 +108,7 @@ def test_the_whole_study_runs_on_tiny_qwen2_models(tmp_path):
     assert moved > 0.9  # bfloat16 weights would stand still at this rate
     asked = letter_tokenizer().decode(run.read("rollouts")["prompt_ids"][0].as_py()).replace(" ", "")
     assert asked.startswith("<start>user:")
-    assert "=" in asked  # an equation of the recipe's task
+    assert asked.endswith("=<eos><start>assistant:")  # a sum of the recipe's task
 
 
 def test_a_gguf_student_is_distilled_and_its_checkpoints_are_plain(tmp_path):
