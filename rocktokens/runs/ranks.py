@@ -120,3 +120,8 @@ def sign(path: Path, name: str) -> None:
 def has_sign(path: Path, name: str) -> bool:
     """Whether another process of this launch has said it."""
     return (path / SIGNS / launch() / name).exists()
+
+
+def signs(path: Path, prefix: str) -> list[str]:
+    """What other processes of this launch have said that begins so."""
+    return sorted(found.name for found in (path / SIGNS / launch()).glob(f"{prefix}*"))

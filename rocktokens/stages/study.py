@@ -14,7 +14,7 @@ from typing import Any
 from rocktokens.config.study import STAGES, Stage, StudyConfig
 from rocktokens.runs.ranks import alone, ranks
 from rocktokens.stages.shared import together
-from rocktokens.stages.until_decided import prompts_for_detection, until_decided
+from rocktokens.stages.until_decided import follow_looks, prompts_for_detection, until_decided
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _run_stages(config: StudyConfig, images: bool) -> None:
         for stage in (stage for stage in STAGES if stage in config.stages):
             began, before = time.monotonic(), _written(config.path)
             with overall.stage(stage):
-                if stage in FOLLOWED or _trains_together(stage):
+                if stage in FOLLOWED or stage == "detect" or _trains_together(stage):
                     _run_stage(stage, config, images)
                 else:
                     with alone():
@@ -116,6 +116,8 @@ def _follow(config: StudyConfig) -> None:
             config = with_made_pair(config)  # the first process has made it
         if stage in FOLLOWED or _trains_together(stage):
             _run_stage(stage, config, False)
+        elif stage == "detect" and config.detect.until_decided:
+            follow_looks(config, "stage-detect")
 
 
 def _trains_together(stage: Stage) -> bool:
@@ -174,7 +176,8 @@ def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
 def _detect(config: StudyConfig) -> None:
     from rocktokens.stages.detect import detect
 
-    detect(config.path, config.detect)
+    with alone():
+        detect(config.path, config.detect)
     if config.detect.until_decided:
         until_decided(config)
 

@@ -10,9 +10,14 @@ import logging
 from typing import Any
 
 from rocktokens.config.study import StudyConfig
+from rocktokens.runs.ranks import alone, has_sign, sign, signs, wait_for
 from rocktokens.runs.store import MANIFEST, open_run
+from rocktokens.stages.shared import together
 
 log = logging.getLogger(__name__)
+
+LOOK = "look-"
+"""Signs of the first process: number of the look and prompts in all."""
 
 
 def prompts_for_detection(config: StudyConfig) -> int | None:
@@ -25,8 +30,11 @@ def prompts_for_detection(config: StudyConfig) -> int | None:
 
 
 def until_decided(config: StudyConfig) -> None:
-    """After a first look: add prompts and look again while something is unclear, in reach and within the budget."""
-    from rocktokens.stages import detect, sample, score
+    """After a first look: add prompts and look again while something is unclear, in reach and within the budget.
+
+    Sampling and scoring of the added prompts are shared out among the processes; detection is the first one's.
+    """
+    from rocktokens.stages import detect
 
     path = config.path
     while True:
@@ -37,16 +45,43 @@ def until_decided(config: StudyConfig) -> None:
         look = facts.get("look", 1) + 1
         log.info("look %d of %d: %d prompts", look, config.detect.looks, asked)
         before = facts["num_prompts"]
-        sample.sample(
-            path, config.pair, config.prompts, config.rollouts, limit=asked, servers=config.servers, again=True
-        )
-        score.score(path, config.score, servers=config.servers, again=True)
-        run = detect.detect(path, config.detect, again=True)
+        sign(path, f"{LOOK}{look}-{asked}")
+        _add_prompts(config, look, asked)
+        with alone():
+            run = detect.detect(path, config.detect, again=True)
         found = run.facts("detect")
         run.finish("detect", {**found, "look": look, "prompts_asked": asked})
         if found["num_prompts"] <= before:
             log.info("the source has no more than %d prompts for detection; what is unclear stays so", before)
             return
+
+
+def follow_looks(config: StudyConfig, end: str) -> None:
+    """What the other processes do: their share of every look that the first one announces, until it gives the sign."""
+    path, done = config.path, set[str]()
+
+    def announced() -> list[str]:
+        return sorted(set(signs(path, LOOK)) - done)
+
+    while True:
+        wait_for(lambda: has_sign(path, end) or bool(announced()), "a decision whether to add prompts")
+        if has_sign(path, end):
+            return
+        name = announced()[0]
+        done.add(name)
+        look, asked = name.removeprefix(LOOK).split("-")
+        _add_prompts(config, int(look), int(asked))
+
+
+def _add_prompts(config: StudyConfig, look: int, asked: int) -> None:
+    """Sample and score so many prompts in all; every process its share."""
+    from rocktokens.stages import sample, score
+
+    path = config.path
+    sample.sample(path, config.pair, config.prompts, config.rollouts, limit=asked, servers=config.servers, again=True)
+    together(path, f"sampled-for-look-{look}")
+    score.score(path, config.score, servers=config.servers, again=True)
+    together(path, f"scored-for-look-{look}")
 
 
 def next_prompts(facts: dict[str, Any], config: StudyConfig) -> int | None:

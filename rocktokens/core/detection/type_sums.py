@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rocktokens.core.detection.grouped import BLOCK_ROWS, run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Floats, Intervals, bootstrap_sums
 
 # Shapes: N occurrences, V token types, U units (prompts or groups of them), P prompts, B resamples.
@@ -80,11 +81,14 @@ class TypeSums:
         self, statistic: Callable[..., Floats], names: list[str], counts_BU: Floats, level: float
     ) -> Intervals:
         """Bootstrap-t interval per type; a name ending in `*` is the column summed over all types."""
-        parts = [
-            bootstrap_sums(statistic, [self._block(name, types) for name in names], counts_BU, level=level)
-            for types in self._blocks()
-        ]
-        return Intervals(*(np.concatenate(ends) for ends in zip(*parts)))
+        parts: dict[int, Intervals] = {}
+
+        def work(types: slice) -> None:
+            columns = [self._block(name, types) for name in names]
+            parts[types.start] = bootstrap_sums(statistic, columns, counts_BU, level=level)
+
+        for_each(work, self._blocks())
+        return Intervals(*(np.concatenate(ends) for ends in zip(*(parts[start] for start in sorted(parts)))))
 
     def _blocks(self) -> Iterator[slice]:
         for start in range(0, self.num_types, TYPE_BLOCK):
