@@ -95,7 +95,7 @@ class DistillCommand(Settings):
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     problems: int = 200
-    """Held-out problems on which accuracy is measured while training."""
+    """Held-out prompts on which accuracy is measured while training."""
     again: bool = False
     """Start over although the stage is complete; what rested on it is removed."""
 

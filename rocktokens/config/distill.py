@@ -24,9 +24,9 @@ class OffPolicyConfig(Settings):
     hard_share: float = 0.5
     """Share of cross-entropy with the answer's own tokens in the loss; the rest is forward KL."""
     until_accuracy: float | None = None
-    """Stop as soon as this share of held-out problems is solved; unset: at the end of the epochs."""
+    """Stop as soon as this share of held-out prompts is solved; unset: at the end of the epochs."""
     evaluate_every: int = 10
-    """For until_accuracy: steps between two readings."""
+    """For until_accuracy: steps between two evaluations."""
 
     def __post_init__(self) -> None:
         require(
@@ -120,9 +120,9 @@ class DistillConfig(Settings):
     telemetry_every: int | None = 10
     """Steps between two recordings of every token's occurrence; unset: none."""
     evaluate_every: int | None = None
-    """Steps between two evaluations on held-out problems; unset: a tenth of the run."""
+    """Steps between two evaluations on held-out prompts; unset: a tenth of the run."""
     evaluate_rollouts: int = 1
-    """Responses to each held-out problem."""
+    """Rollouts per held-out prompt."""
     report_to: tuple[str, ...] = immaterial(())
     """Trackers: wandb, tensorboard, trackio."""
     seed: int = 0

@@ -16,7 +16,7 @@ class GraftConfig(Settings):
     """Which tokens the student draws again from the teacher."""
 
     problems: int = 1000
-    """Problems at most, the first of the baseline's."""
+    """Prompts at most, the first of the baseline's."""
     definition: Definition | None = None
     """Whose rock set is grafted; unset: the one `detect` chose."""
     rocks: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class GraftConfig(Settings):
     level: float = 0.95
     """Coverage of intervals."""
     resamples: int = 10_000
-    """Bootstrap resamples of problems."""
+    """Bootstrap resamples of prompts."""
 
     def __post_init__(self) -> None:
         require(self.problems >= 2, f"problems must be at least 2, got {self.problems}")

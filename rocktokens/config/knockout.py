@@ -13,18 +13,18 @@ from rocktokens.config.detect import Definition
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineConfig(Settings):
-    """The rollouts that knock-outs and grafts start from, on problems that detection did not use."""
+    """The rollouts that knock-outs and grafts start from, on prompts that detection did not use."""
 
     problems: int = 2000
-    """Problems at most; fewer where the source has fewer."""
+    """Prompts at most; fewer where the source has fewer."""
     rollouts: int = 2
-    """Responses sampled per problem."""
+    """Rollouts sampled per prompt."""
     source: str | None = None
-    """Where the problems come from; unset: what the run's own prompts have besides those detection used."""
+    """Where the prompts come from; unset: what the run's own prompts have besides those detection used."""
     split: str | None = None
     """Split of a hub dataset; unset: the run's own, and `causal` of a built-in task."""
     reuse_prompts: bool = False
-    """Use the problems that detection used, too. Rocks were chosen on them: effects may look larger than they are."""
+    """Use the prompts that detection used, too. Rocks were chosen on them: effects may look larger than they are."""
     checkpoint: str = "last"
     """Which model samples: last (kept checkpoint, else the student), student, or a step."""
     max_new_tokens: int | None = None
@@ -75,13 +75,13 @@ class KnockoutConfig(Settings):
     controls: Annotated[bool, Doc("Do not ban, for every rock, a non-rock that is as frequent.")] = True
     """For every rock also ban a non-rock that is as frequent."""
     until: Literal["decided", "budget"] = "decided"
-    """decided: problems are added in rounds and a set stops when its verdict is in; budget: all problems for all."""
+    """decided: prompts are added look by look and a set stops when its verdict is in; budget: all prompts for all."""
     rounds: int = 4
-    """Looks at most, each at twice the problems of the one before; they share alpha."""
+    """Looks at most, each at twice the prompts of the one before; they share alpha."""
     repeats: int = 1
     """Continuations per resumption, of the knock-out and of the rollout it is compared with."""
     placebo_share: float = 0.125
-    """Share of the problems on which every resumption is also done with nothing banned: the noise floor."""
+    """Share of the prompts on which every resumption is also done with nothing banned: the noise floor."""
     epsilon: float = 0.01
     """Smallest change of accuracy that matters."""
     alpha: float = 0.05
@@ -89,7 +89,7 @@ class KnockoutConfig(Settings):
     power: float = 0.8
     """Power at which the smallest detectable effect is stated."""
     resamples: int = 10_000
-    """Bootstrap resamples of problems, and sign flips."""
+    """Bootstrap resamples of prompts, and sign flips."""
 
     def __post_init__(self) -> None:
         require(self.top >= 1, f"top must be at least 1, got {self.top}")

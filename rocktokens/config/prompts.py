@@ -34,7 +34,7 @@ class PromptsConfig(Settings):
     limit: int | None = None
     """Use only the first so many prompts."""
     seed: int = 0
-    """Seed of a built-in task's endless problems."""
+    """Seed of a built-in task's endless prompts."""
 
     def __post_init__(self) -> None:
         require(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")

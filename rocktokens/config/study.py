@@ -44,7 +44,7 @@ class StudyConfig(Settings):
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     problems: int = 200
-    """Held-out problems on which accuracy is measured while training."""
+    """Held-out prompts on which accuracy is measured while training."""
     detection_prompts: int | None = 400
     """Held-out prompts on which rocks are looked for; unset: as many as --prompts.limit says."""
     distill: DistillConfig = field(default_factory=DistillConfig)

@@ -104,7 +104,7 @@ class CausalSetup:
 def _problems(
     run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
-    """Problems that neither training nor detection saw, unless the user says otherwise."""
+    """Prompts that neither training nor detection saw, unless the user says otherwise."""
     from rocktokens.lm.tasks import is_endless, load_prompts
     from rocktokens.world import world_names
 
@@ -128,11 +128,11 @@ def _problems(
     if len(fresh) < 2:
         raise DataError(
             f"detection used all but {len(fresh)} of the prompts of {source} that are set aside for causal tests; name "
-            "other problems with --baseline.source FILE, or pass --baseline.reuse-prompts"
+            "other prompts with --baseline.source FILE, or pass --baseline.reuse-prompts"
         )
     if len(fresh) < baseline.problems:
         log.info(
-            "%d problems are there for the causal tests, fewer than the %d asked for", len(fresh), baseline.problems
+            "%d prompts are there for the causal tests, fewer than the %d asked for", len(fresh), baseline.problems
         )
     return fresh
 

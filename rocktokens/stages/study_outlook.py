@@ -13,7 +13,7 @@ from rocktokens.config.study import StudyConfig
 TRAINED = 2.5  # a rollout sampled, scored by the teacher and learned from
 SCORED = 0.5  # a rollout under one more checkpoint
 BANNED = 0.2  # a knock-out of one rollout: most are copied, the others resumed midway
-GRAFTED = 35.0  # a problem in every arm of a graft
+GRAFTED = 35.0  # a prompt in every arm of a graft
 DETECTED, REPORTED = 1000.0, 2500.0  # hardly depend on the settings
 
 

@@ -1,6 +1,6 @@
-"""The census: outcomes of arms in, a verdict with its error bar for every banned set out.
+"""The census: outcomes with and without a ban in, a verdict with its interval for every banned set out.
 
-Knows problems, rollouts and sets by number only. Who generates the rollouts, and what the sets mean, is not known here;
+Knows prompts, rollouts and sets by number only. Who generates the rollouts, and what the sets mean, is not known here;
 how a verdict is reached from differences is inference.py, how looks share the error rate looks.py, how it all is shown
 census_report.py.
 """
@@ -38,7 +38,7 @@ from rocktokens.core.stats import (
     smallest_detectable_effect,
 )
 
-# Shapes: P problems, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
+# Shapes: P prompts, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
 FLIPS = 2000  # sign flips of max-T: all sets at once, so fewer than for one set alone
 
 
@@ -59,7 +59,7 @@ class BannedSet:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What one round of problems gave."""
+    """Outcomes of the prompts that one look adds."""
 
     problem_N: Floats
     correct_N: Floats
@@ -79,7 +79,7 @@ class Outcomes:
 
 
 class Effects:
-    """Differences per problem and set, growing round by round."""
+    """Differences per prompt and set, extended look by look."""
 
     def __init__(self, sets: Sequence[BannedSet], num_problems: int, rollouts: int, repeats: int) -> None:
         self.sets, self.rollouts, self.repeats = list(sets), rollouts, repeats
@@ -96,7 +96,7 @@ class Effects:
         self.baseline_rollouts = 0
 
     def add(self, seen: Outcomes, active: Sequence[int]) -> None:
-        """Add a round.
+        """Add the outcomes of a look.
 
         Repeat 0 of a knock-out is compared with the baseline rollout itself, repeat j with placebo j: two
         continuations from one place with the same random numbers, one under the ban.
@@ -134,7 +134,7 @@ class SetResult(NamedTuple):
     used_share: float
     num_problems: int
     num_changed: int
-    """Problems whose outcome the ban changed."""
+    """Prompts whose outcome the ban changed."""
     delta: float
     low: float
     high: float
@@ -152,15 +152,15 @@ class SetResult(NamedTuple):
     p_sign: float
     sd: float
     detectable: float
-    """Smallest effect that the set's own spread and number of problems show at the power asked for."""
+    """Smallest effect that the set's own spread and number of prompts show at the power asked for."""
     placebo_delta: float
     placebo_floor: float
-    """The noise floor: what two identical arms, each with random numbers of its own, differ by on so many problems."""
+    """The noise floor: what two identical arms, each with random numbers of its own, differ by on so many prompts."""
     round: int
     alpha_share: float
     """Share of α that its last look could spend; its p values are divided by it."""
     more_problems: int
-    """Problems beyond these that would decide it, where it is undecided; else 0."""
+    """Prompts beyond these that would decide it, where it is undecided; else 0."""
     num_resumed: int
     num_tokens: int
     p_bonferroni: float = float("nan")
@@ -212,7 +212,7 @@ Measure = Callable[[int, int, int, Sequence[int]], Outcomes]
 
 
 def run_looks(effects: Effects, schedule: Schedule, measure: Measure, config: KnockoutConfig, *, seed: int) -> Census:
-    """Measure round by round; a set stops when its verdict is in. `measure(look, begin, end, open sets)`."""
+    """Measure look by look; a set stops when its verdict is in. `measure(look, begin, end, open sets)`."""
     num_sets = len(effects.sets)
     results: dict[int, SetResult] = {}
     active, begin, look = list(range(num_sets)), 0, 0

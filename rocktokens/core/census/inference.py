@@ -101,7 +101,7 @@ def verdicts(found: Findings, *, epsilon: float) -> list[Verdict]:
 def problems_to_decide(
     value: float, sd: float, num_problems: int, *, epsilon: float, alpha: float, power: float = 0.8
 ) -> int:
-    """How many problems in all would decide a set of this effect and spread, with the given power."""
+    """How many prompts in all would decide a set of this effect and spread, with the given power."""
     reach = epsilon - abs(value)
     quantile = sps.norm.isf(alpha) if reach > 0 else sps.norm.isf(alpha / 2)
     goal = reach if reach > 0 else abs(value)
@@ -111,7 +111,7 @@ def problems_to_decide(
 
 
 def _studentised(difference_PV: Floats, resamples: int, rng: np.random.Generator) -> Floats:
-    """t of every resample round the estimate; a resample without spread is infinitely far from it, or on it."""
+    """t of every resample around the estimate; a resample without spread is infinitely far from it, or on it."""
     num_problems = len(difference_PV)
     value_V, square_PV = difference_PV.mean(0), difference_PV**2
     t_BV = np.empty((resamples, difference_PV.shape[1]))
@@ -203,7 +203,7 @@ class _Sample(NamedTuple):
 
 
 def _flip_p(difference_PV: Floats, resamples: int, rng: np.random.Generator) -> Floats:
-    """Two-sided p of a mean of 0, by flipping the signs of whole problems; all sets see the same flips."""
+    """Two-sided p of a mean of 0, by flipping the signs of whole prompts; all sets see the same flips."""
     changed_P = (difference_PV != 0).any(1)
     some_PV = difference_PV[changed_P]
     seen_V = np.abs(some_PV.sum(0))

@@ -1,6 +1,6 @@
 """Contexts: does an expensive token recur in similar surroundings?
 
-A context is the tokens round an occurrence, itself left out, encoded as the distance-weighted mean of their vectors.
+A context is the tokens around an occurrence, itself left out, encoded as the distance-weighted mean of their vectors.
 How similar counts as similar is calibrated on pairs of different types, so no threshold is tied to one embedding.
 This module knows token types, rollouts and positions; it does not know losses, only which occurrences persist.
 """
@@ -43,7 +43,7 @@ def unit(vector_QH: Floats) -> Floats:
 
 
 def encode_windows(occurrences: Occurrences, row_Q: Array, vector_VH: Floats, window: int) -> Floats:
-    """Unit encodings of the ±window tokens round the given recorded rows, weighted by 1 / distance."""
+    """Unit encodings of the ±window tokens around the given recorded rows, weighted by 1 / distance."""
     offset_D = np.array([*range(-window, 0), *range(1, window + 1)], row_Q.dtype)
     wanted_QD = row_Q[:, None] + offset_D
     near_QD = np.clip(wanted_QD, 0, len(occurrences.type_M) - 1)

@@ -29,7 +29,7 @@ ENTROPIES = ("teacher_entropy", "student_entropy", "student_entropy_pre")
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Measured occurrences in canonical order, with the recorded rows round them.
+    """Measured occurrences in canonical order, with the recorded rows around them.
 
     A prompt's occurrences lie together, and so do a rollout's. The columns in `extras`, `entropies` and `loss_by_step`
     may be read from a file each time they are asked for: take one, use it, let it go.
@@ -91,7 +91,7 @@ class Occurrences:
         return self.extras.get("other_pre")
 
     def take(self, chosen_N: Array) -> Occurrences:
-        """Some of the measured occurrences, in their order; the rows round them stay."""
+        """Some of the measured occurrences, in their order; the rows around them stay."""
         return replace(self, **self._measured(chosen_N))
 
     def of_prompts(self, chosen_P: Array) -> Occurrences:

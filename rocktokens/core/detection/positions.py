@@ -99,7 +99,7 @@ def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> 
 def costliest_positions(
     occurrences: Occurrences | Sequence[Occurrences], texts: list[str], number: int
 ) -> dict[str, Any]:
-    """Columns of the positions with the largest loss of all, the costliest first, each with the text round it."""
+    """Columns of the positions with the largest loss of all, the costliest first, each with the text around it."""
     halves = [occurrences] if isinstance(occurrences, Occurrences) else occurrences
     chosen = [_largest(half.loss_post_N, number) for half in halves]
     total = sum(float(np.maximum(half.loss_post_N, 0).sum(dtype=float)) for half in halves)

@@ -280,7 +280,7 @@ class Prefix(Selector):
 def high_divergence_window(
     hit_N: Tensor, value_N: Tensor, rollout_N: Tensor, *, width: int, tau: float | None = None
 ) -> Tensor:
-    """Hits, and round each the run of positions whose 3-token moving mean of loss stays >= tau, at most ±width.
+    """Hits, and around each the run of positions whose 3-token moving mean of loss stays >= tau, at most ±width.
 
     The moving mean takes what exists at a rollout's ends. Without `tau`: the 80th percentile of the losses given.
     """

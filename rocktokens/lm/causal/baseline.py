@@ -89,7 +89,7 @@ class Judge:
         return self.decode(list(token_ids))
 
     def forget(self) -> None:
-        """Make room: the problems to come are others."""
+        """Free the memory: the prompts to come are others."""
         self._seen.clear()
 
 
@@ -103,7 +103,7 @@ class BaseRollout:
 
     prompt: Prompt
     problem: int
-    """Number of the problem in the census, from 0."""
+    """Number of the prompt in the census, from 0."""
     rollout_id: str
     token_ids: tuple[int, ...]
     correct: bool
@@ -112,7 +112,7 @@ class BaseRollout:
 
 
 class Baseline:
-    """Rollouts of some problems in a row, and where each token type is first used in each."""
+    """Rollouts of some prompts in a row, and where each token type is first used in each."""
 
     def __init__(self, rollouts: Sequence[BaseRollout]) -> None:
         self.rollouts = list(rollouts)
@@ -148,7 +148,7 @@ def answerable(prompts: Sequence[Prompt], checker: Checker | None) -> list[Promp
     with_answer = [prompt for prompt in prompts if prompt.answer is not None]
     if len(with_answer) < 2:
         raise DataError(
-            f"{len(with_answer)} of {len(prompts)} problems have an answer to check; the causal tests need at least 2"
+            f"{len(with_answer)} of {len(prompts)} prompts have an answer to check; the causal tests need at least 2"
         )
     return with_answer
 
@@ -167,7 +167,7 @@ def sample_baseline(
     chunk: int = CHUNK,
     known: Mapping[str, Sequence[dict]] | None = None,
 ) -> tuple[Baseline, pa.Table]:
-    """Sample problems `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS.
+    """Sample prompts `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS.
 
     `known`: rows by prompt_id that another stage has sampled with the same settings.
     """

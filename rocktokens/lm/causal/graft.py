@@ -47,7 +47,7 @@ from rocktokens.lm.sampling.requests import Continuation, Engine, GraftRequest
 from rocktokens.lm.tasks import Prompt
 from rocktokens.runs.schema import TABLES
 
-# Shapes: V vocabulary, T positions of a rollout, P problems.
+# Shapes: V vocabulary, T positions of a rollout, P prompts.
 GRAFTS = TABLES["graft_rollouts"].schema
 
 

@@ -1,4 +1,4 @@
-"""Would the student still solve the problem if it could not say this? Bans, by resuming rollouts instead of repeating.
+"""Would the student still solve the task if it could not say this? Bans, by resuming rollouts instead of repeating.
 
 While a banned token is not drawn, the ban changes nothing; when it is, the draw among the others follows their
 renormalised probabilities. So a knock-out rollout is the baseline rollout up to the first use of the set, and from
@@ -231,8 +231,8 @@ def knockout_census(
 ) -> KnockoutResult:
     """Ban every set in turn and say what it does to accuracy, with an honest error bar.
 
-    `decode` turns token ids into text, `checker(text, answer)` says whether it is right. The problems are shuffled
-    (seeded), so that a round is a fair sample of them.
+    `decode` turns token ids into text, `checker(text, answer)` says whether it is right. The prompts are shuffled
+    (seeded), so that a look is a fair sample of them.
     """
     config, base = config or KnockoutConfig(), baseline or BaselineConfig()
     check_sets(sets, eos_ids, vocabulary)
@@ -260,7 +260,7 @@ def shuffled(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
 
 
 class _Work:
-    """What a round does: sample its problems, resume for the sets still open, hand the outcomes over."""
+    """What a look does: sample its prompts, resume for the sets still open, hand the outcomes over."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class _Work:
         self.tables: list[pa.Table] = []
 
     def measure(self, look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
-        """Outcomes of problems begin…end for the active sets."""
+        """Outcomes of prompts begin…end for the active sets."""
         self.judge.forget()
         baseline, rows = sample_baseline(
             self.engine,

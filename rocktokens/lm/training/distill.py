@@ -168,7 +168,7 @@ def _served_states(pair: Pair) -> StateSource | None:
 def _evaluate(
     trainer: RockDistillationTrainer, config: DistillConfig, problems: Sequence[Prompt], check: Checker, every: int
 ) -> None:
-    """Have accuracy on held-out problems read every so many steps."""
+    """Measure accuracy on held-out prompts every so many steps."""
     trainer.evaluator = Evaluator(
         problems,
         check,
@@ -239,7 +239,7 @@ def off_policy(
     )
     if stage.until_accuracy is not None:
         if not problems or check is None:
-            raise ConfigError("off_policy.until_accuracy needs held-out problems with answers to check")
+            raise ConfigError("off_policy.until_accuracy needs held-out prompts with answers to check")
         _evaluate(trainer, config, problems, check, stage.evaluate_every)
     _train(trainer, "off-policy distillation", show, on_end=on_end)
     trainer.keep_model(final)

@@ -1,4 +1,4 @@
-"""What happens round an optimiser step: monitor, selectors' memory, telemetry, evaluation, saturation, the step's row.
+"""What happens around an optimiser step: monitor, selectors' memory, telemetry, evaluation, saturation, the step's row.
 
 Runs as a callback of the trainer, after the optimiser and before anything is logged or saved, so that a checkpoint
 holds everything up to its own step. It reads what the trainer gathered during the step and knows no model.

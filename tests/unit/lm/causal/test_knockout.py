@@ -275,7 +275,7 @@ def test_without_answers_accuracy_has_no_meaning():
     with pytest.raises(DataError, match="no meaning"):
         knockout_census(engine, markov.prompts(9), [banned(1)], decode=decode, checker=None)
     without = [Prompt(f"p{i}", (0,), "", None) for i in range(9)]
-    with pytest.raises(DataError, match="0 of 9 problems have an answer"):
+    with pytest.raises(DataError, match="0 of 9 prompts have an answer"):
         knockout_census(engine, without, [banned(1)], decode=decode, checker=right_if_odd)
 
 

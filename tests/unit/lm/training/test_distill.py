@@ -380,7 +380,7 @@ def test_the_off_policy_stage_stops_at_the_accuracy_asked_for(tmp_path):
     rows = run.read("off_policy").to_pylist()
     assert rows[-1]["step"] == 3  # every answer is right: the first reading ends it, long before step 32
     assert (run.path / "checkpoints" / "off_policy" / "model.safetensors").exists()
-    with pytest.raises(ConfigError, match="held-out problems"):
+    with pytest.raises(ConfigError, match="held-out prompts"):
         off_policy(small(off_policy=stage), distilling.pair(), distilling.prompts(), Run.create(tmp_path / "other"))
 
 
