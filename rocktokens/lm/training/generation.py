@@ -43,7 +43,7 @@ class GenerationMixin(_Base):
     def check_evaluation(self) -> None:
         """Evaluation samples with our sampler, which cannot keep the ranks of a sharded model in step."""
         if self.evaluator is not None and self._is_sharded():
-            raise ConfigError("evaluation while training needs the student whole on every rank; leave the held-out prompts out")
+            raise ConfigError("evaluation while training needs the whole student on every rank; leave it out")
 
     def _is_sharded(self) -> bool:
         return self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
