@@ -6,19 +6,21 @@ check = make_checker(PromptsConfig(source="mine.jsonl"))     # check(rollout_tex
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import logging
 import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError
+from rocktokens.lm.answer_pool import UNREADABLE, AnswerPool, NoProcess, Verdict
 from rocktokens.lm.gym_tasks import gym_checker, is_gym_source
 from rocktokens.world import get_world, world_names
 
@@ -30,6 +32,7 @@ COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
 WORD = re.compile(r"[A-Za-z]{3,}")
 GROUPED = re.compile(r"-?\d+(?:\.\d+)?|-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
+FOR_PROCESSES = 64  # answers at once that are worth processes of their own
 
 
 def make_checker(config: PromptsConfig) -> Checker | None:
@@ -52,7 +55,8 @@ def make_checker(config: PromptsConfig) -> Checker | None:
 class MathChecker:
     """math-verify where it can read both sides, the last number of each where it cannot.
 
-    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong).
+    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong). Many
+    answers at once (`check_all`) are compared in processes of their own, with a limit on the time of each.
     """
 
     def __init__(self) -> None:
@@ -60,24 +64,47 @@ class MathChecker:
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self.counts: Counter[str] = Counter(math_verify=0, last_number=0, unreadable=0)
         self._answers: dict[str, list[Any]] = {}
+        self._known: dict[bytes, Verdict] = {}
+        self._pool: AnswerPool | None = None
 
     def __call__(self, text: str, answer: str) -> bool:
+        return self.check_all([(text, answer)])[0]
+
+    def check_all(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether each text states its reference answer; a pair that was seen before is not compared again."""
+        keys = [_key(text, answer) for text, answer in pairs]
+        new = {key: pair for key, pair in zip(keys, pairs) if key not in self._known}
+        self._known |= dict(zip(new, self._decide_all(list(new.values()))))
+        self.counts.update(self._known[key][0] for key in keys)
+        return [self._known[key][1] for key in keys]
+
+    def _decide_all(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
+        in_main = threading.current_thread() is threading.main_thread()
+        if len(pairs) >= FOR_PROCESSES or (pairs and not in_main):
+            try:
+                self._pool = self._pool or AnswerPool()
+                return self._pool.check(pairs)
+            except NoProcess as error:
+                self._pool = None
+                logging.getLogger(__name__).warning(
+                    "answers are compared one by one in this process, where a formula may take long (%s)", error
+                )
+        return [self.decide(*pair) for pair in pairs]
+
+    def decide(self, text: str, answer: str) -> Verdict:
+        """How one pair is decided, and whether it is right; in this process."""
         from math_verify import verify
 
         try:
             expected, found = self._read_answer(answer), _read_formulas(text)
             if expected and found:
-                self.counts["math_verify"] += 1
-                return bool(verify(expected, found, timeout_seconds=_timeout()))
+                return "math_verify", bool(verify(expected, found, timeout_seconds=_timeout()))
         except TooLongToRead:
-            self.counts["unreadable"] += 1
-            return False
+            return UNREADABLE
         expected_number, found_number = _last_number(answer), _last_number(text)
         if expected_number is None or found_number is None:
-            self.counts["unreadable"] += 1
-            return False
-        self.counts["last_number"] += 1
-        return expected_number == found_number
+            return UNREADABLE
+        return "last_number", expected_number == found_number
 
     def readable(self, answer: str) -> bool:
         """Whether an answer can be compared at all."""
@@ -96,15 +123,28 @@ class MathChecker:
         return self._answers[answer]
 
 
+def check_all(checker: Checker, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    """Whether each text states its reference answer, by any checker; one that can compares many at once."""
+    if isinstance(checker, MathChecker):
+        return checker.check_all(pairs)
+    return [bool(checker(text, answer)) for text, answer in pairs]
+
+
+def _key(text: str, answer: str) -> bytes:
+    """What tells a pair apart, in few bytes."""
+    return hashlib.blake2b(f"{len(text)} {text} {answer}".encode(errors="surrogatepass"), digest_size=16).digest()
+
+
 def how_checked(checker: Checker | None, texts: list[str], answers: list[str | None]) -> dict[str, dict[str, int]]:
     """How many answers math-verify decided, how many the last number, how many nobody could read; else nothing."""
     if not isinstance(checker, MathChecker):
         return {}
-    counting = MathChecker()  # a resumed stage has checked only the rest: all of them are counted here
-    for text, answer in zip(texts, answers):
-        if answer is not None:
-            counting(text, answer)
-    return {"checked_by": dict(counting.counts)}
+    before = checker.counts.copy()
+    # A resumed stage has compared only the rest: all of them are counted here, and those that are known not again.
+    checker.check_all([(text, answer) for text, answer in zip(texts, answers) if answer is not None])
+    checker.counts.subtract(before)
+    counted, checker.counts = dict(checker.counts), before
+    return {"checked_by": counted}
 
 
 def _read_formulas(text: str) -> list[Any]:

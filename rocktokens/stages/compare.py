@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -336,7 +337,7 @@ def _read(
         if step == 0 and regime != "uniform":  # every arm of a seed starts from the same student
             start = plan.directory(seed, "uniform")
             # Another process may be at it; every process works in the order of the plan, so none waits for ever.
-            wait_for(lambda start=start: is_complete(start, "read/step=0"), "the evaluation of the untrained student")
+            wait_for(partial(is_complete, start, "read/step=0"), "the evaluation of the untrained student")
             uniform = open_run(start)
             arm.write("problems/step=0", uniform.read("problems/step=0"))
             arm.finish("read/step=0", uniform.facts("read/step=0"))

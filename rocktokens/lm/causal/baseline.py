@@ -18,7 +18,7 @@ import pyarrow as pa
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Floats
 from rocktokens.errors import DataError
-from rocktokens.lm.checkers import Checker
+from rocktokens.lm.checkers import Checker, check_all
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
 from rocktokens.lm.sampling.rollouts import rollout_row
 from rocktokens.lm.tasks import Prompt
@@ -83,6 +83,13 @@ class Judge:
         if key not in self._seen:
             self._seen[key] = bool(self.checker(self.text(token_ids), prompt.answer or ""))
         return self._seen[key]
+
+    def learn(self, jobs: Sequence[tuple[Prompt, tuple[int, ...]]]) -> None:
+        """Have many responses checked at once, before they are asked for one by one."""
+        new = {(prompt.prompt_id, ids): (prompt, ids) for prompt, ids in jobs}
+        new = {key: job for key, job in new.items() if key not in self._seen}
+        pairs = [(self.text(ids), prompt.answer or "") for prompt, ids in new.values()]
+        self._seen |= dict(zip(new, check_all(self.checker, pairs)))
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """A response as people read it."""
@@ -182,6 +189,7 @@ def sample_baseline(
             asked = [Request(job[0].prompt_ids, max_new_tokens, own) for job, own in zip(jobs, seeds)]
             answers = engine.generate(asked)
             advance(len(jobs))
+            judge.learn([(job[0], answer.token_ids) for job, answer in zip(jobs, answers)])
             return pa.Table.from_pylist([_row(*job, own, a, judge) for job, own, a in zip(jobs, seeds, answers)])
 
         makers = {

@@ -250,8 +250,10 @@ def _run(
             for index, rollout, at, own in some
         ]
         made = []
-        for (index, rollout, at, _), answer in zip(some, grafter.generate(asked)):
-            response = (*rollout.token_ids[:at], *answer.token_ids)
+        answers = grafter.generate(asked)
+        responses = [(*job[1].token_ids[: job[2]], *answer.token_ids) for job, answer in zip(some, answers)]
+        judge.learn([(job[1].prompt, response) for job, response in zip(some, responses)])
+        for (index, rollout, at, _), answer, response in zip(some, answers, responses):
             right = judge(rollout.prompt, response)
             names = (rollout.prompt.prompt_id, rollout.rollout_id, arms[index].name)
             kept = response if rollout.problem < SHOWN_PROMPTS else None

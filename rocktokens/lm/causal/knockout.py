@@ -163,12 +163,17 @@ class Arms:
             )
             for job, rollout in zip(jobs, rollouts)
         ]
-        answers = iter(self.engine.generate([request for request in asked if request is not None]))
+        drawn = iter(self.engine.generate([request for request in asked if request is not None]))
+        answers = [next(drawn) if request is not None else None for request in asked]
+        responses = [
+            rollout.token_ids if answer is None else response_of(job, rollout, answer, self.exact)
+            for job, rollout, answer in zip(jobs, rollouts, answers)
+        ]
+        made = zip(rollouts, responses, answers)
+        self.judge.learn([(rollout.prompt, ids) for rollout, ids, answer in made if answer is not None])
         rows = []
-        for job, rollout, request in zip(jobs, rollouts, asked):
+        for job, rollout, answer, response in zip(jobs, rollouts, answers, responses):
             banned = self.sets[job.column]
-            answer = next(answers) if request is not None else None
-            response = rollout.token_ids if answer is None else response_of(job, rollout, answer, self.exact)
             correct = rollout.correct if answer is None else self.judge(rollout.prompt, response)
             rows.append(
                 {

@@ -17,7 +17,7 @@ from rocktokens.core.accuracy import accuracy_estimate, right_shares
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
-from rocktokens.lm.checkers import Checker
+from rocktokens.lm.checkers import Checker, check_all
 from rocktokens.lm.sampling.requests import Engine, Request
 from rocktokens.lm.tasks import Prompt
 
@@ -72,7 +72,10 @@ class Evaluator:
             seeds = [derive_seed(self.seed, "evaluate", prompt.prompt_id, rollout) for prompt, rollout in batch]
             rollouts = sample([prompt.prompt_ids for prompt, _ in batch], seeds, self.max_new_tokens)
             texts += self.tokenizer.batch_decode(rollouts, skip_special_tokens=True)
-        return right_shares(texts, [prompt.answer or "" for prompt in mine], self.check, rollouts=self.num_rollouts)
+        pairs = [(text, prompt.answer or "") for text, (prompt, _) in zip(texts, jobs)]
+        right = dict(zip(pairs, check_all(self.check, pairs)))  # many at once, where the checker can
+        answers = [prompt.answer or "" for prompt in mine]
+        return right_shares(texts, answers, lambda text, answer: right[text, answer], rollouts=self.num_rollouts)
 
     def accuracy(self, sample: Sample, accelerator: Accelerator | None = None) -> Estimate:
         """Accuracy with its 95 % interval over prompts; ranks share the work."""

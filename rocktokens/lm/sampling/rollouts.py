@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rocktokens.config import RolloutConfig
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.lm.checkers import Checker
+from rocktokens.lm.checkers import Checker, check_all
 from rocktokens.lm.pair import Pair
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
 from rocktokens.lm.sampling.sampler import Sampler
@@ -74,13 +74,14 @@ def sample_rollouts(
     answers = engine.generate(requests, progress=progress)
     jobs = [(prompt, number) for prompt in prompts for number in range(config.num_rollouts)]
 
-    def check(prompt: Prompt, text: str) -> bool | None:
-        return None if checker is None or prompt.answer is None else checker(text, prompt.answer)
-
-    rows = []
-    for (prompt, number), request, answer in zip(jobs, requests, answers):
-        text = str(tokenizer.decode(list(answer.token_ids), skip_special_tokens=True))
-        rows.append(rollout_row(prompt, number, request.seed, answer, text=text, correct=check(prompt, text)))
+    texts = [str(tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)) for answer in answers]
+    checked = [i for i, (prompt, _) in enumerate(jobs) if checker is not None and prompt.answer is not None]
+    pairs = [(texts[i], jobs[i][0].answer or "") for i in checked]
+    correct = dict(zip(checked, check_all(checker, pairs))) if checker is not None else {}
+    rows = [
+        rollout_row(prompt, number, request.seed, answer, text=text, correct=correct.get(i))
+        for i, ((prompt, number), request, answer, text) in enumerate(zip(jobs, requests, answers, texts))
+    ]
     invalid = [row["rollout_id"] for row, answer in zip(rows, answers) if answer.invalid]
     if invalid and not any(answer.token_ids for answer in answers):
         raise DataError(
