@@ -38,6 +38,7 @@ OUTCOME_COLUMNS = {
     "rollout": ("rollout", "rollout_id"),
     "token": ("token", "token_string", "text"),
 }
+LARGEST = 2**53  # whole numbers above it are not exact as floating-point numbers
 OPTIONAL = ("token", "rollout")
 
 
@@ -118,6 +119,8 @@ def _named(path: Path, table: pa.Table, wanted: Mapping[str, Sequence[str]]) -> 
     taken: set[int] = set()
     for name, aliases in wanted.items():
         places = [place for alias in aliases for place, own in enumerate(plain) if own == alias and place not in taken]
+        if places and plain.count(plain[places[0]]) > 1:
+            raise DataError(f"{path} has several columns {plain[places[0]]}; keep the one that is meant")
         if places:
             taken.add(places[0])
             found[name] = table.column(places[0])
@@ -145,7 +148,8 @@ def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:
 
 def _whole(path: Path, table: pa.Table, name: str) -> np.ndarray:
     values = _numbers(path, table, name)
-    _refuse(path, values != np.floor(values), name, values, "it must be a whole number")
+    bad = (values != np.floor(values)) | (np.abs(values) > LARGEST)
+    _refuse(path, bad, name, values, "it must be a whole number, below 2^53")
     return values.astype(np.int64)
 
 

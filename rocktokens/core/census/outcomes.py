@@ -28,6 +28,7 @@ from rocktokens.core.stats import (
 from rocktokens.errors import DataError
 
 UNKNOWN = float("nan")
+MOST_TYPES, LONG_ID = 2**31, 12  # a longer number is a name: tables keep token ids in 32 bits
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def _alike(difference_PV: Floats, names: Sequence[str]) -> list[tuple[np.ndarray
 
 def _banned(outcomes: KnockoutOutcomes, column: int) -> BannedSet:
     name = outcomes.candidates[column]
-    token_id = int(name) if name.isascii() and name.isdigit() else None
+    is_id = name.isascii() and name.isdigit() and len(name) < LONG_ID
+    token_id = int(name) if is_id and int(name) < MOST_TYPES else None
     members = () if token_id is None else (token_id,)
     return BannedSet(name, "token", token_id, outcomes.tokens[column], members)
 

@@ -59,6 +59,9 @@ def test_texts_come_along_even_with_line_breaks_in_them(tmp_path):
         ("token_id,count,mean_loss\n", "holds no rows"),
         ("token_id,count,mean_loss\n1,0,0.5\n", "every count is 0"),
         ("", "cannot be read as CSV"),
+        (COUNTS.replace("400", "9" * 400), "count"),
+        (COUNTS.replace("400", "1e300"), "row 2: count is 1e+300; it must be a whole number, below 2^53"),
+        ("token_id,count,count,mean_loss\n1,2,3,0.5\n", "has several columns count"),
     ],
 )
 def test_bad_counts_are_refused_by_place(tmp_path, text, said):

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats as sps
 
 from rocktokens.config import KnockoutConfig
+from rocktokens.core.census.census_report import census_table
 from rocktokens.core.census.outcomes import KnockoutOutcomes, census_of_outcomes
 from rocktokens.errors import DataError
 
@@ -100,6 +101,14 @@ def test_what_outcomes_do_not_tell_stays_unknown():
     assert result.banned.token_id is None
     assert result.verdict != "Never Used"
     assert "Never Used" in census.notes[0]
+
+
+def test_a_name_that_is_no_token_id_stays_a_name():
+    base = baseline(20)
+    names = ("99999999999999999999", "4294967296", "١٢", " So")
+    census = census_of_outcomes(outcomes(dict.fromkeys(names, (base, base))), SETTINGS)
+    assert [result.banned.token_id for result in census.results] == [None] * 4
+    assert census_table(census)["token"].to_pylist() == list(names)
 
 
 def test_a_single_prompt_is_refused():
