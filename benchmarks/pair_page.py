@@ -1,0 +1,163 @@
+"""The section "The study" of a real pair's results page, from its run: tables of what each stage found, nothing else.
+
+python benchmarks/pair_page.py runs/qwen docs/results/qwen.md     # replaces the section; what follows the marker stays
+
+Numbers are taken from the run; a stage that did not complete is named as such. Judgement is written by people, below
+the marker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocktokens import open_run
+from rocktokens.report.conclusions.run import answer
+from rocktokens.report.formats import interval, percent, points
+from rocktokens.report.run_facts import Facts, estimate
+
+HEADING, MARKER = "## The study\n", "<!-- below: written by hand -->\n"
+STAGES = ("distill", "sample", "score", "detect", "geometry", "knockout", "graft", "bypass", "compare")
+SHOWN = 20
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; a sentence where there are no rows."""
+    if not rows:
+        return "None.\n"
+    lines = [" | ".join(header), " | ".join("---" for _ in header), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def shown(token: Any) -> str:
+    """A token as code."""
+    return "`" + str(token).replace("\n", "↵").replace("|", "\\|").replace("`", "'") + "`"
+
+
+def number(value: Any, digits: int = 3) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def training(facts: Facts) -> str:
+    """Loss of every step, and the accuracies."""
+    stage = facts.stage("distill")
+    rows = facts.run.query("select step, loss, tokens from training where loss is not null order by step").to_pylist()
+    said = f"{stage['steps']} optimiser steps (stopped by {stage['stopped']}). Loss per step, nats per token: "
+    said += ", ".join(number(row["loss"]) for row in rows) + ".\n"
+    for key, name in (("accuracy_before", "before"), ("accuracy_after", "after")):
+        value = estimate(stage[key], "accuracy") if key in stage else None
+        said += f"Accuracy {name}: {interval(value, percent)}.\n" if value else ""
+    return said
+
+
+def detection(facts: Facts) -> str:
+    """Costly types with their class, the footprints of every definition, persistence beside A/A."""
+    stage = facts.stage("detect")
+    types = sorted((row for row in facts.types if row.get("class")), key=lambda row: -(row.get("r") or 0))
+    rows = [
+        [
+            shown(row["token"]),
+            str(row["class"]),
+            "yes" if row.get("confirmed") else "no",
+            str(row["count_all"]),
+            f"{number(row.get('loss_pre'))} → {number(row.get('loss_post'))}",
+            interval(estimate(row, "fall"), percent),
+        ]
+        for row in types[:SHOWN]
+    ]
+    spread = stage.get("concentration", {})
+    feet = [
+        [
+            str(row["name"]),
+            str(row["num_types"]),
+            interval(estimate(row, "share_positions"), percent),
+            interval(estimate(row, "share_loss"), percent),
+            interval(estimate(row, "enrichment")),
+        ]
+        for row in facts.rows("footprints")
+    ]
+    last = max(facts.steps, default=0)
+    persistence = [
+        [
+            row["group"],
+            row["arm"],
+            str(row["num_types"]),
+            f"{number(row['before'])} → {number(row['after'])}",
+            interval(estimate(row, "change"), digits=3),
+        ]
+        for row in facts.rows("persistence")
+        if row["step"] in (None, last)
+    ]
+    return (
+        f"{stage.get('num_prompts')} prompts, {stage.get('num_occurrences')} positions, {stage.get('num_types')} token "
+        f"types, checkpoints {', '.join(map(str, facts.steps))}. Declared rocks: {len(stage.get('rocks', []))}. "
+        f"Half of the loss lies on {percent(spread.get('positions_50'))} of the positions, 80 % on "
+        f"{percent(spread.get('positions_80'))}.\n\n"
+        + table(("costly type", "class", "confirmed", "count", "loss before → after", "fall"), rows)
+        + "\n"
+        + table(("set", "types", "of positions", "of loss", "enrichment"), feet)
+        + "\n"
+        + table(("group", "arm", "types", "before → after", "change"), persistence)
+    )
+
+
+def census(facts: Facts) -> str:
+    """Verdicts and what could be seen."""
+    stage = facts.stage("knockout")
+    rows = [
+        [
+            shown(row["token"]),
+            row["role"],
+            row["kind"],
+            row["verdict"],
+            interval(estimate(row, "delta"), points),
+            percent(row.get("used_share")),
+        ]
+        for row in facts.rows("census")
+    ]
+    smallest = stage.get("smallest_detectable_effect")
+    return (
+        f"{stage.get('num_problems')} prompts; baseline {interval(estimate(stage, 'accuracy'), percent)}; smallest "
+        f"effect seen at 80 % power {points(smallest) if smallest is not None else '–'} points; verdicts "
+        f"{stage.get('verdicts')}."
+        "\n\n" + table(("banned", "role", "kind", "verdict", "Δ, points", "used in"), rows[: 2 * SHOWN])
+    )
+
+
+def section(run_path: Path) -> str:
+    """The section as Markdown."""
+    run = open_run(run_path)
+    facts = Facts(run)
+    done = [stage for stage in STAGES if run.done(stage)]
+    left = [stage for stage in STAGES if stage not in done]
+    parts = [f"Completed: {', '.join(done) or 'nothing'}. Not run: {', '.join(left) or 'nothing'}.\n"]
+    if run.done("distill"):
+        parts.append("### Distillation\n\n" + training(facts))
+    if run.done("detect"):
+        parts.append("### Detection\n\n" + detection(facts))
+    if run.done("knockout"):
+        parts.append("### Census\n\n" + census(facts))
+    if run.done("graft"):
+        keep = [[str(row["arm"]), interval(estimate(row, "gain"), points)] for row in facts.rows("grafts")]
+        parts.append("### Grafts\n\n" + table(("drawn by the teacher", "gain, points"), keep))
+    if run.done("detect"):
+        parts.append("### The report's own words\n\n" + "\n".join(f"- {line}" for line in answer(facts)) + "\n")
+    return HEADING + "\n" + "\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("page", type=Path)
+    options = parser.parse_args()
+    text = options.page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(HEADING)
+    below = MARKER + rest.partition(MARKER)[2] if MARKER in rest else ""
+    options.page.write_text(before + section(options.run) + below, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
