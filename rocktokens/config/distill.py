@@ -79,6 +79,9 @@ class DistillConfig(Settings):
     """Stop after so many hours of training, evaluation included, whatever `until` says; unset: no limit."""
     saturation_on: Literal["loss", "rest"] = "loss"
     """Which loss is tested: the whole, or that of everything but the rocks."""
+    tokens: int | None = None
+    """Go on after the steps until so many tokens were sampled and scored by the teacher; needs schedule=constant.
+    Unset: stop at the steps."""
     learning_rate: float = 2e-6
     """Peak learning rate."""
     schedule: Literal["auto", "linear", "cosine", "constant"] = "auto"
@@ -105,6 +108,10 @@ class DistillConfig(Settings):
     """For generation=vllm."""
     normalise: Literal["kept", "all"] = "kept"
     """Divide the loss by the weight of the kept tokens, or by the number of all tokens."""
+    loss: Literal["reverse_kl", "todi", "srkl", "no_teacher"] = "reverse_kl"
+    """What is minimised at each token: reverse KL; todi, both KLs mixed token by token; srkl, reverse KL to a mixture
+    of both models; or no_teacher, a control that lowers the probability of sampled tokens that were improbable. Tokens'
+    occurrences are recorded with reverse_kl only."""
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     """Which tokens carry loss."""
     shadows: tuple[str, ...] = ()
@@ -119,6 +126,9 @@ class DistillConfig(Settings):
     """Steps between checkpoints to resume from; unset: a tenth of the run, at most 100."""
     telemetry_every: int | None = 10
     """Steps between two recordings of every token's occurrence; unset: none."""
+    audit_every: int | None = immaterial(None)
+    """Steps between two audits, in which every position is measured to record what the selector changed and what the
+    shadows would keep; unset: only what is measured anyway."""
     evaluate_every: int | None = None
     """Steps between two evaluations on held-out prompts; unset: a tenth of the run."""
     evaluate_rollouts: int = 1
@@ -131,11 +141,24 @@ class DistillConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("steps", "prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "keep", "evaluate_rollouts"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("micro_batch", "lora_rank", "save_every", "telemetry_every", "evaluate_every"):
+        for name in (
+            "micro_batch",
+            "lora_rank",
+            "save_every",
+            "telemetry_every",
+            "evaluate_every",
+            "audit_every",
+            "tokens",
+        ):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, got {value}; or unset it")
         require(self.hours is None or self.hours > 0, f"hours must be > 0, got {self.hours}; or unset it")
         require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
+        require(
+            self.tokens is None or (self.until == "steps" and self.schedule == "constant"),
+            "a budget of tokens needs until=steps and schedule=constant: a learning rate that has decayed over the "
+            "steps would leave nothing for the tokens after them",
+        )
         require(0 <= self.warmup < 1, f"warmup is a share of the steps in [0, 1), got {self.warmup}")
         require(self.clip > 0, f"clip must be > 0, got {self.clip}")
         rollouts = self.prompts_per_step * self.rollouts_per_prompt

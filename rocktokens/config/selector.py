@@ -19,6 +19,7 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "prefix": ("keep",),
     "fewer": ("rocks", "least", "full"),
     "merit": ("rocks", "least", "full", "keep"),
+    "random_rollouts": ("share", "counts", "seed"),
     "tip": ("keep", "corner"),
     "teachable": ("keep", "top"),
     "iw": ("gamma",),
@@ -36,9 +37,9 @@ class SelectorConfig(Settings):
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"
-    """uniform, freeze, freeze_rocks, soft, random, adaptive, entropy, divergence, prefix, fewer, merit; the published
-    ones tip, teachable, iw, fire, selectkd, esr, scheduled_prefix, position, adakd; or your own, as
-    package.module:Class."""
+    """uniform, freeze, freeze_rocks, soft, random, adaptive, entropy, divergence, prefix, fewer, merit,
+    random_rollouts; the published ones tip, teachable, iw, fire, selectkd, esr, scheduled_prefix, position, adakd; or
+    your own, as package.module:Class."""
     rocks: tuple[int, ...] = ()
     """Token ids; empty: for freeze those of the bypass list, for freeze_rocks, soft, random, fewer and merit the rocks
     that `detect` declared in the run. For adaptive: the only types it may freeze; empty: any."""
@@ -64,6 +65,10 @@ class SelectorConfig(Settings):
     """For esr: tokens after which sampling stops (100 if unset)."""
     start: float | None = None
     """For scheduled_prefix: share of max_new_tokens at the first step (0.1 if unset)."""
+    share: float | None = None
+    """For random_rollouts: share of each step's rollouts that are sampled (0.5 if unset)."""
+    counts: tuple[int, ...] = ()
+    """For random_rollouts: how many are sampled in each step, instead of a share; the last number holds on."""
     window: int = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: float | None = None

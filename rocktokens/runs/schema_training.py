@@ -25,7 +25,17 @@ TRAINING_STAGES = STEP_STAGES[:6]
 FLOP_STAGES = STEP_STAGES[:5]
 
 # Columns of `training` that `compare` repeats.
-COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
+COPIED: tuple[str, ...] = (
+    "loss",
+    "loss_rocks",
+    "loss_rest",
+    "kept_share",
+    "weight_share",
+    "tokens",
+    "rollouts",
+    "learning_rate",
+)
+COPIED += ("scored", "changed_share", "changed_loss_share", "end_dropped_share", "mean_length", "truncated_share")
 
 # Alarms of the trainer → what they are for.
 ALARMS = {
@@ -52,6 +62,10 @@ TRAINING_COLUMNS = columns(
     ("ceiling", FLOAT, "Largest speed-up that dropping tokens could give: 1 / kept_share."),
     ("tokens", INT, "Response tokens of the step, all ranks."),
     ("prompt_tokens", INT, "Prompt tokens of the step."),
+    ("scored", INT, "Response tokens that the teacher scored for the step's loss; empty in version 0.1."),
+    ("changed_share", FLOAT, "Share of response tokens whose weight is not 1; empty in version 0.1."),
+    ("changed_loss_share", FLOAT, "Share of the loss at those tokens; empty where not every position was measured."),
+    ("end_dropped_share", FLOAT, "Share of end tokens with weight 0; empty where the step has none."),
     ("rollouts", INT, "Rollouts of the step."),
     ("invalid", INT, "Tokens whose divergence was not a number."),
     ("mean_length", FLOAT, "Mean length of the step's rollouts, in tokens that carry loss; empty in version 0.1."),
@@ -114,6 +128,9 @@ TRAINING_TABLES: dict[str, Table] = {
             interval("accuracy", "Accuracy on held-out prompts; empty where it was not evaluated."),
             ("heldout_loss_rocks", FLOAT, "Mean loss at rocks on rollouts common to all regimes; empty likewise."),
             ("heldout_loss_rest", FLOAT, "The same at all other positions; empty likewise."),
+            ("heldout_length", FLOAT, "Mean length of the held-out rollouts; empty likewise."),
+            ("heldout_truncated", FLOAT, "Share of them that were cut at the length limit; empty likewise."),
+            ("tokens_total", INT, "Tokens sampled, and scored by the teacher, up to this step."),
             ("seconds", FLOAT, "Wall-clock seconds of training in this step, without evaluation and recording."),
             ("seconds_total", FLOAT, "The same, summed up to this step."),
             ("seconds_processor", FLOAT, "Processor seconds of training in this step."),
@@ -147,6 +164,8 @@ TRAINING_TABLES: dict[str, Table] = {
             interval("delta", "Change of the final accuracy."),
             interval("accuracy", "Final accuracy."),
             interval("change_same_seconds", "Change of accuracy at equal training seconds."),
+            interval("accuracy_same_tokens", "Accuracy at equal tokens (sampled, and scored by the teacher)."),
+            interval("change_same_tokens", "Its change."),
             interval("area_steps", "Mean accuracy over the steps."),
             interval("area_steps_change", "Its change."),
             interval("area_seconds", "Mean accuracy over the seconds."),
@@ -159,12 +178,57 @@ TRAINING_TABLES: dict[str, Table] = {
             interval("steps_to", "Steps until uniform's final accuracy less the margin; empty where not reached."),
             interval("seconds_to", "Training seconds until then; empty where not reached."),
             interval("flops_to", "Floating-point operations until then; empty where not reached."),
+            interval("tokens_to", "Tokens sampled and scored until then; empty where not reached."),
+            interval("length_ratio", "Ratio of the mean length of held-out rollouts at the end."),
+            interval("truncated_change", "Change of the share of them that were cut at the length limit."),
+            ("grew", BOOL, "Whether either grew beyond the chance of seeds; empty where that is not known."),
+            ("spent_ratio", FLOAT, "Ratio of tokens sampled and scored, after the same number of steps."),
+            ("bite_tokens", FLOAT, "Share of the tokens with another weight, or not sampled at all."),
+            ("bite_loss", FLOAT, "Share of the loss at sampled tokens with another weight."),
+            ("end_dropped", FLOAT, "Share of end tokens that carried no loss."),
             ("share_reached", FLOAT, "Share of bootstrap resamples in which it was reached."),
             ("flops_ratio", FLOAT, "Ratio of floating-point operations."),
             ("kept_share", FLOAT, "Share of response tokens with a weight above 0."),
             ("tokens_ratio", FLOAT, "Ratio of sampled response tokens."),
             ("ceiling", FLOAT, "Largest speed-up that the dropped tokens could give."),
             by_stage("seconds", (*TRAINING_STAGES, "other"), "Seconds of the stage {}, mean over seeds."),
+        ),
+    ),
+    "compare_league": Table(
+        "compare",
+        "one row per regime, best accuracy at equal tokens first; regimes whose intervals overlap share a rank",
+        columns(
+            ("rank", INT, "Place; shared by regimes whose interval overlaps that of the first of them."),
+            REGIME,
+            ("accuracy", FLOAT, "Accuracy at equal tokens."),
+            interval("change", "Its change against uniform, paired by seed and prompt."),
+            ("spent_ratio", FLOAT, "Ratio of tokens sampled and scored, after the same number of steps."),
+            ("bite_tokens", FLOAT, "Share of the tokens with another weight, or not sampled at all."),
+            ("bite_loss", FLOAT, "Share of the loss at sampled tokens with another weight."),
+            ("end_dropped", FLOAT, "Share of end tokens that carried no loss."),
+            ("grew", BOOL, "Whether lengths or truncation grew beyond the chance of seeds."),
+        ),
+    ),
+    "compare_savings": Table(
+        "compare",
+        "one row per regime that samples less, against the best control that simply samples less, too",
+        columns(
+            REGIME,
+            ("control", STR, "The control that needs the fewest tokens for uniform's final accuracy less the margin."),
+            ("answer", STR, "yes where the interval of what is saved lies above 0, else no."),
+            interval("saved", "Share of the best control's tokens that are saved; empty where it never arrives."),
+            interval("over_control", "Accuracy minus the control's at equal tokens."),
+        ),
+    ),
+    "compare_overlap": Table(
+        "compare",
+        "one row per pair of selectors: what they would keep of uniform's rollouts, mean over audits and seeds",
+        columns(
+            ("first", STR, "A selector."),
+            ("second", STR, "Another one."),
+            ("overlap", FLOAT, "Overlap of what they keep: sum of the smaller over sum of the larger weights."),
+            ("kept_first", FLOAT, "Share of tokens that the first keeps."),
+            ("kept_second", FLOAT, "Share of tokens that the second keeps."),
         ),
     ),
 }

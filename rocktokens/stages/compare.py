@@ -1,71 +1,54 @@
-"""The stage `compare`: train the regimes from one start, read them on the same problems, say what follows.
+"""The stage `compare`: train the regimes from one start, evaluate them on the same prompts, say what follows.
 
-Every regime and seed is an arm with a directory of its own under RUN/compare; a killed comparison goes on in the arm
-and at the step where it stopped. Arms of one seed are trained one after the other, so that a slow hour of the machine
-meets all regimes alike, and one student is in memory at a time. This module orders the work and writes the files; the
-regimes are core/comparison/regimes.py's, the readings core/comparison/compare.py's.
+This module says which trainings there are, in which order, and when a regime has enough of them, and writes the files.
+The trainings themselves are compare_arms.py's, the regimes core/comparison/regimes.py's, the comparison
+core/comparison/compare.py's. Trainings of one seed come one after the other, so that a slow hour of the machine meets
+all regimes alike; several processes share them out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig, ServersConfig
-from rocktokens.config.base import from_manifest, to_mapping
+from rocktokens.config import CompareConfig, DistillConfig, PairConfig, ServersConfig
+from rocktokens.config.base import from_manifest
 from rocktokens.config.permissions import refuse_code
-from rocktokens.core.comparison.regimes import FrozenSets, check_arms, common_base, regime_config
+from rocktokens.core.comparison.looks import Look, seed_looks
+from rocktokens.core.comparison.regimes import NEED_CUT, SHADOWS, FrozenSets, check_arms, common_base, regime_config
 from rocktokens.core.selection.adaptive import least_updates
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.progress import progress
 from rocktokens.report.terminal.compare import show
 from rocktokens.runs.files import digest_of_value, failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.ranks import ranks, wait_for
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.bypass import write_comparison_back
+from rocktokens.stages.compare_arms import (
+    ARMS,
+    BESIDE,
+    Bench,
+    Key,
+    Plan,
+    check_arms_on_disk,
+    make_bench,
+    train_and_read,
+)
 from rocktokens.stages.compare_sets import frozen_ids, frozen_sets, regimes_to_train
-from rocktokens.stages.compare_tables import write_comparison
-from rocktokens.stages.stage import Stage, inputs_of, is_complete, pair_of, prompts_of
+from rocktokens.stages.compare_tables import undecided_regimes, write_comparison
+from rocktokens.stages.stage import Stage, inputs_of, pair_of, prompts_of
 from rocktokens.stages.workers import apart_from_torchrun
 
 log = logging.getLogger(__name__)
 
-# `--again` trains beside the old arms, which are replaced when the new ones are complete.
-ARMS, BESIDE, REPLACED = "compare", ".compare-again", ".compare-replaced"
-READING_BATCH = 256  # rollouts in flight while a student is read
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything the arms share, and what each of them is."""
-
-    run: Run
-    config: CompareConfig
-    pair: PairConfig
-    """The run's pair with the pre-OPD checkpoint as its student."""
-    prompts: PromptsConfig
-    base: DistillConfig
-    sets: FrozenSets
-    cut: int | None
-    arms: dict[tuple[int, str], DistillConfig]
-    """(seed, regime) → its distillation, in the order of training."""
-    folder: str = "compare"
-    """Where the arms live, below the run."""
-
-    def directory(self, seed: int, regime: str) -> Path:
-        """Where an arm lives."""
-        return self.run.path / self.folder / regime / f"seed={seed}"
+REPLACED = ".compare-replaced"
 
 
 def compare(path: Path, config: CompareConfig, *, servers: ServersConfig | None = None, again: bool = False) -> Run:
@@ -101,23 +84,59 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
             run.reopen("compare")
         log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
         return
-    if not _train_and_read(plan, servers) or not ranks().is_first:
+    levels = _train_looks(plan, make_bench(plan, servers))
+    if not ranks().is_first:
         return
-    wait_for(lambda: all(is_complete(plan.directory(*key), "read") for key in plan.arms), "others' trainings")
     if plan.folder != ARMS:
         _replace_arms(run, plan.folder)
         plan = dataclasses.replace(plan, folder=ARMS)
-    arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
+    arms = {key: open_run(plan.directory(*key)) for key in levels}
     facts: dict[str, Any] = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps}
+    facts |= {"schedule": plan.base.schedule, "tokens": plan.tokens, "equal": plan.config.equal}
     facts |= {"rocks": list(plan.sets.rocks), "bypass": list(plan.sets.bypass)}
     facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}
     facts["frozen"] = facts["frozen_by"].get("freeze") or facts["frozen_by"].get("freeze_rocks") or []
     if not facts["frozen"]:
         facts["nothing_to_freeze"] = "there was nothing to freeze: no rock is declared and the bypass list is empty"
+    facts["levels"] = {regime: level for (_, regime), level in levels.items()}
     readings = write_comparison(stage, arms, plan.config, facts)
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)
     write_comparison_back(run)
-    show(readings, run.facts("compare")["verdicts"], plan.config, facts)
+    show(readings, plan.config, run.facts("compare"))
+
+
+def _train_looks(plan: Plan, bench: Bench) -> dict[Key, float]:
+    """Train what is asked for, look by look; returns every training made, with the coverage its regime is judged at.
+
+    Every process comes to the same decisions, from the same files.
+    """
+    check_arms_on_disk(plan, list(plan.arms), len(bench.problems))
+    regimes = list(dict.fromkeys(regime for _, regime in plan.arms))
+    open_ones, made, level_of, done = list(regimes), list[Key](), dict[str, float](), 0
+    for look in seed_looks(plan.config.seeds, plan.config.level, until_decided=plan.config.until == "decided"):
+        new = [(seed, regime) for seed in range(done, look.seeds) for regime in open_ones]
+        train_and_read(plan, bench, new)
+        if look.seeds < plan.config.seeds or ranks().is_first:
+            wait_for(lambda new=new: all(plan.is_read(key) for key in new), "others' trainings")  # type: ignore[misc]
+        made, done = made + new, look.seeds
+        level_of |= dict.fromkeys(open_ones, look.level)
+        open_ones = _still_open(plan, made, open_ones, look)
+        if len(open_ones) < 2:  # uniform goes on only for others
+            break
+    return {key: level_of[key[1]] for key in made}
+
+
+def _still_open(plan: Plan, made: Sequence[Key], open_ones: Sequence[str], look: Look) -> list[str]:
+    """Regimes that need more seeds, uniform among them while any other does."""
+    if look.seeds >= plan.config.seeds:
+        return []
+    arms = {key: open_run(plan.directory(*key)) for key in made}
+    undecided = undecided_regimes(arms, plan.config, steps=plan.base.steps, level=look.level)
+    left = [name for name in open_ones if name in undecided]
+    settled = [name for name in open_ones if name not in left and name != "uniform"]
+    if settled:
+        log.info("settled after %d seeds: %s", look.seeds, ", ".join(settled))
+    return ["uniform", *left] if left else []
 
 
 def _replace_arms(run: Run, folder: str) -> None:
@@ -151,18 +170,36 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
             least_updates(),
             base.steps,
         )
-    cut = _choose_cut(run, base, sets.rocks, config) if {"cut", "merit"} & set(regimes) else None
+    cut = _choose_cut(run, base, sets.rocks, config) if set(NEED_CUT) & set(regimes) else None
+    tokens = _token_budget(run, base, config) if config.equal == "both" else None
     arms: dict[tuple[int, str], DistillConfig] = {}
     for seed in range(config.seeds):
         configs: dict[str, DistillConfig] = {}
         for name in regimes:
-            configs[name] = regime_config(name, base, config, seed=seed, sets=sets, cut=cut)
+            configs[name] = regime_config(name, base, config, seed=seed, sets=sets, cut=cut, tokens=tokens)
         check_arms(configs)
+        configs["uniform"] = dataclasses.replace(configs["uniform"], shadows=_shadows(sets))
         arms |= {(seed, name): configs[name] for name in regimes}
     pair = pair_of(run)
     pair = dataclasses.replace(pair, student=_start(run, pair, trained))
     folder = BESIDE if beside and (run.path / ARMS).exists() else ARMS
-    return Plan(run, config, pair, prompts_of(run), base, sets, cut, arms, folder)
+    return Plan(run, config, pair, prompts_of(run), base, sets, cut, arms, folder, tokens)
+
+
+def _shadows(sets: FrozenSets) -> tuple[str, ...]:
+    """The selectors that run in uniform's shadow."""
+    return tuple(name for name in SHADOWS if name != "freeze_rocks" or sets.rocks)
+
+
+def _token_budget(run: Run, base: DistillConfig, config: CompareConfig) -> int:
+    """Tokens, sampled and scored, that the run's own distillation spent in as many steps."""
+    if config.tokens is not None:
+        return config.tokens
+    rows = [row for row in run.read("training").to_pylist() if row["step"] > 0 and row["tokens"] and row["rollouts"]]
+    if not rows:
+        raise RunError(f"{run.path} has no record of its tokens; name the budget with --tokens")
+    per_rollout = float(np.mean([row["tokens"] / row["rollouts"] for row in rows]))
+    return round(2 * per_rollout * base.prompts_per_step * base.rollouts_per_prompt * base.steps)
 
 
 def _start(run: Run, pair: PairConfig, trained: DistillConfig) -> str:
@@ -203,195 +240,3 @@ def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: Com
         longest,
     )
     return cuts[longest].length
-
-
-# ---------------------------------------------------------------- arms
-
-
-def _train_and_read(plan: Plan, servers: ServersConfig) -> bool:
-    """Bring this process's arms to their ends; False where there are no answers to check."""
-    from rocktokens.engines.connect import open_pair
-    from rocktokens.lm.checkers import make_checker
-    from rocktokens.lm.tasks import load_prompts
-
-    checker = make_checker(plan.prompts)
-    models, _ = open_pair(plan.pair, servers, trains=True)
-    problems = []
-    if checker is not None:
-        asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
-        problems = [p for p in load_prompts(asked, models.tokenizer, part="causal") if p.answer is not None]
-    if checker is None or len(problems) < 2:
-        log.warning("no answers to check: regimes cannot be compared on accuracy, and the stage is left out")
-        return False
-    own = {key: config for number, (key, config) in enumerate(plan.arms.items()) if ranks().owns(number)}
-    arms = {key: _arm_run(plan, *key, config, len(problems)) for key, config in own.items()}
-    contexts = _contexts(plan, models, problems)
-    prompts = load_prompts(plan.prompts, models.tokenizer, part="train")
-    total = sum(config.steps + config.keep + 1 for config in own.values())
-    with progress(f"comparing {len(own)} trainings", total, "steps and readings") as advance:
-        for number, ((seed, regime), config) in enumerate(own.items(), start=1):
-            arm = arms[seed, regime]
-            share = config.steps + config.keep + 1
-            if not arm.done("read"):
-                log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(own))
-            steps = _train(plan, arm, config, models, prompts, advance)
-            read = _read(plan, arm, (seed, regime), models, problems, checker, contexts, advance)
-            advance.resumed(share - steps - read)  # complete before, or stopped early
-    return True
-
-
-def _arm_run(plan: Plan, seed: int, regime: str, config: DistillConfig, num_problems: int) -> Run:
-    asked = plan.config
-    reading: dict[str, Any] = {
-        "problems": num_problems,
-        "rollouts": asked.rollouts,
-        "curve_rollouts": asked.curve_rollouts,
-    }
-    reading |= {"contexts": asked.contexts, "rocks": list(plan.sets.rocks)}
-    sections, directory = {"distill": to_mapping(config), "reading": reading}, plan.directory(seed, regime)
-    try:
-        return Run.create(directory, sections)
-    except RunError as error:
-        if plan.folder == BESIDE:  # a stopped `--again` with other settings
-            shutil.rmtree(directory, ignore_errors=True)
-            return Run.create(directory, sections)
-        raise RunError(f"{error} Or pass --again to train every regime anew.") from error
-
-
-def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
-    """Rollouts on which every student's loss is measured: the run's own held-out ones, else the start's, kept."""
-    from rocktokens.lm.sampling.rollouts import make_sampler, rollouts_of, sample_rollouts
-
-    run, count = plan.run, plan.config.contexts
-    if run.done("sample"):
-        return rollouts_of(run.read("rollouts"))[:count]
-    name = f"{plan.folder}/contexts"
-    if not ranks().is_first:
-        wait_for(lambda: run.has(name), "the contexts of the comparison")
-    if not run.has(name):
-        settings = RolloutConfig(num_rollouts=1, max_new_tokens=plan.base.max_new_tokens, seed=plan.base.seed)
-        engine = make_sampler(models, settings)
-        table = sample_rollouts(engine, list(problems)[:count], settings, models.tokenizer, None)
-        run.write(name, table)
-    return rollouts_of(run.read(name))[:count]
-
-
-def _train(
-    plan: Plan, arm: Run, config: DistillConfig, models: Any, prompts: Sequence[Any], advance: Callable[[int], None]
-) -> int:
-    """Train an arm to its end; returns the steps that were told to `advance`."""
-    from rocktokens.lm.pair import load_model
-    from rocktokens.lm.training.distill import distill
-
-    if arm.done("train"):
-        return 0
-    told = 0
-
-    def on_step(row: dict[str, Any]) -> None:
-        nonlocal told
-        advance(row["step"] - told)
-        told = row["step"]
-
-    student = load_model(plan.pair.student, plan.pair)
-    found = distill(
-        config,
-        dataclasses.replace(models, student=student),
-        prompts,
-        arm,
-        rocks=plan.sets.rocks,
-        show=False,
-        on_step=on_step,
-    )
-    last = arm.checkpoint(found.facts["steps"])
-    if not last.is_dir():  # stopped between two reading points
-        draft = last.with_name(f".{last.name}.draft")
-        found.student.save_pretrained(draft)
-        draft.rename(last)
-    arm.finish("train", {"steps": found.facts["steps"], "stopped": found.facts["stopped"]})
-    shutil.rmtree(arm.path / "checkpoints" / ".resume", ignore_errors=True)
-    del found, student
-    gc.collect()
-    return told
-
-
-def _read(
-    plan: Plan,
-    arm: Run,
-    key: tuple[int, str],
-    models: Any,
-    problems: Sequence[Any],
-    checker: Any,
-    contexts: Sequence[Any],
-    advance: Callable[[int], None],
-) -> int:
-    """Accuracy and losses of an arm's kept students, one in memory at a time; returns the number of readings."""
-    from rocktokens.lm.pair import load_model
-
-    if arm.done("read"):
-        return 0
-    seed, regime = key
-    steps, read = arm.checkpoints(), 0
-    for step in steps:
-        if arm.done(f"read/step={step}"):
-            continue
-        if step == 0 and regime != "uniform":  # every arm of a seed starts from the same student
-            start = plan.directory(seed, "uniform")
-            # Another process may be at it; every process works in the order of the plan, so none waits for ever.
-            wait_for(partial(is_complete, start, "read/step=0"), "the evaluation of the untrained student")
-            uniform = open_run(start)
-            arm.write("problems/step=0", uniform.read("problems/step=0"))
-            arm.finish("read/step=0", uniform.facts("read/step=0"))
-        else:
-            student = load_model(str(arm.checkpoint(step)), plan.pair)
-            own = dataclasses.replace(models, student=student)
-            rollouts = plan.config.rollouts if step == steps[-1] else plan.config.curve_rollouts
-            arm.write(f"problems/step={step}", _outcomes(plan, own, problems, checker, seed, rollouts))
-            arm.finish(f"read/step={step}", _losses(own, contexts, plan.sets.rocks))
-            del own, student
-            gc.collect()
-        advance(1)
-        read += 1
-    arm.finish("read", {"steps": steps})
-    if not plan.config.keep_students:
-        shutil.rmtree(arm.path / "checkpoints", ignore_errors=True)
-    return read
-
-
-def _outcomes(plan: Plan, models: Any, problems: Sequence[Any], checker: Any, seed: int, num_rollouts: int) -> pa.Table:
-    """Share of right rollouts of every prompt; the same seeds for every regime of a seed."""
-    from rocktokens.lm.sampling.accuracy import Evaluator, sample_with
-    from rocktokens.lm.sampling.rollouts import make_sampler
-
-    limit = plan.base.max_new_tokens
-    draws = {"max_new_tokens": limit, "num_rollouts": num_rollouts, "seed": plan.base.seed + seed}
-    evaluator = Evaluator(problems, checker, models.tokenizer, **draws, batch_size=READING_BATCH)
-    engine = make_sampler(models, RolloutConfig(max_new_tokens=limit, batch_size=READING_BATCH))
-    return pa.table(
-        {
-            "prompt_id": [problem.prompt_id for problem in problems],
-            "correct": evaluator.correct(sample_with(engine)),
-            "rollouts": np.full(len(problems), num_rollouts, np.int32),
-        }
-    )
-
-
-def _losses(models: Any, contexts: Sequence[Any], rocks: Sequence[int]) -> dict[str, Any]:
-    """Mean divergence on rocks and on the rest, over contexts that are the same for every student."""
-    from rocktokens.lm.scoring import score
-
-    parts: list[pa.Table] = []
-    score(
-        contexts,
-        {0: models.student},
-        models.teacher_source(),
-        eos_ids=models.eos_ids,
-        vocabulary=models.vocabulary,
-        write=lambda _, table: parts.append(table.select(["token_id", "kl"])),
-    )
-    table = pa.concat_tables(parts)
-    kl_N = table["kl"].to_numpy().astype(float)
-    rock_N, valid_N = np.isin(table["token_id"].to_numpy(), rocks), np.isfinite(kl_N)
-    found = {}
-    for name, mask_N in (("heldout_loss_rocks", rock_N & valid_N), ("heldout_loss_rest", ~rock_N & valid_N)):
-        found[name] = float(kl_N[mask_N].mean()) if mask_N.any() else None
-    return found

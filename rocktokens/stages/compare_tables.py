@@ -7,15 +7,18 @@ report/conclusions/compare.py's.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import itertools
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,10 @@ import pyarrow as pa
 
 from rocktokens.config import CompareConfig
 from rocktokens.core.accuracy import accuracy_estimate
-from rocktokens.core.comparison.compare import Arm, Reading, read_regime
-from rocktokens.core.comparison.regimes import SAMPLE_LESS
+from rocktokens.core.comparison.compare import Reading, read_regime
+from rocktokens.core.comparison.curves import Arm, Audit
+from rocktokens.core.comparison.regimes import OTHER_LOSS, SAMPLE_LESS, STOP_EARLY
+from rocktokens.core.comparison.savings import common_tokens, league, savings
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import DataError
 from rocktokens.report.conclusions.compare import words
@@ -46,26 +51,80 @@ ESTIMATORS = (
 def write_comparison(
     stage: Stage, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: dict[str, Any]
 ) -> dict[str, Reading]:
-    """Read all arms, write the tables, and complete the stage."""
-    parts, outcomes, made = [], [], []
+    """Compare all trainings, write the tables, and complete the stage."""
+    parts = {key: arm_table(arm, key[1], key[0]) for key, arm in arms.items()}
+    outcomes = {key: _problems(arm, key[1], key[0]) for key, arm in arms.items()}
+    made = [arm_of(key[1], key[0], parts[key], outcomes[key], clock=config.clock, steps=facts["steps"]) for key in arms]
+    by_regime = grouped(made)
+    tokens = float(facts.get("tokens") or common_tokens(by_regime, STOP_EARLY))
+    levels = facts.get("levels", {})
+    readings = read_all(made, config, steps=facts["steps"], tokens=tokens, levels=levels)
+    saved = savings(by_regime, margin=config.margin, level=config.level, resamples=config.resamples, tokens=tokens)
+    places = league(list(readings.values()))
+    overlaps = overlap_rows([arm for (_, regime), arm in arms.items() if regime == "uniform"])
+    verdicts = words(readings, margin=config.margin, savings=saved)
+    rows = {
+        "compare_summary": [reading.row() for reading in readings.values()],
+        "compare_league": [place.row() for place in places],
+        "compare_savings": [saving.row() for saving in saved],
+        "compare_overlap": overlaps,
+    }
+    tables = {"compare": pa.concat_tables(parts.values()), "compare_problems": pa.concat_tables(outcomes.values())}
+    tables |= {name: pa.Table.from_pylist(own, schema=TABLES[name].schema) for name, own in rows.items()}
+    found = {"regimes": rows["compare_summary"], "verdicts": verdicts, "estimators": ESTIMATORS, "equal_tokens": tokens}
+    found |= {name: rows[f"compare_{name}"] for name in ("league", "savings", "overlap")}
+    stage.publish(tables, {**facts, **found})
+    return readings
+
+
+def overlap_rows(uniform: Sequence[Run]) -> list[dict[str, Any]]:
+    """What selectors would keep of uniform's rollouts, and how far any two agree: means over audits and seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    kept: dict[str, list[float]] = {}
+    for arm in uniform:
+        table = arm.read("training")
+        start = "shadow_kept_"
+        shadows = sorted(name.removeprefix(start) for name in table.column_names if name.startswith(start))
+        for name in shadows:
+            kept.setdefault(name, []).extend(_known(table, f"shadow_kept_{name}"))
+        for first, second in itertools.combinations(shadows, 2):
+            values = _known(table, f"overlap_{first}_{second}") or _known(table, f"overlap_{second}_{first}")
+            found.setdefault((first, second), []).extend(values)
+    return [
+        {
+            "first": first,
+            "second": second,
+            "overlap": float(np.mean(values)),
+            "kept_first": float(np.mean(kept[first])),
+            "kept_second": float(np.mean(kept[second])),
+        }
+        for (first, second), values in found.items()
+        if values and kept[first] and kept[second]
+    ]
+
+
+def _known(table: pa.Table, name: str) -> list[float]:
+    values = table[name].to_pylist() if name in table.column_names else []
+    return [value for value in values if value is not None]
+
+
+def undecided_regimes(
+    arms: Mapping[tuple[int, str], Run], config: CompareConfig, *, steps: int, level: float
+) -> set[str]:
+    """Regimes whose verdict is not settled by these trainings at this coverage."""
+    made = []
     for (seed, regime), arm in arms.items():
         table, problems = arm_table(arm, regime, seed), _problems(arm, regime, seed)
-        parts.append(table)
-        outcomes.append(problems)
-        made.append(arm_of(regime, seed, table, problems, clock=config.clock))
-    readings = read_all(made, config)
-    verdicts = words(readings, margin=config.margin)
-    rows = [reading.row() for reading in readings.values()]
-    tables = {"compare": pa.concat_tables(parts), "compare_problems": pa.concat_tables(outcomes)}
-    tables["compare_summary"] = pa.Table.from_pylist(rows, schema=TABLES["compare_summary"].schema)
-    stage.publish(tables, {**facts, "regimes": rows, "verdicts": verdicts, "estimators": ESTIMATORS})
-    return readings
+        made.append(arm_of(regime, seed, table, problems, clock=config.clock, steps=steps))
+    quick = dataclasses.replace(config, resamples=100)  # verdicts rest on none of them
+    found = read_all(made, quick, steps=steps, levels=dict.fromkeys(grouped(made), level))
+    return {name for name, reading in found.items() if name != "uniform" and reading.verdict == "undecided"}
 
 
 def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
     """One row per optimiser step of an arm, and one for the start; accuracy and held-out losses where it was read."""
     rows = {row["step"]: row for row in arm.read("training").to_pylist() if row["step"] > 0}
-    made, seconds_total, processor_total, flops_total = [], 0.0, 0.0, 0.0
+    made, seconds_total, processor_total, flops_total, spent_total = [], 0.0, 0.0, 0.0, 0
     for step in [0, *sorted(rows)]:
         row = rows.get(step, {})
         aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in STEP_STAGES if stage not in TRAINING_STAGES)
@@ -79,19 +138,24 @@ def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
         found = {"regime": regime, "seed": seed, "step": step, **_reading(arm, step)}
         found |= {"seconds": seconds, "seconds_total": seconds_total, "seconds_processor": processor}
         found |= {"seconds_processor_total": processor_total, "flops_total": flops_total}
+        spent_total += (row.get("tokens") or 0) + (row.get("scored") or 0)
+        found["tokens_total"] = spent_total
         found |= {name: row.get(name) for name in COPIED}
         made.append({**found, **stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops})
     return pa.Table.from_pylist(made, schema=TABLES["compare"].schema)
 
 
+EVALUATED = ("heldout_loss_rocks", "heldout_loss_rest", "heldout_length", "heldout_truncated")
+
+
 def _reading(arm: Run, step: int) -> dict[str, float | None]:
-    names = ("accuracy", "accuracy_low", "accuracy_high", "heldout_loss_rocks", "heldout_loss_rest")
+    names = ("accuracy", "accuracy_low", "accuracy_high")
     if not arm.done(f"read/step={step}"):
-        return dict.fromkeys(names)
+        return dict.fromkeys((*names, *EVALUATED))
     correct_P = arm.read(f"problems/step={step}")["correct"].to_numpy()
     interval = accuracy_estimate(correct_P, rng=np.random.default_rng(derive_seed("interval", step)), resamples=500)
-    losses = arm.facts(f"read/step={step}")
-    return dict(zip(names, (*interval[:3], losses["heldout_loss_rocks"], losses["heldout_loss_rest"])))
+    found = arm.facts(f"read/step={step}")
+    return dict(zip(names, interval[:3])) | {name: found.get(name) for name in EVALUATED}
 
 
 def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
@@ -103,16 +167,28 @@ def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table, *, clock: str = "wall") -> Arm:
-    """An arm's tables as the arrays that readings are made of."""
+def arm_of(
+    regime: str,
+    seed: int,
+    table: pa.Table,
+    problems: pa.Table,
+    *,
+    clock: str = "wall",
+    steps: int | None = None,
+) -> Arm:
+    """A training's tables as the arrays that comparisons are made of; totals up to `steps` where it went on."""
     total = "seconds_total" if clock == "wall" else "seconds_processor_total"
-    rows = table.to_pylist()
-    read = [row for row in rows if row["accuracy"] is not None]
+    everything = table.to_pylist()
+    read = [row for row in everything if row["accuracy"] is not None]
+    rows = [row for row in everything if steps is None or row["step"] <= steps]
     trained = [row for row in rows if row["tokens"]]
     tokens = float(sum(row["tokens"] for row in trained))
     if read[-1][total] <= 0:
-        raise DataError(f"regime {regime} has no {clock} seconds on record; read by the other clock, or train --again")
+        raise DataError(
+            f"regime {regime} has no {clock} seconds on record; compare by the other clock, or train --again"
+        )
     step_N, correct_N = problems["step"].to_numpy(), problems["correct"].to_numpy()
+    spent_E = np.array([row["tokens_total"] for row in read], float)
     return Arm(
         regime=regime,
         seed=seed,
@@ -120,28 +196,60 @@ def arm_of(regime: str, seed: int, table: pa.Table, problems: pa.Table, *, clock
         seconds_E=np.array([row[total] for row in read], float),
         flops_E=np.array([row["flops_total"] for row in read], float),
         correct_EP=np.stack([correct_N[step_N == row["step"]] for row in read]),
+        spent_E=spent_E,
         kept_share=sum(row["kept_share"] * row["tokens"] for row in trained) / max(tokens, 1.0),
         tokens=tokens,
         samples_less=regime in SAMPLE_LESS,
         loss_rocks=read[-1]["heldout_loss_rocks"],
         loss_rest=read[-1]["heldout_loss_rest"],
         stages={s: sum(row[f"seconds_{s}"] for row in rows) for s in (*TRAINING_STAGES, "other")},
+        audit=_audit(regime, trained, read[-1]),
     )
 
 
-def read_all(arms: list[Arm], config: CompareConfig) -> dict[str, Reading]:
-    """Every regime against uniform, uniform itself first."""
-    by_regime: dict[str, list[Arm]] = {}
+def _audit(regime: str, trained: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Audit:
+    """Means over the steps in which each was recorded; another loss changes every token."""
+
+    def mean(name: str) -> float | None:
+        known = [row for row in trained if row[name] is not None]
+        total = sum(row["tokens"] for row in known)
+        return float(sum(row[name] * row["tokens"] for row in known) / total) if known else None
+
+    if regime in OTHER_LOSS:
+        shares: tuple[float | None, float | None] = (1.0, 1.0)
+    else:
+        shares = (mean("changed_share"), mean("changed_loss_share"))
+    return Audit(*shares, mean("end_dropped_share"), last["heldout_length"], last["heldout_truncated"])
+
+
+def grouped(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
+    """Trainings by regime."""
+    found: dict[str, list[Arm]] = {}
     for arm in arms:
-        by_regime.setdefault(arm.regime, []).append(arm)
+        found.setdefault(arm.regime, []).append(arm)
+    return found
+
+
+def read_all(
+    arms: Sequence[Arm],
+    config: CompareConfig,
+    *,
+    steps: int | None = None,
+    tokens: float | None = None,
+    levels: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Reading]:
+    """Every regime against uniform, uniform itself first; `levels` has the coverage of regimes that stopped early."""
+    by_regime = grouped(arms)
     return {
         regime: read_regime(
             own,
             by_regime["uniform"],
             margin=config.margin,
-            level=config.level,
+            level=levels.get(regime, config.level),
             resamples=config.resamples,
             rng=np.random.default_rng(derive_seed("compare", regime)),
+            steps=steps,
+            tokens=tokens,
         )
         for regime, own in by_regime.items()
     }

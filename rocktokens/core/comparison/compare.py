@@ -13,22 +13,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
+from rocktokens.core.comparison.curves import (  # noqa: F401 - others import them from here
+    AXES,
+    Arm,
+    Audit,
+    Floats,
+    Reach,
+    area_weights,
+    first_reach,
+    reach_target,
+    weights_at,
+)
 from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, seed_estimate
-from rocktokens.core.stats import Estimate, resample_counts
+from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
 
-Floats = NDArray[Any]
 Verdict = Literal["costs", "gains", "unchanged", "undecided"]
-AXES = ("steps", "seconds", "flops")
 ESTIMATES = (
     "accuracy",
     "change_same_seconds",
+    "accuracy_same_tokens",
+    "change_same_tokens",
     "area_steps",
     "area_steps_change",
     "area_seconds",
@@ -38,46 +47,9 @@ ESTIMATES = (
     "step_ratio",
     "loss_rocks",
     "loss_rest",
+    "length_ratio",
+    "truncated_change",
 )
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One regime trained with one seed. Steps, seconds and FLOPs are totals since the start."""
-
-    regime: str
-    seed: int
-    step_E: Floats
-    seconds_E: Floats
-    flops_E: Floats
-    correct_EP: Floats
-    """Share of right answers to each problem at each reading point."""
-    kept_share: float = 1.0
-    """Share of the sampled positions that carried loss."""
-    tokens: float = 1.0
-    """Response positions sampled in the whole training."""
-    samples_less: bool = False
-    """Whether the regime saves by sampling less; then its ceiling counts positions that were never sampled."""
-    loss_rocks: float | None = None
-    loss_rest: float | None = None
-    """Mean divergence of the trained student on contexts common to all regimes."""
-    stages: Mapping[str, float] | None = None
-    """Seconds by stage of a step."""
-
-    def __post_init__(self) -> None:
-        points = len(self.step_E)
-        if points < 2 or not points == len(self.seconds_E) == len(self.flops_E) == len(self.correct_EP):
-            raise DataError(f"regime {self.regime}: a curve needs the start and at least one more reading, all alike")
-
-
-class Reach(NamedTuple):
-    """When a curve came to a target, in steps, seconds or FLOPs; infinite where it did not."""
-
-    value: float
-    low: float
-    high: float
-    share_reached: float
-    """Share of the resamples in which the target was reached at all."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +65,9 @@ class Reading:
     """Final accuracy minus uniform's, after the same number of optimiser steps."""
     change_same_seconds: Estimate
     """The same when the slower of the two curves is cut at uniform's seconds."""
+    accuracy_same_tokens: Estimate
+    change_same_tokens: Estimate
+    """Accuracy, and its change against uniform, when both have spent the same tokens (sampled, and scored)."""
     area_steps: Estimate
     area_steps_change: Estimate
     """Mean accuracy over uniform's steps, and its difference to uniform's."""
@@ -112,6 +87,18 @@ class Reading:
     kept_share: float
     tokens_ratio: float
     """Positions sampled as a share of uniform's."""
+    spent_ratio: float
+    """Tokens sampled, and scored by the teacher, as a share of uniform's, after the same number of steps."""
+    bite_tokens: float | None
+    """Share of the tokens that the regime changed: given another weight, or not sampled at all."""
+    bite_loss: float | None
+    """Share of the loss at sampled tokens whose weight it changed."""
+    end_dropped: float | None
+    """Share of end tokens that carried no loss."""
+    length_ratio: Estimate | None
+    """Mean length of the held-out rollouts at the end as a share of uniform's, over seeds."""
+    truncated_change: Estimate | None
+    """Share of them without an end token, minus uniform's."""
     ceiling: float
     """The speed-up that the dropped positions could give if all work were theirs: 1 / (1 - f)."""
     loss_rocks: Estimate | None
@@ -124,6 +111,13 @@ class Reading:
     def over_seeds(self) -> bool:
         """Whether intervals speak of seeds, too; else of problems only."""
         return self.num_seeds >= MIN_SEEDS
+
+    @property
+    def grew(self) -> bool | None:
+        """Whether rollouts became longer, or more of them truncated, beyond the chance of seeds; None: not known."""
+        if self.length_ratio is None or self.truncated_change is None or math.isnan(self.length_ratio.low):
+            return None
+        return self.length_ratio.low > 1 or self.truncated_change.low > 0
 
     def row(self) -> dict[str, Any]:
         """All of it as one flat row; an interval as NAME, NAME_low, NAME_high; "not reached" is empty."""
@@ -140,122 +134,14 @@ class Reading:
             found |= {f"{axis}_to": _finite(reach.value)}
             found |= {f"{axis}_to_low": _finite(reach.low), f"{axis}_to_high": _finite(reach.high)}
         found["share_reached"] = self.reach["steps"].share_reached
-        shares = ("flops_ratio", "kept_share", "tokens_ratio", "ceiling")
-        found |= {name: _finite(getattr(self, name)) for name in shares}
+        names = ("flops_ratio", "kept_share", "tokens_ratio", "ceiling", "spent_ratio", "bite_tokens", "bite_loss")
+        found |= {name: _finite(getattr(self, name)) for name in (*names, "end_dropped")}
+        found["grew"] = self.grew
         return found | {f"seconds_{stage}": value for stage, value in self.stages.items()}
 
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-# ---------------------------------------------------------------- linear readings of a curve
-
-
-def weights_at(x_E: Floats, at: float) -> Floats:
-    """Weights of the reading points in the curve's value at `at`: linear between points, held after the last."""
-    weight_E = np.zeros(len(x_E))
-    right = int(np.searchsorted(x_E, at))
-    if right == 0 or right == len(x_E):
-        weight_E[min(right, len(x_E) - 1)] = 1.0
-        return weight_E
-    width = x_E[right] - x_E[right - 1]
-    share = (at - x_E[right - 1]) / width
-    weight_E[right - 1], weight_E[right] = 1.0 - share, share
-    return weight_E
-
-
-def area_weights(x_E: Floats, until: float) -> Floats:
-    """Weights of the reading points in the mean of the curve from 0 to `until`."""
-    inside = x_E[x_E < until]
-    points = np.append(inside if len(inside) else x_E[:1], until)
-    value_XE = np.stack([weights_at(x_E, x) for x in points])
-    width = np.diff(points)
-    return ((value_XE[1:] + value_XE[:-1]) / 2 * width[:, None]).sum(0) / width.sum()
-
-
-# ---------------------------------------------------------------- when a target is reached
-
-
-def first_reach(accuracy_E: Floats, target: float) -> float | None:
-    """Reading point, with its fraction, at which the curve comes to the target; None where it does not.
-
-    The curve is made monotone first (isotonic regression): the first lucky reading of a noisy curve is no arrival.
-    """
-    fitted_E = isotonic_regression(accuracy_E).x
-    return _cross(fitted_E, target)
-
-
-def _cross(fitted_E: Floats, target: float) -> float | None:
-    above = np.flatnonzero(fitted_E >= target - 1e-12)
-    if not len(above):
-        return None
-    index = int(above[0])
-    if index == 0:
-        return 0.0
-    below = fitted_E[index - 1]
-    return index - 1 + float((target - below) / (fitted_E[index] - below))
-
-
-class _Curves(NamedTuple):
-    """A regime's seeds on one grid of reading points; what stopped early holds its last value."""
-
-    correct_SEP: Floats
-    x_AS_E: dict[str, Floats]
-    """By axis, (S, E)."""
-
-
-def _on_one_grid(arms: Sequence[Arm]) -> _Curves:
-    grid = np.unique(np.concatenate([arm.step_E for arm in arms]))
-    correct, axes = [], {axis: [] for axis in AXES}  # type: ignore[var-annotated]
-    for arm in arms:
-        weight_GE = np.stack([weights_at(arm.step_E, step) for step in grid])
-        correct.append(weight_GE @ arm.correct_EP)
-        for axis, x_E in zip(AXES, (arm.step_E, arm.seconds_E, arm.flops_E)):
-            axes[axis].append(weight_GE @ x_E)
-    return _Curves(np.stack(correct), {axis: np.stack(rows) for axis, rows in axes.items()})
-
-
-def reach_target(
-    arms: Sequence[Arm],
-    uniform: Sequence[Arm],
-    *,
-    margin: float,
-    rng: np.random.Generator,
-    resamples: int = 1000,
-    level: float = 0.95,
-) -> dict[str, Reach]:
-    """Steps, seconds and FLOPs at which the regime's mean curve comes within `margin` of uniform's final accuracy.
-
-    Uniform's final accuracy is the end of its own monotone curve. The interval resamples seeds and problems, the same
-    ones for both regimes; a bound may be infinite: not reached.
-    """
-    theirs, ours = _on_one_grid(arms), _on_one_grid(uniform)
-    seeds, _, problems = ours.correct_SEP.shape
-    counts_BP = np.vstack([np.ones(problems), resample_counts(problems, resamples, rng)]) / problems
-    drawn_BS = np.vstack([np.arange(seeds), rng.integers(0, seeds, size=(resamples, seeds))])
-    their_SEB, our_SEB = theirs.correct_SEP @ counts_BP.T, ours.correct_SEP @ counts_BP.T
-    found: dict[str, list[float]] = {axis: [] for axis in AXES}
-    for b, drawn in enumerate(drawn_BS):
-        target = float(isotonic_regression(our_SEB[drawn, :, b].mean(0)).x[-1]) - margin
-        place = first_reach(their_SEB[drawn, :, b].mean(0), target)
-        for axis in AXES:
-            x_E = theirs.x_AS_E[axis][drawn].mean(0)
-            found[axis].append(math.inf if place is None else float(np.interp(place, np.arange(len(x_E)), x_E)))
-    return {axis: _reach(np.array(values), level) for axis, values in found.items()}
-
-
-def _reach(value_B: Floats, level: float) -> Reach:
-    own, resampled = float(value_B[0]), np.sort(value_B[1:])
-    if not len(resampled):
-        return Reach(own, own, own, float(np.isfinite(own)))
-    last = len(resampled) - 1  # order statistics: an infinite bound is an answer, not an average
-    low = float(resampled[math.floor((1 - level) / 2 * last)])
-    high = float(resampled[math.ceil((1 + level) / 2 * last)])
-    return Reach(own, low, high, float(np.isfinite(resampled).mean()))
-
-
-# ---------------------------------------------------------------- all readings
 
 
 def read_regime(
@@ -266,29 +152,46 @@ def read_regime(
     level: float = 0.95,
     resamples: int = 1000,
     rng: np.random.Generator,
+    steps: int | None = None,
+    tokens: float | None = None,
 ) -> Reading:
-    """Read one regime against uniform, paired by seed and by problem."""
-    arms, uniform = _paired(arms, uniform)
-    steps, seconds = [float(arm.step_E[-1]) for arm in uniform], [float(arm.seconds_E[-1]) for arm in uniform]
+    """Compare one regime with uniform, paired by seed and by prompt.
+
+    Args:
+        arms: its trainings.
+        uniform: uniform's.
+        margin: the change of accuracy that does not matter.
+        level: coverage of intervals.
+        resamples: bootstrap resamples for when a target is reached.
+        rng: source of the resamples.
+        steps: optimiser steps at which regimes are compared; unset: where uniform ends.
+        tokens: tokens at which they are compared; unset: what the one that spent less has spent.
+    """
+    arms, uniform = paired(arms, uniform)
+    full, full_uniform = arms, uniform
+    if steps is not None:
+        arms, uniform = [arm.until(steps) for arm in arms], [arm.until(steps) for arm in uniform]
+    ends, seconds = [float(arm.step_E[-1]) for arm in uniform], [float(arm.seconds_E[-1]) for arm in uniform]
 
     def both(ours: list[Floats], theirs: list[Floats]) -> tuple[Estimate, Estimate]:
         value_SP = np.stack([w @ arm.correct_EP for w, arm in zip(theirs, arms)])
         base_SP = np.stack([w @ arm.correct_EP for w, arm in zip(ours, uniform)])
         return crossed_estimate(value_SP, level=level), crossed_estimate(value_SP - base_SP, level=level)
 
-    last = [weights_at(arm.step_E, step) for arm, step in zip(uniform, steps)]
-    accuracy, change = both(last, [weights_at(arm.step_E, step) for arm, step in zip(arms, steps)])
+    last = [weights_at(arm.step_E, step) for arm, step in zip(uniform, ends)]
+    accuracy, change = both(last, [weights_at(arm.step_E, step) for arm, step in zip(arms, ends)])
     _, same_seconds = both(last, [weights_at(arm.seconds_E, limit) for arm, limit in zip(arms, seconds)])
-    area_steps = both(*([area_weights(arm.step_E, x) for arm, x in zip(side, steps)] for side in (uniform, arms)))
+    area_steps = both(*([area_weights(arm.step_E, x) for arm, x in zip(side, ends)] for side in (uniform, arms)))
     area_seconds = both(
         *([area_weights(arm.seconds_E, x) for arm, x in zip(side, seconds)] for side in (uniform, arms))
     )
+    same_tokens = at_tokens(full, full_uniform, tokens, level=level)
 
     own = np.array([arm.seconds_E[-1] for arm in arms])
     own_steps = np.array([arm.step_E[-1] for arm in arms])
     kept = float(np.average([arm.kept_share for arm in arms], weights=[arm.tokens for arm in arms]))
-    tokens = sum(arm.tokens for arm in arms) / sum(arm.tokens for arm in uniform)
-    left = kept * tokens if arms[0].samples_less else kept
+    ratio = sum(arm.tokens for arm in arms) / sum(arm.tokens for arm in uniform)
+    left = kept * ratio if arms[0].samples_less else kept
     names = sorted({stage for arm in arms for stage in arm.stages or {}})
     return Reading(
         regime=arms[0].regime,
@@ -297,26 +200,73 @@ def read_regime(
         accuracy=accuracy,
         change=change,
         change_same_seconds=same_seconds,
+        accuracy_same_tokens=same_tokens[0],
+        change_same_tokens=same_tokens[1],
         area_steps=area_steps[0],
         area_steps_change=area_steps[1],
         area_seconds=area_seconds[0],
         area_seconds_change=area_seconds[1],
-        reach=reach_target(arms, uniform, margin=margin, rng=rng, resamples=resamples, level=level),
+        reach=reach_target(full, full_uniform, margin=margin, rng=rng, resamples=resamples, level=level),
         seconds=seed_estimate(own, level=level),
         seconds_ratio=seed_estimate(own / seconds, level=level, ratio=True),
-        step_ratio=seed_estimate(own / own_steps / (np.array(seconds) / steps), level=level, ratio=True),
+        step_ratio=seed_estimate(own / own_steps / (np.array(seconds) / ends), level=level, ratio=True),
         flops_ratio=_ratio(sum(arm.flops_E[-1] for arm in arms), sum(arm.flops_E[-1] for arm in uniform)),
         kept_share=kept,
-        tokens_ratio=tokens,
+        tokens_ratio=ratio,
+        spent_ratio=float(sum(a.axis("tokens")[-1] for a in arms) / sum(a.axis("tokens")[-1] for a in uniform)),
         ceiling=1.0 / max(min(left, 1.0), np.finfo(float).tiny),
         loss_rocks=_losses(arms, "loss_rocks", level),
         loss_rest=_losses(arms, "loss_rest", level),
         stages={name: float(np.mean([(arm.stages or {}).get(name, 0.0) for arm in arms])) for name in names},
         verdict=judge(change, margin),
+        **_audited(arms, uniform, ratio, level),
     )
 
 
-def _paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], list[Arm]]:
+def at_tokens(
+    arms: Sequence[Arm], others: Sequence[Arm], tokens: float | None = None, *, level: float = 0.95
+) -> tuple[Estimate, Estimate]:
+    """Accuracy after so many tokens, and its difference to other trainings of the same seeds after as many.
+
+    Without a number: what both of a pair have spent. A training that ended before holds its last value.
+    """
+    value, base = [], []
+    for arm, other in zip(arms, others):
+        limit = min(arm.axis("tokens")[-1], other.axis("tokens")[-1]) if tokens is None else tokens
+        value.append(weights_at(arm.axis("tokens"), limit) @ arm.correct_EP)
+        base.append(weights_at(other.axis("tokens"), limit) @ other.correct_EP)
+    value_SP = np.stack(value)
+    return crossed_estimate(value_SP, level=level), crossed_estimate(value_SP - np.stack(base), level=level)
+
+
+def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level: float) -> dict[str, Any]:
+    """How much the regime changed, whether it dropped end tokens, and whether rollouts grew."""
+
+    def mean(name: str) -> float | None:
+        values = [getattr(arm.audit, name) for arm in arms]
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    changed = mean("changed_share")
+    if changed is not None and arms[0].samples_less:
+        changed = 1 - (1 - changed) * min(sampled, 1.0)
+    pairs = [(arm.audit, other.audit) for arm, other in zip(arms, uniform)]
+    lengths = truncated = None
+    if all(own.length and other.length for own, other in pairs):
+        ratios = [(own.length or 0.0) / (other.length or 1.0) for own, other in pairs]
+        lengths = seed_estimate(ratios, level=level, ratio=True)
+        changes = [(own.truncated or 0.0) - (other.truncated or 0.0) for own, other in pairs]
+        truncated = seed_estimate(changes, level=level)
+    return {
+        "bite_tokens": changed,
+        "bite_loss": mean("changed_loss_share"),
+        "end_dropped": mean("end_dropped"),
+        "length_ratio": lengths,
+        "truncated_change": truncated,
+    }
+
+
+def paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], list[Arm]]:
     """Arms of the seeds that both have, in the same order, on the same problems."""
     base = {arm.seed: arm for arm in uniform}
     matched = sorted((arm for arm in arms if arm.seed in base), key=lambda arm: arm.seed)

@@ -17,16 +17,36 @@ from rocktokens.config import CompareConfig, DistillConfig, OffPolicyConfig, Reg
 from rocktokens.errors import ConfigError
 
 # Regimes that cannot be had without declared rocks, and those that need something frozen to be the control of.
-NEED_ROCKS: tuple[Regime, ...] = ("freeze_rocks", "soft", "cut", "fewer", "saturated", "merit")
+NEED_ROCKS: tuple[Regime, ...] = ("freeze_rocks", "soft", "fewer", "saturated", "merit")
 CONTROLS: tuple[Regime, ...] = ("random", "random_loss")
+# Controls of savings: uniform training that simply samples less.
+FAIR: tuple[Regime, ...] = ("uniform", "small", "small_2", "random_rollouts", "shorter")
 # Regimes that save by sampling less: shorter rollouts, fewer of them, or fewer steps.
-SAMPLE_LESS: tuple[Regime, ...] = ("prefix", "cut", "fewer", "saturated", "merit", "shorter")
-# What a regime may set differently from uniform; everything beside `selector` is a schedule.
+SAVERS: tuple[Regime, ...] = ("prefix", "scheduled_prefix", "esr", "cut", "fewer", "saturated", "merit", "small_cut")
+SAVERS += ("small_matched",)
+SAMPLE_LESS: tuple[Regime, ...] = (*SAVERS, "small", "small_2", "random_rollouts", "shorter")
+# Regimes that end before the others' budget: that is their saving.
+STOP_EARLY: tuple[Regime, ...] = ("saturated", "merit", "shorter")
+OTHER_LOSS: tuple[Regime, ...] = ("todi", "srkl", "no_teacher")
+NEED_CUT: tuple[Regime, ...] = ("cut", "small_cut", "merit")
+# What a regime may set differently from uniform beside its selector.
 SCHEDULE: dict[str, frozenset[str]] = {
-    "saturated": frozenset({"until", "saturation_on"}),
-    "merit": frozenset({"until", "saturation_on"}),
-    "shorter": frozenset({"steps", "keep"}),
+    "saturated": frozenset({"until", "saturation_on", "tokens"}),
+    "merit": frozenset({"until", "saturation_on", "tokens"}),
+    "shorter": frozenset({"steps", "keep", "tokens"}),
+    "small": frozenset({"rollouts_per_prompt", "micro_batch"}),
+    "small_2": frozenset({"rollouts_per_prompt", "micro_batch"}),
+    "small_cut": frozenset({"rollouts_per_prompt", "micro_batch"}),
+    "small_matched": frozenset({"rollouts_per_prompt", "micro_batch", "learning_rate"}),
+    "wide": frozenset({"rollouts_per_prompt", "prompts_per_step"}),
+    "todi": frozenset({"loss"}),
+    "srkl": frozenset({"loss"}),
+    "no_teacher": frozenset({"loss"}),
 }
+# Selectors that run in uniform's shadow: what would they keep? Those with a memory, or with a list that may change
+# between two comparisons, do not.
+SHADOWS: tuple[str, ...] = ("freeze_rocks", "entropy", "divergence", "tip", "teachable", "fire", "selectkd")
+SHADOWS += ("iw", "position", "prefix", "esr")
 
 
 @dataclass(frozen=True)
@@ -56,9 +76,9 @@ NOTHING = FrozenSets()
 def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
     """What all regimes share: the run's own distillation, from its pre-OPD checkpoint, over a fixed number of steps.
 
-    Nothing is recorded or evaluated on the way: students are kept at the reading points and read afterwards.
+    Nothing is recorded or evaluated on the way: students are kept at the evaluation points and evaluated afterwards.
     """
-    schedule = trained.schedule
+    schedule = settings.schedule or trained.schedule
     if schedule == "auto":
         schedule = "constant" if trained.until == "saturated" else "linear"
     return replace(
@@ -66,14 +86,19 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
         steps=steps,
         until="steps",
         hours=None,
+        tokens=None,
         saturation_on="loss",
-        schedule=schedule,
+        schedule="constant" if settings.equal == "both" else schedule,
+        learning_rate=settings.learning_rate or trained.learning_rate,
+        prompts_per_step=settings.prompts_per_step or trained.prompts_per_step,
         normalise=settings.normalise or trained.normalise,
+        loss="reverse_kl",
         selector=SelectorConfig(),
         shadows=(),
         off_policy=OffPolicyConfig(),
         keep=min(settings.evaluations, steps),
         telemetry_every=None,
+        audit_every=max(1, steps // settings.audits),
         report_to=(),
     )
 
@@ -86,41 +111,77 @@ def regime_config(
     seed: int,
     sets: FrozenSets = NOTHING,
     cut: int | None = None,
+    tokens: int | None = None,
 ) -> DistillConfig:
-    """One regime with one seed. `cut` is the length at which `cut` and `merit` stop sampling."""
+    """One regime with one seed.
+
+    Args:
+        regime: its name.
+        base: what all regimes share.
+        settings: the comparison's.
+        seed: number of the training.
+        sets: the token types that regimes leave out.
+        cut: the length at which `cut`, `small_cut` and `merit` stop sampling.
+        tokens: with equal=both, the tokens that every regime spends at least.
+    """
     if not sets.allows(regime):
         needed, stages = ("a bypass list", "bypass") if regime == "freeze" else ("rocks", "detect")
         raise ConfigError(
             f"regime {regime} needs {needed} that names token types; run `rocktokens {stages}` first, or name ids with "
             "--rocks"
         )
-    rocks, controlled = sets.rocks, sets.controlled
     keep = 1.0 if cut is None else min(1.0, cut / base.max_new_tokens)
-    sparse: dict[str, Any] = {"rocks": rocks, "least": settings.least, "full": settings.full}
-    selectors: dict[str, dict[str, Any]] = {
-        "uniform": {"name": "uniform"},
+    selector = SelectorConfig(**_selector(regime, settings, seed, sets, keep))
+    tokens = None if regime in STOP_EARLY else tokens
+    config = replace(base, selector=selector, seed=base.seed + seed, tokens=tokens)
+    return replace(config, **_schedule(regime, base, settings))
+
+
+def _selector(regime: Regime, settings: CompareConfig, seed: int, sets: FrozenSets, keep: float) -> dict[str, Any]:
+    """The selector's settings; regimes that differ in something else have uniform's."""
+    sparse: dict[str, Any] = {"rocks": sets.rocks, "least": settings.least, "full": settings.full}
+    named: dict[str, dict[str, Any]] = {
         "freeze": {"name": "freeze", "rocks": sets.bypass},
-        "freeze_rocks": {"name": "freeze_rocks", "rocks": rocks},
-        "soft": {"name": "soft", "rocks": rocks, "lam": settings.lam},
-        "random": {"name": "random", "rocks": controlled, "seed": seed},
-        "random_loss": {"name": "random", "rocks": controlled, "seed": seed, "match_loss": True},
+        "freeze_rocks": {"name": "freeze_rocks", "rocks": sets.rocks},
+        "soft": {"name": "soft", "rocks": sets.rocks, "lam": settings.lam},
+        "random": {"name": "random", "rocks": sets.controlled, "seed": seed},
+        "random_loss": {"name": "random", "rocks": sets.controlled, "seed": seed, "match_loss": True},
         "adaptive": {"name": "adaptive", "seed": seed},
-        "entropy": {"name": "entropy", "keep": settings.keep},
-        "divergence": {"name": "divergence", "keep": settings.keep},
+        "tip_confident": {"name": "tip", "keep": settings.keep, "corner": "confident"},
+        "teachable": {"name": "teachable", "keep": settings.teachable},
         "prefix": {"name": "prefix", "keep": settings.prefix},
+        "esr": {"name": "esr", "tokens": settings.esr},
         "cut": {"name": "prefix", "keep": keep},
+        "small_cut": {"name": "prefix", "keep": keep},
         "fewer": {"name": "fewer", **sparse},
-        "saturated": {"name": "uniform"},
         "merit": {"name": "merit", "keep": keep, **sparse},
-        "shorter": {"name": "uniform"},
+        "random_rollouts": {"name": "random_rollouts", "share": settings.rollout_share, "seed": seed},
     }
-    config = replace(base, selector=SelectorConfig(**selectors[regime]), seed=base.seed + seed)
+    named |= {name: {"name": name, "keep": settings.keep} for name in ("entropy", "divergence", "tip", "adakd")}
+    named |= {name: {"name": name} for name in ("iw", "fire", "selectkd", "position", "scheduled_prefix")}
+    return named.get(regime, {"name": "uniform"})
+
+
+def _schedule(regime: Regime, base: DistillConfig, settings: CompareConfig) -> dict[str, Any]:
+    """What a regime sets beside its selector; SCHEDULE says what it may."""
     if regime in ("saturated", "merit"):
-        config = replace(config, until="saturated", saturation_on="rest")
+        return {"until": "saturated", "saturation_on": "rest"}
     if regime == "shorter":
         steps = max(1, round(settings.shorter * base.steps))
-        config = replace(config, steps=steps, keep=min(base.keep, steps))
-    return config
+        return {"steps": steps, "keep": min(base.keep, steps)}
+    if regime in OTHER_LOSS:
+        return {"loss": regime}
+    if regime == "wide":
+        return {"rollouts_per_prompt": 1, "prompts_per_step": base.prompts_per_step * base.rollouts_per_prompt}
+    if not regime.startswith("small"):
+        return {}
+    fewer = min(2 if regime == "small_2" else 1, base.rollouts_per_prompt)
+    changed: dict[str, Any] = {"rollouts_per_prompt": fewer}
+    if base.micro_batch is not None and (base.prompts_per_step * fewer) % base.micro_batch:
+        changed["micro_batch"] = None
+    if regime == "small_matched":  # AdamW: the noise of the gradient grows as the root of the batch falls
+        changed["learning_rate"] = base.learning_rate * (fewer / base.rollouts_per_prompt) ** 0.5
+    return changed
 
 
 def differences(first: Any, second: Any) -> set[str]:

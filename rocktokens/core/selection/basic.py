@@ -92,7 +92,7 @@ class Selector:
 
     def rollouts(self, prompts: Sequence[str], step: int) -> Sequence[int] | None:
         """Which of a step's rollouts are sampled at all, by their place in it; None is all. `prompts` names each one's
-        prompt. One process only."""
+        prompt, over all ranks."""
         return None
 
     def observe(self, monitor: TokenMonitor) -> None:

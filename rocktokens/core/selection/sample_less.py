@@ -20,6 +20,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from rocktokens.core.seeds import derive_seed
 from rocktokens.core.selection.basic import Selector, SelectorBatch
 from rocktokens.errors import ConfigError, DataError
 
@@ -57,6 +58,31 @@ def prefix_cut(
     reached_L = np.cumsum(loss_L) / loss_L.sum()
     length = min(int(np.argmax(reached_L >= coverage - 1e-12)) + 1, limit)
     return Cut(length, float(reached_L[length - 1]), float(count_L[:length].sum() / count_L.sum()))
+
+
+class RandomRollouts(Selector):
+    """The control of whatever samples fewer rollouts: as many, drawn at random; every sampled token keeps its loss."""
+
+    name = "random_rollouts"
+
+    def __init__(self, *, share: float = 0.5, counts: Sequence[int] = (), seed: int = 0) -> None:
+        """`share` of each step's rollouts is sampled; or `counts` of them, by step, the last number for later steps."""
+        if not 0 < share <= 1:
+            raise ConfigError(f"share must lie in (0, 1], got {share}")
+        if any(count < 1 for count in counts):
+            raise ConfigError("counts must be at least 1 rollout a step")
+        self.share, self.counts, self.seed = float(share), tuple(counts), seed
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        return torch.ones(len(batch))
+
+    def rollouts(self, prompts: Sequence[str], step: int) -> list[int]:
+        wanted = round(self.share * len(prompts))
+        if self.counts:
+            wanted = self.counts[min(step, len(self.counts)) - 1]
+        rng = np.random.default_rng(derive_seed(self.seed, "random_rollouts", step))
+        places = rng.choice(len(prompts), min(max(wanted, 1), len(prompts)), replace=False)
+        return sorted(int(place) for place in places)
 
 
 class Fewer(Selector):

@@ -31,7 +31,7 @@ from rocktokens.core.selection.basic import (
     share,
 )
 from rocktokens.core.selection.field import PUBLISHED
-from rocktokens.core.selection.sample_less import Fewer, Merit
+from rocktokens.core.selection.sample_less import Fewer, Merit, RandomRollouts
 from rocktokens.errors import ConfigError
 
 __all__ = ["Selector", "SelectorBatch", "TopShare", "Uniform", "high_divergence_window", "make_selector", "overlap"]
@@ -92,5 +92,5 @@ def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
     ours: tuple[type[Selector], ...]
     ours = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
-    ours += (Fewer, Merit, *PUBLISHED)
+    ours += (Fewer, Merit, RandomRollouts, *PUBLISHED)
     return {kind.name: kind for kind in ours}

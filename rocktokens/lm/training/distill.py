@@ -33,14 +33,17 @@ from rocktokens.lm.sampling.rollouts import make_engine, sample_rollouts
 from rocktokens.lm.states import StateSource
 from rocktokens.lm.tasks import Prompt
 from rocktokens.lm.training.checkpoints import last_complete_checkpoint
+from rocktokens.lm.training.no_teacher import NoTeacherTrainer
 from rocktokens.lm.training.off_policy import OffPolicyTrainer, answer_rows, load_weights
 from rocktokens.lm.training.step_display import StepProgress
-from rocktokens.lm.training.step_record import RunDirectory, TrainingRecord, is_out_of_time
+from rocktokens.lm.training.step_record import RunDirectory, TokenBudget, TrainingRecord, is_out_of_time
 from rocktokens.lm.training.trainer import RockDistillationTrainer, device_arguments, processes
 from rocktokens.progress import progress
 
 # Rollouts in one forward and backward pass of a model too large to take a whole step at once.
 MICRO_BATCH = 8
+# A budget of tokens is given up after so many times the planned steps.
+LONGEST = 20
 
 Account = Callable[[str, dict[str, float], Saturation | None], None]
 """Told at the end of a training: its title, the totals of its record, and the slope test."""
@@ -120,7 +123,7 @@ def _on_policy_trainer(
     arguments = device_arguments(
         str(run.path / "checkpoints" / ".resume"),
         **_batching(config.prompts_per_step * config.rollouts_per_prompt, config.micro_batch, pair),
-        max_steps=config.steps,
+        max_steps=config.steps if config.tokens is None else config.steps * LONGEST,
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant_with_warmup" if schedule == "constant" else schedule,
         warmup_steps=math.ceil(config.warmup * config.steps),
@@ -134,11 +137,14 @@ def _on_policy_trainer(
     )
     generation = {"auto": "trl" if _sharded() else "ours", "vllm": "trl"}.get(config.generation, config.generation)
     keep = {round(config.steps * i / config.keep) for i in range(config.keep + 1)}
+    if config.tokens is not None:
+        keep |= {config.steps * times for times in range(2, LONGEST)}
     adapter = None
     if config.lora_rank is not None:
         adapter = LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear")
     rows = [{"prompt_id": prompt.prompt_id, "prompt": list(prompt.prompt_ids)} for prompt in prompts]
-    return RockDistillationTrainer(
+    kind = NoTeacherTrainer if config.loss == "no_teacher" else RockDistillationTrainer
+    return kind(
         pair.student,
         pair.teacher,
         arguments,
@@ -150,7 +156,10 @@ def _on_policy_trainer(
         run=run,
         rocks=rocks or None,
         normalise=config.normalise,
-        telemetry_every=config.telemetry_every,
+        kind=None if config.loss == "reverse_kl" or config.loss == "no_teacher" else config.loss,
+        audit_every=config.audit_every,
+        budget=None if config.tokens is None else TokenBudget(config.steps, config.tokens),
+        telemetry_every=config.telemetry_every if config.loss == "reverse_kl" else None,
         keep_at=keep,
         generation=generation,  # type: ignore[arg-type]
         rollouts_per_prompt=config.rollouts_per_prompt,
@@ -322,7 +331,7 @@ def _sharded() -> bool:
 
 def _why_stopped(config: DistillConfig, trainer: RockDistillationTrainer) -> str:
     if trainer.state.global_step >= config.steps:
-        return "steps"
+        return "steps" if config.tokens is None else "tokens"
     return "time" if is_out_of_time(trainer.record, config.hours) else "saturated"
 
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import torch
+from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
+from rocktokens.core.selection.selectors import Selector
 from rocktokens.lm.training.step_alarms import ALARMS
 from rocktokens.lm.training.step_meter import step_flops
 from rocktokens.lm.training.step_record import SATURATION_EVERY, StepPlan, has_saturated, is_out_of_time, saturation_of
 from rocktokens.lm.training.step_updates import head_update_table
-from rocktokens.lm.training.step_weights import Rows, compare_shadows, with_losses
+from rocktokens.lm.training.step_weights import Rows, bite, compare_shadows, with_losses
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
@@ -68,7 +70,7 @@ class StepHooks(TrainerCallback):
         trained, others = Rows.joined(trainer.trained), Rows.joined(trainer.others)
         trainer.trained, trainer.others = [], []
         with trainer.meter.stage("select"):
-            trainer.selector.remember(trainer.prompt_names, trained.rollout_K, trained.token_K, trained.value_K)
+            self._remember(trained)
         with trainer.meter.stage("telemetry"):
             trainer.monitor.update(trained.token_K, trained.value_K, trained.grad_norm_K)
             self._observe()
@@ -96,6 +98,17 @@ class StepHooks(TrainerCallback):
     def _due(state: TrainerState, every: int) -> bool:
         return state.global_step % every == 0 or state.global_step == state.max_steps
 
+    def _remember(self, trained: Rows) -> None:
+        """A selector that remembers losses by prompt is told those of every rank."""
+        trainer = self.trainer
+        if type(trainer.selector).remember is Selector.remember:
+            return
+        names, rows = trainer.prompt_names, [trained.rollout_K, trained.token_K, trained.value_K]
+        if trainer.accelerator.num_processes > 1:
+            names = gather_object(names)
+            rows = [torch.cat(parts) for parts in zip(*gather_object([rows]))]
+        trainer.selector.remember(names, rows[0], rows[1], rows[2])
+
     def _observe(self) -> None:
         """Selectors with a memory see every rank's losses."""
         trainer = self.trainer
@@ -118,6 +131,7 @@ class StepHooks(TrainerCallback):
             kept=kept,
             measured_first=trainer.selector.needs_losses,
             sampled=trainer.samples,
+            scored=trainer.scores,
             shared_S=trainer.shared_prompts.numpy().astype(float),
         )
         return {
@@ -125,6 +139,8 @@ class StepHooks(TrainerCallback):
             "weight_share": float(weight_N.double().sum()) / max(len(batch), 1),
             "ceiling": len(batch) / kept if kept else None,
             "tokens": len(batch),
+            "scored": len(batch) if trainer.scores else 0,
+            **bite(weight_N, trainer.audited or batch, trainer.eos_token_ids),
             "prompt_tokens": int(trainer.prompt_lengths.sum()),
             "rollouts": len(response_R),
             **{f"flops_{stage}": value for stage, value in flops.items()},
@@ -198,8 +214,10 @@ class StepHooks(TrainerCallback):
         if not trainer.shadows:
             return {}
         assert trainer.grid is not None
-        full = None
-        if any(shadow.needs_losses for shadow in trainer.shadows.values()):
+        full = trainer.audited
+        if trainer.audit_every is not None and full is None:
+            return {}  # between two audits
+        if full is None and any(shadow.needs_losses and not shadow.needs_top for shadow in trainer.shadows.values()):
             full = with_losses(trainer.accelerator, trainer.grid, Rows.joined([trained, others]))
         name = trainer.selector.name
         return compare_shadows(name, trainer.weight_N, trainer.shadows, trainer.grid.batch, full)
@@ -264,6 +282,7 @@ class StepHooks(TrainerCallback):
         trainer = self.trainer
         enough = trainer.hours is not None and self._is_any_out_of_time()
         enough |= trainer.alarms.stops
+        enough |= trainer.budget is not None and trainer.budget.is_spent(trainer.record)
         if trainer.until_accuracy is not None and row.get("accuracy") is not None:
             enough |= row["accuracy"] >= trainer.until_accuracy
         if enough or state.global_step % SATURATION_EVERY == 0 or state.global_step == state.max_steps:
@@ -285,6 +304,4 @@ class StepHooks(TrainerCallback):
 
 
 def _observes(selector: Any) -> bool:
-    from rocktokens.core.selection.selectors import Selector
-
     return type(selector).observe is not Selector.observe

@@ -105,6 +105,18 @@ class TrainingRecord:
         return found
 
 
+class TokenBudget(NamedTuple):
+    """A training that takes its planned steps and then goes on until so many tokens were sampled and scored."""
+
+    steps: int
+    tokens: int
+
+    def is_spent(self, record: TrainingRecord) -> bool:
+        """Whether both are used up."""
+        taken, spent = record.column("step"), record.column("tokens") + record.column("scored")
+        return bool(len(taken)) and taken.max() >= self.steps and float(np.nansum(spent)) >= self.tokens
+
+
 class StepPlan(NamedTuple):
     """How many optimiser steps a training may take, and in how many of them the learning rate still rises."""
 

@@ -9,7 +9,7 @@ Shapes: B rollouts of this rank, R of all ranks, C columns of the completion gri
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,18 +161,43 @@ def decide_weights(accelerator: Accelerator, selector: Selector, batch: Selector
     return weight_N
 
 
+# A weight this near to 1 counts as unchanged: rounding of weights that are divided by their mean.
+UNCHANGED = 1e-3
+
+
+def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict[str, float | None]:
+    """How much a selector changed: the share of tokens and of the loss whose weight is not 1, and of end tokens.
+
+    The loss's share is known where every occurrence was measured; the end tokens' where there are any.
+    """
+    if not len(batch):
+        return {}
+    changed_N = (weight_N - 1).abs() > UNCHANGED
+    found: dict[str, float | None] = {"changed_share": float(changed_N.double().mean())}
+    if batch.value_N is not None:
+        value_N = torch.nan_to_num(batch.value_N.double(), posinf=0.0).clamp_min(0)
+        total = float(value_N.sum())
+        found["changed_loss_share"] = float(value_N[changed_N].sum()) / total if total else None
+    end_N = torch.isin(batch.token_N, torch.tensor(sorted(eos_ids), dtype=batch.token_N.dtype))
+    if bool(end_N.any()):
+        found["end_dropped_share"] = float((weight_N[end_N] == 0).double().mean())
+    return found
+
+
 def compare_shadows(
     selector_name: str, weight_N: Tensor, shadows: dict[str, Selector], batch: SelectorBatch, full: SelectorBatch | None
 ) -> dict[str, float]:
     """Kept share of every shadow and its overlap with the selector in force and with each other.
 
-    A shadow that needs losses is left out where not every occurrence was measured (`full` is None).
+    A shadow that needs losses, or the most probable tokens, is left out where they were not measured for every
+    occurrence (`full` is None or lacks them).
     """
     kept: dict[str, Tensor] = {selector_name: weight_N}
     for name, shadow in shadows.items():
         seen = full if shadow.needs_losses else batch
-        if seen is not None:
-            kept[name] = shadow.weights(seen)
+        if seen is None or (shadow.needs_top and seen.student_top_id_Nk is None):
+            continue
+        kept[name] = shadow.weights(seen)
     found = {f"shadow_kept_{name}": float((kept[name] > 0).float().mean()) for name in shadows if name in kept}
     names = list(kept)
     for i, first in enumerate(names):

@@ -11,11 +11,13 @@ Shapes: B rollouts of a micro-batch, C columns of the completion grid, G the tea
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rocktokens.core.divergence import Head
 from rocktokens.errors import ConfigError
@@ -151,6 +153,39 @@ class ServedTeacher:
         if filled:
             state_BCG[mask_BC.to(device)] = self.source.response_states(sequences).to(device)
         return state_BCG
+
+
+class StateMemory:
+    """The teacher's states of one optimiser step by rollout, so that what a selector had measured is not run twice."""
+
+    def __init__(self) -> None:
+        self._state_by_row: dict[int, Tensor] = {}
+        self._records = False
+
+    @contextmanager
+    def recording(self, *, on: bool) -> Iterator[None]:
+        """Inside the block states are kept as they are made."""
+        self._records = on
+        try:
+            yield
+        finally:
+            self._records = False
+
+    def states(self, teacher: Teacher, inputs: dict[str, Any]) -> Tensor:
+        """The teacher's states of a micro-batch; from memory, once, where all of its rollouts are there."""
+        rows = inputs["row"].tolist() if "row" in inputs else []
+        if rows and not self._records and all(row in self._state_by_row for row in rows):
+            width = inputs["completion_ids"].shape[1]
+            kept = [self._state_by_row.pop(row)[:width] for row in rows]
+            return torch.stack([nn.functional.pad(state_CG, (0, 0, 0, width - len(state_CG))) for state_CG in kept])
+        found_BCG = teacher.states(inputs)
+        if self._records:
+            self._state_by_row |= dict(zip(rows, found_BCG))
+        return found_BCG
+
+    def clear(self) -> None:
+        """Forget everything: the next step begins."""
+        self._state_by_row = {}
 
 
 def _rows(ids_BC: Tensor, mask_BC: Tensor) -> list[tuple[int, ...]]:

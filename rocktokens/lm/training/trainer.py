@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +22,7 @@ from trl import DistillationConfig, DistillationTrainer
 from rocktokens.config import AlarmConfig
 from rocktokens.core.divergence import Divergence, Head, Kind, fused_divergence
 from rocktokens.core.monitor import TokenMonitor
+from rocktokens.core.row_measures import KINDS
 from rocktokens.core.saturation import Saturation
 from rocktokens.core.selection.selectors import Selector, SelectorBatch, Uniform
 from rocktokens.core.top_tokens import TopChoices
@@ -47,16 +47,16 @@ from rocktokens.lm.training.step_alarms import Alarms
 from rocktokens.lm.training.step_callback import StepHooks
 from rocktokens.lm.training.step_inputs import IMAGE_KEYS, chunk_rows, head_rows, loss_mask, prompt_names, whole
 from rocktokens.lm.training.step_meter import Meter, ModelShape
-from rocktokens.lm.training.step_record import RunDirectory, TrainingRecord
-from rocktokens.lm.training.step_weights import Grid, Rows, decide_weights, everywhere, gather_grid, with_losses
-from rocktokens.lm.training.teacher import LocalTeacher, ServedTeacher, Teacher
+from rocktokens.lm.training.step_record import RunDirectory, TokenBudget, TrainingRecord
+from rocktokens.lm.training.step_selection import SelectionMixin
+from rocktokens.lm.training.step_weights import Grid, Rows
+from rocktokens.lm.training.teacher import LocalTeacher, ServedTeacher, StateMemory, Teacher
 from rocktokens.lm.training.vocabulary import (
     ban_in_sampling,
     differ_in_size,
     prepared_teacher,
     refuse_other_tokenizer,
     refuse_small_head,
-    refuse_unknown_ids,
 )
 
 if TYPE_CHECKING:
@@ -70,22 +70,26 @@ Normalise = Literal["kept", "all"]
 NORMAL = AlarmConfig()
 
 
-class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrainer):
+class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, DistillationTrainer):
     """TRL's trainer plus `selector=` and `run=`; with neither it trains exactly what TRL trains.
 
     `selector` weighs the tokens (default: uniform) and `shadows` are weighed and recorded beside it. `run` receives
     occurrences every `telemetry_every` steps, one row of training.parquet a step, and a checkpoint at every step of
     `keep_at`. `rocks` are the token types whose loss is reported apart (default: those the selector names).
-    `normalise` divides the loss by the kept weight or by all tokens. `generation="ours"` samples with our own sampler:
-    each rollout has a seed of its own, from (seed, step, row). `until_saturated` stops when the loss stops falling,
-    `until_accuracy` when the evaluator measures it, `hours` when so many have gone into training. `autocast=False`
-    leaves the training forwards in the weights' precision although `bf16` is set, as TRL itself does. `alarms` says
-    when the trainer warns of a run that goes wrong, or stops it (None: never). `teacher_states` is a served teacher in
-    place of `teacher_model`.
+    `normalise` divides the loss by the kept weight or by all tokens. `kind` trains another divergence than TRL's `beta`
+    names (todi, srkl). On every `audit_every`-th step all positions are measured, to record what the selector changed
+    and what shadows would keep. With a `budget` training goes on after its steps until the tokens are spent.
+    `generation="ours"` samples with our own sampler: each rollout has a seed of its own, from (seed, step, row).
+    `until_saturated` stops when the loss stops falling, `until_accuracy` when the evaluator measures it, `hours`
+    when so many have gone into training. `autocast=False` leaves the training forwards in the weights' precision
+    although `bf16` is set, as TRL itself does. `alarms` says when the trainer warns of a run that goes wrong, or
+    stops it (None: never). `teacher_states` is a served teacher in place of `teacher_model`.
     """
 
     samples = True
     """Whether completions are sampled in each step (and their FLOPs counted)."""
+    scores = True
+    """Whether the teacher scores them; likewise."""
 
     def __init__(
         self,
@@ -99,7 +103,9 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         rocks: Collection[int] | None = None,
         monitor: TokenMonitor | None = None,
         normalise: Normalise = "kept",
+        kind: Kind | None = None,
         telemetry_every: int | None = 10,
+        audit_every: int | None = None,
         keep_at: Collection[int] = (),
         generation: Generation = "trl",
         rollouts_per_prompt: int = 1,
@@ -109,6 +115,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         saturation_on: Literal["loss", "rest"] = "loss",
         until_accuracy: float | None = None,
         hours: float | None = None,
+        budget: TokenBudget | None = None,
         autocast: bool = True,
         alarms: AlarmConfig | None = NORMAL,
         on_step: Callable[[dict[str, Any]], None] | None = None,
@@ -130,7 +137,8 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             if apart:
                 self.teacher_model = prepared_teacher(teacher_model, args, self)
 
-        self.run, self.normalise, self.telemetry_every = run, normalise, telemetry_every
+        self.run, self.normalise, self.kind = run, normalise, kind
+        self.telemetry_every, self.audit_every, self.budget = telemetry_every, audit_every, budget
         self.keep_at = frozenset(keep_at)
         self.generation, self.rollouts_per_prompt = generation, rollouts_per_prompt
         self.evaluator, self.evaluate_every = evaluator, evaluate_every
@@ -139,6 +147,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.saturation: Saturation | None = None
         self.autocast, self.on_step = autocast, on_step
         student = self.accelerator.unwrap_model(self.model)
+        self.memory = StateMemory()
         self.teacher: Teacher = LocalTeacher(self) if teacher_states is None else ServedTeacher(self, teacher_states)
         self.vocabulary = min(head_rows(student), self.teacher.rows)
         if apart or head_rows(student) != self.teacher.rows:
@@ -150,6 +159,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         self.shapes = ModelShape.of(student), self.teacher.shape
         self.record = TrainingRecord()
         self.grid: Grid | None = None
+        self.audited: SelectorBatch | None = None
         self.weight_N = torch.zeros(0)
         self.denominator = 0.0
         self.top, self.choices = 0, list[TopChoices]()  # most probable tokens that a measuring pass keeps
@@ -175,11 +185,20 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
                 f"rock id {beyond[0]} is not in the vocabulary of {self.vocabulary} token types ({len(beyond)} such); "
                 "were the rocks found with another tokenizer?"
             )
+        top = max([self.selector.needs_top, *(shadow.needs_top for shadow in self.shadows.values())])
+        if top > self.vocabulary:
+            raise ConfigError(
+                f"a selector asks for the {top} most probable of {self.vocabulary} token types; lower its top"
+            )
         if self.normalise not in ("kept", "all"):
             raise ConfigError(f"normalise must be kept or all, got {self.normalise!r}")
-        if self.run is not None and self.telemetry_every is not None and self.beta != 1.0:
+        if self.kind is not None and self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        other = f"beta = {self.beta}" if self.kind is None else f"kind = {self.kind}"
+        is_recorded = self.kind == "reverse_kl" if self.kind is not None else self.beta == 1.0
+        if self.run is not None and self.telemetry_every is not None and not is_recorded:
             raise ConfigError(
-                f"occurrences record the reverse KL, and beta = {self.beta} trains another divergence; "
+                f"occurrences record the reverse KL, and {other} trains another divergence; "
                 "set beta=1.0 or telemetry_every=None"
             )
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
@@ -207,8 +226,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self.prompt_names = prompt_names(inputs)
-            with self.meter.whole("select"):  # the pass that some selectors need is theirs, teacher and head included
-                self._weigh(output)
+            self._weigh(output)
             if (
                 self.generation == "ours"
             ):  # TRL logs a mean of its micro-batches' entropies, which the order would change
@@ -216,75 +234,6 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
             if self.accelerator.num_processes == 1 and can_share(self.accelerator.unwrap_model(self.model)):
                 self.shared_prompts = shared_lengths(output, self.args.gradient_accumulation_steps)
         return output
-
-    def _wanted(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rollouts that the selector wants sampled; a few more where the passes of a step would differ in size."""
-        with self.meter.stage("select"):
-            places = self.selector.rollouts(prompt_names(inputs), self.state.global_step + 1)
-        if places is None:
-            return inputs
-        if self.accelerator.num_processes > 1:
-            raise ConfigError(f"selector {self.selector.name} samples fewer rollouts, which needs a single process")
-        chosen = set(places)
-        for place in range(len(inputs)):
-            if chosen and len(chosen) % self.args.gradient_accumulation_steps == 0:
-                break
-            chosen.add(place)
-        return [inputs[place] for place in sorted(chosen)]
-
-    def _weigh(self, output: dict[str, Any]) -> None:
-        """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
-        refuse_unknown_ids(output["completion_ids"], self.vocabulary)
-        mask_BC = loss_mask(output)
-        grid = gather_grid(
-            self.accelerator,
-            output["completion_ids"],
-            mask_BC,
-            step=self.state.global_step + 1,
-            length_limit=self.length_limit,
-            progress=self._progress(),
-        )
-        self.prompt_lengths = everywhere(self.accelerator, output["prompt_mask"].sum(1, keepdim=True)).squeeze(1)
-        output["row"] = torch.arange(len(mask_BC), device=mask_BC.device) + grid.first_row
-        batch: SelectorBatch | None = grid.batch
-        rows = None
-        if self.selector.needs_losses:
-            rows, choices = self._measure(output)
-            batch = with_losses(self.accelerator, grid, rows, choices)
-        assert batch is not None
-        self.grid = replace(grid, batch=batch)
-        kept_before = any(row.get("kept_share") for row in self.record.rows)
-        self.weight_N = decide_weights(self.accelerator, self.selector, batch, kept_before=kept_before)
-        self.denominator = float(self.weight_N.double().sum()) if self.normalise == "kept" else float(len(batch))
-        self.denominator = self.denominator or 1.0  # a step without loss tokens has loss 0
-        weight_BC = grid.own(self.weight_N)
-        output["loss_weight"] = weight_BC.to(mask_BC.device)
-        if rows is not None:
-            dropped_K = weight_BC[rows.rollout_K - grid.first_row, rows.position_K] == 0
-            self.others.append(rows.at(dropped_K))
-
-    @torch.no_grad()
-    def _measure(self, output: dict[str, Any]) -> tuple[Rows, TopChoices | None]:
-        """Losses of every occurrence of this rank before the step, micro-batch by micro-batch, without gradient.
-
-        With them both models' most probable tokens, as many as the selector asks for.
-        """
-        if "pixel_values" in output:
-            raise ConfigError(f"selector {self.selector.name} needs losses, which is not supported with images")
-        size, parts = self.args.per_device_train_batch_size, []
-        self.top, self.choices = self.selector.needs_top, []
-        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row")
-        student = self.accelerator.unwrap_model(self.model_wrapped)
-        for start in range(0, len(output["row"]), size):
-            part = {key: output[key][start : start + size] for key in keys if key in output}
-            weight_BC = loss_mask(part).float()
-            _, rows = self._forward_redirection(
-                self.model_wrapped, student, self._divergence, student, part, weight_BC, 1.0
-            )
-            parts.append(rows)
-        joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*self.choices))) if self.choices else None
-        self.top, self.choices = 0, []
-        return Rows.joined(parts), joined
 
     # Loss
 
@@ -320,7 +269,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
     ) -> tuple[Divergence, Rows]:
         """Fused divergence of the rows with a weight; on telemetry steps the other rows are measured too."""
         with self.meter.stage("teacher"):  # first, while no activations of the student exist
-            teacher_BCG = self.teacher.states(inputs)
+            teacher_BCG = self.memory.states(self.teacher, inputs)
         with mixed(self.accelerator, self.autocast):  # a block of its own: autocast remembers casts made without grad
             student_BCH = self._states(unwrapped_student, inputs)
         with self.meter.stage("head"):
@@ -361,7 +310,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         device = student.weight_VH.device
         row_K, column_K = keep_BC.nonzero(as_tuple=True)
         token_K = inputs["completion_ids"].to(device)[row_K, column_K]
-        kind: Kind = "reverse_kl" if self.beta == 1 else "forward_kl" if self.beta == 0 else "jsd"
+        kind: Kind = self.kind or ("reverse_kl" if self.beta == 1 else "forward_kl" if self.beta == 0 else "jsd")
         choices = TopChoices.empty(len(token_K), self.top, device) if self.top else None
         found = fused_divergence(
             student_BCH.to(device)[row_K, column_K],
@@ -388,10 +337,6 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, DistillationTrai
         rollout_K = inputs["row"].to(device)[row_K] if "row" in inputs else row_K
         columns = (rollout_K, column_K, token_K, weight_BC[row_K, column_K], *found[1:])
         return found, Rows(*(column.detach().cpu() for column in columns if column is not None))
-
-    def _progress(self) -> float:
-        """Share of the training's steps that lie before this one; 1 in the last."""
-        return min(1.0, self.state.global_step / max(self.state.max_steps - 1, 1))
 
     def _records_now(self) -> bool:
         """Whether this step's occurrences go to the run; then every position is measured, whatever its weight."""

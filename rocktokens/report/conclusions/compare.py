@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rocktokens.core.comparison.compare import Reach, Reading, frontier
+from rocktokens.core.comparison.savings import Saving
 from rocktokens.core.stats import Estimate
 from rocktokens.report.formats import percent, points
 
@@ -22,6 +23,25 @@ SUBJECTS = {
     "adaptive": "freezing what adaptive found while training, {} of positions,",
     "entropy": "keeping only the positions where the student is least certain, dropping {},",
     "divergence": "keeping only the positions of largest loss, dropping {},",
+    "tip": "keeping where the student is uncertain or far from the teacher, dropping {},",
+    "tip_confident": "keeping where the student is certain and far from the teacher, dropping {},",
+    "teachable": "keeping where the models disagree and the teacher believes in the student's choices, dropping {},",
+    "iw": "giving earlier positions more weight",
+    "fire": "dropping unlikely rollouts and weighing by both entropies, dropping {},",
+    "selectkd": "giving little weight where the student's first choice is not among the teacher's",
+    "position": "giving later positions more weight",
+    "adakd": "keeping an adaptive share of the positions of largest loss, dropping {},",
+    "todi": "training both divergences, mixed token by token,",
+    "srkl": "training the reverse divergence to a mixture of both models",
+    "no_teacher": "training without the teacher, against improbable tokens,",
+    "scheduled_prefix": "letting rollouts grow over training, {} fewer positions,",
+    "esr": "stopping every rollout after a number of tokens, {} fewer positions,",
+    "small": "sampling one rollout per prompt, {} fewer positions,",
+    "small_2": "sampling two rollouts per prompt, {} fewer positions,",
+    "small_cut": "one rollout per prompt, stopped where the non-rock loss ends, {} fewer positions,",
+    "small_matched": "one rollout per prompt and a learning rate to match, {} fewer positions,",
+    "random_rollouts": "sampling rollouts drawn at random, {} fewer positions,",
+    "wide": "as many rollouts of different prompts",
     "prefix": "stopping every rollout at a fixed length, {} fewer positions,",
     "cut": "stopping every rollout where its non-rock loss ends, {} fewer positions,",
     "fewer": "sampling fewer rollouts where the non-rock loss is low, {} fewer positions,",
@@ -180,11 +200,35 @@ def _price(reading: Reading) -> str:
     )
 
 
-def words(readings: Mapping[str, Reading], *, margin: float) -> list[str]:
-    """The conclusion, one verdict per regime other than uniform, and the frontier of accuracy against time."""
+def beyond_sentence(saving: Saving, *, margin: float) -> str:
+    """Whether a regime that samples less saves anything that simply sampling less would not."""
+    over = (
+        f"at equal tokens its accuracy is {points(saving.over_control.value)} points {_interval(saving.over_control)} "
+        f"from that of {saving.control}"
+    )
+    start = f"{saving.regime}: saves"
+    if saving.saved is None:
+        goal = f"uniform's final accuracy less {points(margin, signed=False)} points"
+        return f"{start} nothing beyond simply sampling less: no, it did not reach {goal}; {over}."
+    low, high = (_share(bound) for bound in (saving.saved.low, saving.saved.high))
+    what = "more than any control, none of which arrived," if math.isinf(saving.saved.value) else ""
+    what = what or f"{_share(saving.saved.value)} of the tokens of {saving.control}"
+    return f"{start} {what} beyond simply sampling less: {saving.answer} [{low}, {high}]; {over}."
+
+
+def _share(value: float) -> str:
+    if math.isinf(value):
+        return "never arrives" if value < 0 else "only it arrives"
+    return f"{points(value)} %"
+
+
+def words(readings: Mapping[str, Reading], *, margin: float, savings: Sequence[Saving] = ()) -> list[str]:
+    """The conclusion, one verdict per regime other than uniform, savings against controls, and the frontier."""
     own = [
         f"{name}: {verdict_sentence(reading, margin=margin, uniform=readings['uniform'])}"
         for name, reading in readings.items()
         if name != "uniform"
     ]
-    return [conclusion(readings, margin=margin), *own, savings_sentence(list(readings.values()), margin=margin)]
+    beyond = [beyond_sentence(saving, margin=margin) for saving in savings]
+    last = savings_sentence(list(readings.values()), margin=margin)
+    return [conclusion(readings, margin=margin), *own, *beyond, last]

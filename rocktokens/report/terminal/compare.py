@@ -19,23 +19,23 @@ from rocktokens.runs.schema import TRAINING_STAGES
 WIDTH = 150  # of the tables where there is no terminal
 
 
-def show(
-    readings: Mapping[str, Reading], verdicts: Sequence[str], config: CompareConfig, facts: Mapping[str, Any]
-) -> None:
-    """Print three tables (accuracy, time, time by stage) and the verdicts.
+def show(readings: Mapping[str, Reading], config: CompareConfig, facts: Mapping[str, Any]) -> None:
+    """Print the tables (accuracy, time, time by stage, league, overlap of selectors) and the verdicts.
 
     Args:
         readings: Every regime's results, uniform first.
-        verdicts: The sentences to print below the tables.
         config: The comparison's settings.
-        facts: What the stage recorded: steps and what the loss was divided by.
+        facts: What the stage recorded: steps, what the loss was divided by, the league, and the verdicts' sentences.
     """
     out = console(width=None if sys.stdout.isatty() else WIDTH)
     first = next(iter(readings.values()))
     out.print(_accuracy_table(readings, config, first, facts))
     out.print(_time_table(readings, config))
     out.print(_stage_table(readings))
-    for sentence in verdicts:
+    out.print(_league_table(facts))
+    if facts["overlap"]:
+        out.print(_overlap_table(facts["overlap"]))
+    for sentence in facts["verdicts"]:
         out.print(sentence)
 
 
@@ -90,6 +90,47 @@ def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table
             _reach(r.reach["seconds"]),
             _reach(r.reach["flops"], ".2g"),
         )
+    return table
+
+
+def _league_table(facts: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"League at equal tokens: {facts['equal_tokens']:.0f} sampled and scored",
+        caption="regimes whose intervals overlap the first one's share its rank; changes in points against uniform; "
+        "bite: share of the tokens, and of the loss, that the regime changed; end dropped: share of end tokens without "
+        "loss; grew: whether lengths or truncation did",
+    )
+    names = ("rank", "regime", "accuracy %", "change", "tokens × at equal steps", "bite: tokens", "loss", "end dropped")
+    for name in (*names, "grew"):
+        table.add_column(name, justify="left" if name == "regime" else "right")
+    for row in facts["league"]:
+        change = Estimate(row["change"], row["change_low"], row["change_high"], 0)
+        shares = (row["bite_tokens"], row["bite_loss"], row["end_dropped"])
+        table.add_row(
+            str(row["rank"]),
+            row["regime"],
+            f"{100 * row['accuracy']:.1f}",
+            "" if row["regime"] == "uniform" else _signed(change),
+            f"{row['spent_ratio']:.2f}",
+            *("" if share is None else percent(share) for share in shares),
+            {True: "yes", False: "no", None: ""}[row["grew"]],
+        )
+    return table
+
+
+def _overlap_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    names = list(dict.fromkeys(name for row in rows for name in (row["first"], row["second"])))
+    kept = {row["first"]: row["kept_first"] for row in rows} | {row["second"]: row["kept_second"] for row in rows}
+    shared = {(row["first"], row["second"]): row["overlap"] for row in rows}
+    table = Table(
+        title="What selectors would keep of uniform's rollouts, and how far they agree",
+        caption="kept: share of tokens with a weight; elsewhere sum of the smaller over sum of the larger weights",
+    )
+    for name in ("selector", "kept", *names[1:]):
+        table.add_column(name, justify="left" if name == "selector" else "right")
+    for row in names[:-1]:
+        cells = (shared.get((row, column)) for column in names[1:])
+        table.add_row(row, percent(kept[row]), *("" if cell is None else f"{cell:.2f}" for cell in cells))
     return table
 
 

@@ -1,0 +1,299 @@
+"""The trainings of a comparison: each is brought to its end and evaluated, by whichever process it belongs to.
+
+Every regime and seed has a directory of its own under RUN/compare, a run in itself; a killed comparison goes on in the
+training, and at the step, where it stopped. One student is in memory at a time. Which trainings there are is
+stages/compare.py's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.config import CompareConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig, ServersConfig
+from rocktokens.config.base import to_mapping
+from rocktokens.core.comparison.regimes import FrozenSets
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.progress import progress
+from rocktokens.runs.ranks import ranks, wait_for
+from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.stage import is_complete
+
+log = logging.getLogger(__name__)
+
+# `--again` trains beside the old trainings, which are replaced when the new ones are complete.
+ARMS, BESIDE = "compare", ".compare-again"
+EVALUATION_BATCH = 256  # rollouts in flight while a student is evaluated
+Key = tuple[int, str]
+"""(seed, regime)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything the trainings share, and what each of them is."""
+
+    run: Run
+    config: CompareConfig
+    pair: PairConfig
+    """The run's pair with the pre-OPD checkpoint as its student."""
+    prompts: PromptsConfig
+    base: DistillConfig
+    sets: FrozenSets
+    cut: int | None
+    arms: dict[Key, DistillConfig]
+    """(seed, regime) → its distillation, in the order of training."""
+    folder: str = ARMS
+    """Where the trainings live, below the run."""
+    tokens: int | None = None
+    """With equal=both: the tokens that every regime spends at least."""
+
+    def directory(self, seed: int, regime: str) -> Path:
+        """Where a training lives."""
+        return self.run.path / self.folder / regime / f"seed={seed}"
+
+    def is_read(self, key: Key) -> bool:
+        """Whether a training is complete and evaluated."""
+        return is_complete(self.directory(*key), "read")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What all trainings of this process need: models, prompts to train on, and what students are evaluated on."""
+
+    models: Any
+    prompts: Sequence[Any]
+    problems: Sequence[Any]
+    checker: Any
+    contexts: Sequence[Any]
+
+
+def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
+    """Load models and prompts; refused where there are no answers to evaluate students by."""
+    from rocktokens.engines.connect import open_pair
+    from rocktokens.lm.checkers import make_checker
+    from rocktokens.lm.tasks import load_prompts
+
+    checker = make_checker(plan.prompts)
+    models, _ = open_pair(plan.pair, servers, trains=True)
+    asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
+    problems = []
+    if checker is not None:
+        problems = [p for p in load_prompts(asked, models.tokenizer, part="causal") if p.answer is not None]
+    if checker is None or len(problems) < 2:
+        raise ConfigError(
+            "regimes are compared on accuracy, and these prompts have no answers to check; name a source with answers, "
+            "or --prompts.answer-field and --prompts.checker"
+        )
+    prompts = load_prompts(plan.prompts, models.tokenizer, part="train")
+    wanted = plan.config.train_prompts
+    if wanted is not None and wanted > len(prompts):
+        raise ConfigError(f"train_prompts = {wanted}, but the source has {len(prompts)} prompts to train on")
+    return Bench(models, prompts[:wanted], problems, checker, _contexts(plan, models, problems))
+
+
+def train_and_read(plan: Plan, bench: Bench, keys: Sequence[Key]) -> None:
+    """Bring this process's share of the trainings to their ends."""
+    own = [key for number, key in enumerate(keys) if ranks().owns(number)]
+    total = sum(plan.arms[key].steps + plan.arms[key].keep + 1 for key in own)
+    with progress(f"comparing {len(own)} trainings", total, "steps and evaluations") as advance:
+        for number, key in enumerate(own, start=1):
+            seed, regime = key
+            if not plan.is_read(key):
+                log.info("— %s with seed %d, training %d of %d", regime, seed, number, len(own))
+            arm, config = open_arm(plan, key, len(bench.problems))
+            steps = _train(plan, arm, config, bench, advance)
+            read = _read(plan, arm, key, bench, advance)
+            advance.resumed(config.steps + config.keep + 1 - steps - read)  # complete before, or stopped early
+
+
+def check_arms_on_disk(plan: Plan, keys: Sequence[Key], num_problems: int) -> None:
+    """Refuse trainings on disk that were made with other settings, before anything is trained."""
+    for number, key in enumerate(keys):
+        if ranks().owns(number) and plan.directory(*key).exists() and not _waits(plan, key):
+            open_arm(plan, key, num_problems)
+
+
+def _waits(plan: Plan, key: Key) -> bool:
+    """Whether a training's settings follow from another one that is not complete yet."""
+    of = plan.config.rollouts_of
+    return key[1] == "random_rollouts" and of is not None and not is_complete(plan.directory(key[0], of), "train")
+
+
+def open_arm(plan: Plan, key: Key, num_problems: int) -> tuple[Run, DistillConfig]:
+    """A training's directory, made if it is not there, and its settings."""
+    asked, config = plan.config, _resolved(plan, key)
+    reading: dict[str, Any] = {
+        "problems": num_problems,
+        "rollouts": asked.rollouts,
+        "curve_rollouts": asked.curve_rollouts,
+    }
+    reading |= {"contexts": asked.contexts, "rocks": list(plan.sets.rocks)}
+    if asked.train_prompts is not None:
+        reading["train_prompts"] = asked.train_prompts
+    sections, directory = {"distill": to_mapping(config), "reading": reading}, plan.directory(*key)
+    try:
+        return Run.create(directory, sections), config
+    except RunError as error:
+        if plan.folder == BESIDE:  # a stopped `--again` with other settings
+            shutil.rmtree(directory, ignore_errors=True)
+            return Run.create(directory, sections), config
+        raise RunError(f"{error} Or pass --again to train every regime anew.") from error
+
+
+def _resolved(plan: Plan, key: Key) -> DistillConfig:
+    """A training's settings; `random_rollouts` waits for the regime whose numbers of rollouts it takes."""
+    config, of = plan.arms[key], plan.config.rollouts_of
+    if key[1] != "random_rollouts" or of is None:
+        return config
+    wait_for(lambda: not _waits(plan, key), f"the training of {of}")
+    rows = open_run(plan.directory(key[0], of)).read("training").to_pylist()
+    counts = tuple(row["rollouts"] for row in rows if row["step"] > 0)
+    return dataclasses.replace(config, selector=dataclasses.replace(config.selector, counts=counts, share=None))
+
+
+def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
+    """Rollouts on which every student's loss is measured: the run's own held-out ones, else the start's, kept."""
+    from rocktokens.lm.sampling.rollouts import make_sampler, rollouts_of, sample_rollouts
+
+    run, count = plan.run, plan.config.contexts
+    if run.done("sample"):
+        return rollouts_of(run.read("rollouts"))[:count]
+    name = f"{plan.folder}/contexts"
+    if not ranks().is_first:
+        wait_for(lambda: run.has(name), "the contexts of the comparison")
+    if not run.has(name):
+        settings = RolloutConfig(num_rollouts=1, max_new_tokens=plan.base.max_new_tokens, seed=plan.base.seed)
+        engine = make_sampler(models, settings)
+        table = sample_rollouts(engine, list(problems)[:count], settings, models.tokenizer, None)
+        run.write(name, table)
+    return rollouts_of(run.read(name))[:count]
+
+
+def _train(plan: Plan, arm: Run, config: DistillConfig, bench: Bench, advance: Callable[[int], None]) -> int:
+    """Train to the end; returns the steps that were told to `advance`, at most those planned."""
+    from rocktokens.lm.pair import load_model
+    from rocktokens.lm.training.distill import distill
+
+    if arm.done("train"):
+        return 0
+    told = 0
+
+    def on_step(row: dict[str, Any]) -> None:
+        nonlocal told
+        now = min(row["step"], config.steps)
+        advance(now - told)
+        told = now
+
+    student = load_model(plan.pair.student, plan.pair)
+    found = distill(
+        config,
+        dataclasses.replace(bench.models, student=student),
+        bench.prompts,
+        arm,
+        rocks=plan.sets.rocks,
+        show=False,
+        on_step=on_step,
+    )
+    last = arm.checkpoint(found.facts["steps"])
+    if not last.is_dir():  # stopped between two evaluation points
+        draft = last.with_name(f".{last.name}.draft")
+        found.student.save_pretrained(draft)
+        draft.rename(last)
+    arm.finish("train", {"steps": found.facts["steps"], "stopped": found.facts["stopped"]})
+    shutil.rmtree(arm.path / "checkpoints" / ".resume", ignore_errors=True)
+    del found, student
+    gc.collect()
+    return told
+
+
+def _read(plan: Plan, arm: Run, key: Key, bench: Bench, advance: Callable[[int], None]) -> int:
+    """Accuracy and losses of the kept students, one in memory at a time; returns the number of evaluations told."""
+    from rocktokens.lm.pair import load_model
+
+    if arm.done("read"):
+        return 0
+    seed, regime = key
+    steps, read = arm.checkpoints(), 0
+    finals = (steps[-1], plan.arms[key].steps)  # where regimes are compared, with all rollouts
+    for step in steps:
+        if arm.done(f"read/step={step}"):
+            continue
+        start = plan.directory(seed, "uniform")
+        if step == 0 and regime != "uniform" and is_complete(start, "read/step=0"):  # the same student in all regimes
+            uniform = open_run(start)
+            arm.write("problems/step=0", uniform.read("problems/step=0"))
+            arm.finish("read/step=0", uniform.facts("read/step=0"))
+        else:
+            student = load_model(str(arm.checkpoint(step)), plan.pair)
+            own = dataclasses.replace(bench, models=dataclasses.replace(bench.models, student=student))
+            rollouts = plan.config.rollouts if step in finals else plan.config.curve_rollouts
+            outcomes, lengths = _outcomes(plan, own, seed, rollouts)
+            arm.write(f"problems/step={step}", outcomes)
+            arm.finish(f"read/step={step}", _losses(own, plan.sets.rocks) | lengths)
+            del own, student
+            gc.collect()
+        if read <= plan.arms[key].keep:
+            advance(1)
+            read += 1
+    arm.finish("read", {"steps": steps})
+    if not plan.config.keep_students:
+        shutil.rmtree(arm.path / "checkpoints", ignore_errors=True)
+    return read
+
+
+def _outcomes(plan: Plan, bench: Bench, seed: int, num_rollouts: int) -> tuple[pa.Table, dict[str, float]]:
+    """Share of right rollouts of every prompt, with one seed for all regimes of a seed; lengths and truncation."""
+    from rocktokens.lm.sampling.accuracy import Evaluator, sample_with
+    from rocktokens.lm.sampling.rollouts import make_sampler
+
+    models, problems, limit = bench.models, bench.problems, plan.base.max_new_tokens
+    engine = make_sampler(models, RolloutConfig(max_new_tokens=limit, batch_size=EVALUATION_BATCH))
+    sample, lengths, truncated = sample_with(engine), list[int](), list[bool]()
+
+    def watched(prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[list[int]]:
+        found = sample(prompts, seeds, most)
+        lengths.extend(map(len, found))
+        truncated.extend(len(ids) >= most and ids[-1] not in models.eos_ids for ids in found)
+        return found
+
+    draws = {"max_new_tokens": limit, "num_rollouts": num_rollouts, "seed": plan.base.seed + seed}
+    evaluator = Evaluator(problems, bench.checker, models.tokenizer, **draws, batch_size=EVALUATION_BATCH)
+    outcomes = pa.table(
+        {
+            "prompt_id": [problem.prompt_id for problem in problems],
+            "correct": evaluator.correct(watched),
+            "rollouts": np.full(len(problems), num_rollouts, np.int32),
+        }
+    )
+    return outcomes, {"heldout_length": float(np.mean(lengths)), "heldout_truncated": float(np.mean(truncated))}
+
+
+def _losses(bench: Bench, rocks: Sequence[int]) -> dict[str, Any]:
+    """Mean divergence on rocks and on the rest, over contexts that are the same for every student."""
+    from rocktokens.lm.scoring import score
+
+    parts: list[pa.Table] = []
+    models = bench.models
+    score(
+        bench.contexts,
+        {0: models.student},
+        models.teacher_source(),
+        eos_ids=models.eos_ids,
+        vocabulary=models.vocabulary,
+        write=lambda _, table: parts.append(table.select(["token_id", "kl"])),
+    )
+    table = pa.concat_tables(parts)
+    kl_N = table["kl"].to_numpy().astype(float)
+    rock_N, valid_N = np.isin(table["token_id"].to_numpy(), rocks), np.isfinite(kl_N)
+    found = {}
+    for name, mask_N in (("heldout_loss_rocks", rock_N & valid_N), ("heldout_loss_rest", ~rock_N & valid_N)):
+        found[name] = float(kl_N[mask_N].mean()) if mask_N.any() else None
+    return found
