@@ -342,7 +342,12 @@ def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: fl
     arm, record = Run.create(path), TrainingRecord()
     kept = 0.78 if regime in ("freeze", "random") else 1.0
     for step in range(1, 21):
-        record.add(_step(step, 0.1, kept=kept, pace=5 * pace * rng.uniform(0.97, 1.03)))
+        row = _step(step, 0.1, kept=kept, pace=5 * pace * rng.uniform(0.97, 1.03))
+        row |= {"scored": row["tokens"], "changed_share": 1 - kept, "end_dropped_share": 0.0}
+        if step % 5 == 1:
+            row |= {"changed_loss_share": 0.4 * (kept < 1)}
+            row |= {"shadow_kept_tip": 0.5, "shadow_kept_entropy": 0.5, "overlap_tip_entropy": 0.9}
+        record.add(row)
     record.write(arm)
     evaluated = list(range(0, 21, 4))
     for step in evaluated:
@@ -350,6 +355,8 @@ def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: fl
         names = [f"h{i}" for i in range(COMPARE_PROMPTS)]
         columns = {"prompt_id": names, "correct": (difficulty_P < accuracy).astype(float)}
         arm.write(f"problems/step={step}", pa.table({**columns, "rollouts": np.ones(COMPARE_PROMPTS, np.int32)}))
-        arm.manifest["stages"][f"read/step={step}"] = {"heldout_loss_rocks": 0.5, "heldout_loss_rest": 0.06}
+        found = {"heldout_loss_rocks": 0.5, "heldout_loss_rest": 0.06}
+        found |= {"heldout_length": rng.normal(40, 0.5), "heldout_truncated": 0.01 + 0.001 * rng.random()}
+        arm.manifest["stages"][f"read/step={step}"] = found
     arm.finish("read", {"steps": evaluated})
     return arm
