@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocktokens.errors import DataError
 from rocktokens.report.conclusions.run import answer
-from rocktokens.report.figures import causal, compare, detect, distill, geometry, sensitivity
+from rocktokens.report.figures import causal, compare, detect, distill, geometry, league, sensitivity
 from rocktokens.report.figures.figure import Figure
 from rocktokens.report.figures.images import export
 from rocktokens.report.formats import to_csv
@@ -38,6 +38,8 @@ FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
     causal.knockouts,
     causal.grafts,
     compare.accuracy_seconds,
+    league.accuracy_tokens,
+    league.league,
     compare.time_spent,
     sensitivity.sensitivity,
 )

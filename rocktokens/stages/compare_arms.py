@@ -226,8 +226,10 @@ def _read(plan: Plan, arm: Run, key: Key, bench: Bench, advance: Callable[[int],
     for step in steps:
         if arm.done(f"read/step={step}"):
             continue
-        start = plan.directory(seed, "uniform")
-        if step == 0 and regime != "uniform" and is_complete(start, "read/step=0"):  # the same student in all regimes
+        if step == 0 and regime != "uniform":  # every training of a seed starts from the same student
+            start = plan.directory(seed, "uniform")
+            # Another process may be at it; every process works in the order of the plan, so none waits for ever.
+            wait_for(lambda start=start: is_complete(start, "read/step=0"), "the evaluation of the untrained student")  # type: ignore[misc]
             uniform = open_run(start)
             arm.write("problems/step=0", uniform.read("problems/step=0"))
             arm.finish("read/step=0", uniform.facts("read/step=0"))

@@ -33,6 +33,7 @@ from rocktokens.core.comparison.savings import common_tokens, league, savings
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import DataError
 from rocktokens.report.conclusions.compare import words
+from rocktokens.report.league_page import league_markdown, league_svg
 from rocktokens.runs.files import require_writable as require_writable
 from rocktokens.runs.schema import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.runs.store import Run
@@ -256,7 +257,10 @@ def read_all(
 
 
 def save_results(run: Run, path: Path) -> None:
-    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date."""
+    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date.
+
+    Beside it the league as a Markdown table and as an SVG, under the same name.
+    """
     import psutil
 
     facts = run.facts("compare")
@@ -275,3 +279,6 @@ def save_results(run: Run, path: Path) -> None:
     settings = {name: run.manifest["config"][name] for name in sections if name in run.manifest["config"]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"environment": environment, "settings": settings, "results": facts}, indent=2) + "\n")
+    title = f"{run.path.name}: {facts['steps']} steps, {len(facts['regimes'])} regimes"
+    path.with_suffix(".md").write_text(league_markdown(title, facts))
+    path.with_suffix(".svg").write_text(league_svg(title, facts))

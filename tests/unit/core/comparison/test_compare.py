@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from rocktokens.config import CompareConfig, DistillConfig, SelectorConfig
+from rocktokens.config import CompareConfig, DistillConfig, Regime, SelectorConfig
 from rocktokens.core.comparison.compare import (
     Arm,
     Reading,
@@ -326,10 +327,28 @@ def test_regimes_differ_in_nothing_but_selector_and_schedule():
         "cut",
         "fewer",
     }
+    selectors |= {"tip", "tip_confident", "teachable", "iw", "fire", "selectkd", "position", "adakd"}
+    selectors |= {"scheduled_prefix", "esr", "random_rollouts"}
     for regime in selectors:
         different = differences(made["uniform"], made[regime])
         assert different, regime
         assert all(name.startswith("selector.") for name in different), (regime, different)
+    others = {
+        "small": {"rollouts_per_prompt"},
+        "small_2": {"rollouts_per_prompt"},
+        "small_cut": {"rollouts_per_prompt", "selector.name", "selector.keep"},
+        "small_matched": {"rollouts_per_prompt", "learning_rate"},
+        "wide": {"rollouts_per_prompt", "prompts_per_step"},
+        "todi": {"loss"},
+        "srkl": {"loss"},
+        "no_teacher": {"loss"},
+    }
+    for regime, wanted in others.items():
+        assert differences(made["uniform"], made[regime]) == wanted, regime
+    assert selectors | set(others) | {"uniform", "saturated", "merit", "shorter"} == set(get_args(Regime))
+    assert (made["small"].rollouts_per_prompt, made["small_2"].rollouts_per_prompt) == (1, 2)
+    assert made["wide"].prompts_per_step == 16 * 4
+    assert made["small_matched"].learning_rate == pytest.approx(made["small"].learning_rate / 2)
     assert differences(made["uniform"], made["saturated"]) == {"until", "saturation_on"}
     assert differences(made["uniform"], made["shorter"]) == {"steps"}
     assert made["shorter"].steps == 210
@@ -394,7 +413,35 @@ def test_two_seeds_say_as_much_as_their_problems():
     assert (found.low, found.high) == (pytest.approx(oracle.low), pytest.approx(oracle.high))
 
 
-@pytest.mark.parametrize("bad", [{"seeds": 0}, {"lam": 0.0}, {"prefix": 1.5}, {"problems": 1}, {"regimes": ()}])
-def test_bad_settings_are_refused(bad):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"lam": 0.0}, "lam must lie between"),
+        ({"prefix": 1.5}, "prefix is a share"),
+        ({"keep": 0.0}, "keep is a share"),
+        ({"teachable": -0.1}, "teachable is a share"),
+        ({"problems": 1}, "problems must be at least 2"),
+        ({"regimes": ()}, "name at least one regime"),
+        ({"tokens": 1000}, "set equal=both, or leave tokens unset"),
+        ({"equal": "both", "schedule": "linear"}, "schedule=linear has decayed by then"),
+        ({"until": "decided", "seeds": 2}, "needs at least 3 seeds"),
+        ({"rollouts_of": "fewer"}, "names fewer, which is not compared here"),
+        ({"esr": 0}, "esr must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(bad, said):
+    with pytest.raises(ConfigError, match=said):
         CompareConfig(**bad)
+
+
+def test_a_budget_of_tokens_is_every_regimes_but_those_that_end_early():
+    settings = CompareConfig(equal="both")
+    base = common_base(DistillConfig(max_new_tokens=80), settings, steps=30)
+    assert base.schedule == "constant"
+    made = {
+        name: regime_config(name, base, settings, seed=0, sets=SETS, cut=40, tokens=5000)
+        for name in ("uniform", "small", "shorter", "saturated")
+    }
+    assert [made[name].tokens for name in made] == [5000, 5000, None, None]
+    check_arms(made)
