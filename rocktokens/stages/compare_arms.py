@@ -12,6 +12,7 @@ import gc
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def _read(plan: Plan, arm: Run, key: Key, bench: Bench, advance: Callable[[int],
         if step == 0 and regime != "uniform":  # every training of a seed starts from the same student
             start = plan.directory(seed, "uniform")
             # Another process may be at it; every process works in the order of the plan, so none waits for ever.
-            wait_for(lambda start=start: is_complete(start, "read/step=0"), "the evaluation of the untrained student")  # type: ignore[misc]
+            wait_for(partial(is_complete, start, "read/step=0"), "the evaluation of the untrained student")
             uniform = open_run(start)
             arm.write("problems/step=0", uniform.read("problems/step=0"))
             arm.finish("read/step=0", uniform.facts("read/step=0"))
