@@ -19,7 +19,7 @@ from typing import Any
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.runs.ranks import ranks
-from rocktokens.stages.workers import SHARED, number_of, workers
+from rocktokens.stages.workers import SHARED, fitting, number_of, workers
 
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
@@ -131,6 +131,8 @@ def _main(arguments: list[str]) -> int:
             return 0  # what is not shared out is the first process's
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     permitted = permissions_of(command, allow_code=ALLOW_CODE in rest)
+    if count is None:
+        count = fitting(command) if name == "study" and not command.dry_run else 1
     with granting(*permitted), workers(name, rest, count):
         command.run()
     return 0
@@ -142,14 +144,14 @@ def _commands() -> dict[str, type]:
     return COMMANDS
 
 
-def _workers(words: list[str]) -> tuple[int, list[str]]:
-    """The number after --workers, wherever it stands, and the words without it."""
+def _workers(words: list[str]) -> tuple[int | None, list[str]]:
+    """The number after --workers, wherever it stands, and the words without it; None where nobody said one."""
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--workers":
             value = value if equals else next(iter(words[at + 1 :]), "")
             return number_of(value), words[:at] + words[at + (1 if equals else 2) :]
-    return 1, words
+    return None, words
 
 
 def _parse(name: str, words: list[str]) -> Any:

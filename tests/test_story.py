@@ -105,7 +105,8 @@ def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
     """The same study, interrupted once and killed twice in every stage; how each attempt ended."""
 
     def make(folder: Path) -> dict[str, int]:
-        command = [sys.executable, str(TESTS / "helpers" / "story_worker.py"), str(folder), *words(folder / "study")]
+        command = [sys.executable, str(TESTS / "helpers" / "story_worker.py"), str(folder)]
+        command += ["--workers", "1", *words(folder / "study")]
         done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])

@@ -6,6 +6,7 @@ per-prompt sums and outcomes; it does not know what a token, a rock or a model i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -246,6 +247,25 @@ def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
     if not np.any(difference):
         return 1.0
     return float(sps.wilcoxon(difference).pvalue)
+
+
+def share_estimate(share_P: ArrayLike, *, level: float = 0.95) -> Estimate:
+    """Accuracy: the mean of the prompts' shares of right rollouts, with Wilson's interval at the size they amount to.
+
+    Rollouts of one prompt depend on each other, so their number does not count. The interval takes as many trials as
+    give the variance that was seen between prompts; it stays inside [0, 1] and has a length where all prompts agree.
+    """
+    share = np.asarray(share_P, float)
+    if not len(share):
+        raise DataError("a share of no prompts has no value")
+    mean, trials = float(share.mean()), float(len(share))
+    spread = float(share.var(ddof=1)) if len(share) > 1 else 0.0
+    if spread > 0:
+        trials *= mean * (1 - mean) / spread
+    z = float(sps.norm.isf((1 - level) / 2))
+    middle = (mean + z * z / (2 * trials)) / (1 + z * z / trials)
+    reach = z / (1 + z * z / trials) * math.sqrt(mean * (1 - mean) / trials + z * z / (4 * trials * trials))
+    return Estimate(mean, max(0.0, middle - reach), min(1.0, middle + reach), len(share))
 
 
 def wilson_interval(successes: int, trials: int, *, level: float = 0.95) -> Estimate:

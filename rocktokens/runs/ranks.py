@@ -25,6 +25,7 @@ SIGNS = ".ranks"
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 _workers: list[subprocess.Popen[bytes]] = []
 _parent = os.getppid()
+_signed: set[Path] = set()
 
 
 class FirstHasFinished(Exception):
@@ -115,6 +116,14 @@ def sign(path: Path, name: str) -> None:
     own = folder / launch()
     own.mkdir(parents=True, exist_ok=True)
     (own / name).touch()
+    _signed.add(folder)
+
+
+def remove_signs() -> None:
+    """Remove what this process has told the others, once they have ended."""
+    for folder in _signed:
+        shutil.rmtree(folder, ignore_errors=True)
+    _signed.clear()
 
 
 def has_sign(path: Path, name: str) -> bool:

@@ -359,7 +359,7 @@ TABLES: dict[str, Table] = {
             ("share_positions", FLOAT, "Share of the baseline's positions that are drawn again."),
             ("loss_share", FLOAT, "Share of the total loss; empty for placebo and control."),
             ("grad_share", FLOAT, "Share of the total gradient norm; empty for placebo and control."),
-            ("accuracy", FLOAT, "Accuracy under the graft."),
+            interval("accuracy", "Accuracy under the graft; of `all`, the teacher's own."),
             interval("gain", "Accuracy under the graft minus without, paired by prompt."),
             ("num_problems", INT, "Prompts."),
             ("num_resumed", INT, "Rollouts resumed."),

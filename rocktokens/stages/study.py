@@ -103,6 +103,7 @@ def _clocked(path: Path, stage: Stage, seconds: float) -> None:
 
 def _follow(config: StudyConfig) -> None:
     """What the other processes do: their share of the stages that are shared out, in step with the first."""
+    import rocktokens.lm.training.distill  # noqa: F401 - while the first process trains there is time to load libraries
     from rocktokens.smollm2.recipe import with_made_pair
     from rocktokens.stages.shared import wait_for_run
 

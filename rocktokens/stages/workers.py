@@ -16,13 +16,17 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.runs.ranks import LAUNCH, RANK, WORLD, watch
+from rocktokens.runs.ranks import LAUNCH, RANK, WORLD, remove_signs, watch
+
+if TYPE_CHECKING:
+    from rocktokens.config.study import StudyConfig
 
 # Commands whose work is shared out; any other is done by the first process alone.
 SHARED = ("study", "sample", "score", "knockout", "graft", "compare")
+MOST = 4  # processes that a study starts by itself
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -31,6 +35,21 @@ def number_of(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"--workers takes a whole number of processes, at least 1; got {text!r}")
     return int(text)
+
+
+def fitting(config: StudyConfig) -> int:
+    """Processes for a study whose command does not say how many.
+
+    A built-in pair is so small that one thread is enough for it: on a machine without GPUs every core, up to four,
+    gets a process of its own. Any other pair wants its memory once, and the user's word.
+    """
+    from rocktokens.world import world_names
+
+    is_one_of_several = WORLD in os.environ or "RANK" in os.environ
+    is_built_in = config.prompts.source in world_names() and not (config.pair.student or config.pair.teacher)
+    if is_one_of_several or not is_built_in or _gpus() or config.servers.student or config.servers.teacher:
+        return 1
+    return min(len(os.sched_getaffinity(0)), MOST) if hasattr(os, "sched_getaffinity") else 1
 
 
 @contextmanager
@@ -42,7 +61,9 @@ def workers(command: str, arguments: list[str], count: int) -> Iterator[None]:
     if "RANK" in os.environ:
         raise ConfigError("--workers and torchrun exclude each other; torchrun's processes share the work as they are")
     shared = {WORLD: str(count), LAUNCH: uuid.uuid4().hex[:12]}
-    os.environ.update(shared, **{RANK: "0"}, **_own_device(0, count))
+    own = {**shared, RANK: "0", **_own_device(0, count)}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     children, outputs = [], []
     for rank in range(1, count):
         output = tempfile.TemporaryFile()  # noqa: SIM115
@@ -72,6 +93,9 @@ def workers(command: str, arguments: list[str], count: int) -> Iterator[None]:
             if child.poll() is None:
                 child.terminate()
                 child.wait()
+        remove_signs()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _say_failures(

@@ -313,7 +313,16 @@ def _without(row: dict[str, Any], token_id: int) -> dict[str, Any]:
 def _grafts(run: Run) -> None:
     gains = {"rocks": 0.004, "rest": 0.17, "all": 0.18, "control": 0.02, "cluster digits": 0.12}
     rows = [
-        GraftRow(arm, 6, 0.16, 0.6 + gain, Estimate(gain, gain - 0.012, gain + 0.012, 60), 30, 60, 400)
+        GraftRow(
+            arm,
+            6,
+            0.16,
+            Estimate(0.6 + gain, 0.58 + gain, 0.62 + gain, 60),
+            Estimate(gain, gain - 0.012, gain + 0.012, 60),
+            30,
+            60,
+            400,
+        )
         for arm, gain in gains.items()
     ]
     types = run.types().to_pylist()

@@ -20,7 +20,7 @@ class GraftRow(NamedTuple):
     num_types: int
     share_positions: float
     """Share of the baseline's positions that the rule draws again."""
-    accuracy: float
+    accuracy: Estimate
     gain: Estimate
     num_resumed: int
     num_rollouts: int
@@ -52,7 +52,9 @@ def graft_table(
                 "share_positions": row.share_positions,
                 "loss_share": sum(item["r"] or 0.0 for item in own) / total if own and total else None,
                 "grad_share": sum(item["grad_share"] or 0.0 for item in own) if own else None,
-                "accuracy": row.accuracy,
+                "accuracy": row.accuracy.value,
+                "accuracy_low": row.accuracy.low,
+                "accuracy_high": row.accuracy.high,
                 "gain": row.gain.value,
                 "gain_low": row.gain.low,
                 "gain_high": row.gain.high,

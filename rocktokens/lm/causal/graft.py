@@ -25,7 +25,7 @@ from rocktokens.config import BaselineConfig, GraftConfig, RolloutConfig
 from rocktokens.core.census.graft_report import GraftRow
 from rocktokens.core.census.inference import change
 from rocktokens.core.seeds import derive_seed, uniforms
-from rocktokens.core.stats import Floats
+from rocktokens.core.stats import Floats, share_estimate
 from rocktokens.errors import ConfigError
 from rocktokens.lm.causal.baseline import (
     SHOWN_PROMPTS,
@@ -288,7 +288,7 @@ def _result(
         arm=arm.name,
         num_types=arm.num_types,
         share_positions=float((share_V * arm.redraw_V).sum()),
-        accuracy=float(after_N.mean()),
+        accuracy=share_estimate(after_P, level=config.level),
         gain=change(after_P, before_P, level=config.level, resamples=config.resamples, rng=rng),
         num_resumed=len(mine),
         num_rollouts=len(after_N),

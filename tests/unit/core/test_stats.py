@@ -141,3 +141,28 @@ def test_one_odd_prompt_among_many_gives_no_absurd_interval():
     )
     assert found.value == pytest.approx(0.999)
     assert 0.98 < found.low < 0.999 < found.high < 1.01
+
+
+def test_accuracy_of_single_rollouts_has_wilsons_interval():
+    share_P = np.array([1.0] * 33 + [0.0] * 7)
+    found, known = stats.share_estimate(share_P), stats.wilson_interval(33, 40)
+    assert found.value == known.value
+    assert found.low == pytest.approx(known.low, abs=0.01)
+    assert found.high == pytest.approx(known.high, abs=0.01)
+
+
+def test_accuracy_of_prompts_that_all_agree_still_has_an_interval():
+    found = stats.share_estimate(np.ones(20))
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(stats.wilson_interval(20, 20).low)
+
+
+@pytest.mark.parametrize(("mean", "concentration"), [(0.95, 2.0), (0.5, 1.0), (0.8, 8.0)])
+def test_accuracy_intervals_cover(mean, concentration):
+    """Prompts of different difficulty, four rollouts each: 95 % of the intervals hold the true mean."""
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(600):
+        difficulty_P = rng.beta(mean * concentration, (1 - mean) * concentration, size=60)
+        found = stats.share_estimate(rng.binomial(4, difficulty_P) / 4)
+        held += found.low <= mean <= found.high
+    assert 0.92 <= held / 600 <= 0.985

@@ -174,3 +174,32 @@ def test_waiting_ends_when_a_worker_has_failed(monkeypatch):
     monkeypatch.setattr(ranks_module, "_workers", [child])
     with pytest.raises(RunError, match="worker 1 failed"):
         wait_for(lambda: False, "a part")
+
+
+def test_a_study_of_a_built_in_pair_uses_every_core_and_no_other_study_does(monkeypatch):
+    from dataclasses import replace
+
+    from rocktokens.recipes import quick, recipes
+    from rocktokens.stages import workers as module
+    from rocktokens.stages.workers import MOST, fitting
+
+    monkeypatch.setattr(module, "_gpus", list)
+    built_in = quick(recipes()["arithmetic"]())
+    assert fitting(built_in) == min(len(os.sched_getaffinity(0)), MOST)
+    assert fitting(replace(built_in, pair=PairConfig(student="a", teacher="b"))) == 1
+    monkeypatch.setattr(module, "_gpus", lambda: [Path("/gpu")])
+    assert fitting(built_in) == 1
+    monkeypatch.setattr(module, "_gpus", list)
+    monkeypatch.setenv("ROCKTOKENS_WORLD", "2")  # a worker starts no workers
+    assert fitting(built_in) == 1
+
+
+def test_workers_leave_the_environment_and_the_run_as_they_were(tmp_path):
+    before = dict(os.environ)
+    with workers("score", ["--help"], 2):
+        from rocktokens.runs.ranks import sign
+
+        sign(tmp_path, "here")
+        assert (tmp_path / ".ranks").is_dir()
+    assert dict(os.environ) == before
+    assert not (tmp_path / ".ranks").exists()
