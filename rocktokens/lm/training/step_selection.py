@@ -78,30 +78,27 @@ class SelectionMixin(_Base):
         return every is not None and self.state.global_step % every == 0
 
     def _wanted(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """This rank's rollouts that the selector wants sampled.
+        """This rank's share of the rollouts that the selector wants sampled.
 
-        The selector is asked about the whole step. Every rank samples the same number, and a multiple of the passes of
-        a step: a rank that was given fewer adds its first ones that were not wanted.
+        The selector is asked about the whole step, and what it chooses is dealt out anew: every rank samples the same
+        number, and a multiple of the passes of a step. Where that asks for a few more, the first unwanted ones are in.
         """
+        if type(self.selector).rollouts is Selector.rollouts:
+            return inputs
         ranks, step = self.accelerator.num_processes, self.state.global_step + 1
         with self.meter.stage("select"):
-            own = prompt_names(inputs)
-            places = self.selector.rollouts(gather_object(own) if ranks > 1 else own, step)
+            everything = gather_object(inputs) if ranks > 1 else inputs
+            places = self.selector.rollouts(prompt_names(everything), step)
         if places is None:
             return inputs
-        first = self.accelerator.process_index * len(inputs)
-        chosen = {place - first for place in places if first <= place < first + len(inputs)}
-        counts = [
-            sum(rank * len(inputs) <= place < (rank + 1) * len(inputs) for place in set(places))
-            for rank in range(ranks)
-        ]
-        passes = self.args.gradient_accumulation_steps
-        wanted = min(len(inputs), -(-max(1, *counts) // passes) * passes)
-        for place in range(len(inputs)):
-            if len(chosen) >= wanted:
+        chosen, parts = set(places), ranks * self.args.gradient_accumulation_steps
+        for place in range(len(everything)):
+            if chosen and len(chosen) % parts == 0:
                 break
             chosen.add(place)
-        return [inputs[place] for place in sorted(chosen)]
+        own = len(chosen) // ranks
+        dealt = sorted(chosen)[self.accelerator.process_index * own :][:own]
+        return [everything[place] for place in dealt]
 
     def _weigh(self, output: dict[str, Any]) -> None:
         """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
