@@ -417,7 +417,7 @@ def test_seeds_stop_when_a_verdict_is_settled(run_path, tmp_path, caplog):
 def test_without_answers_nothing_is_compared_and_it_says_so(run_path, tmp_path):
     shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare*"))
     run = open_run(tmp_path / "run")
-    run.manifest["config"]["prompts"]["checker"] = "none"
+    run.manifest["config"]["prompts"] |= {"checker": "none", "pattern": None}
     run.finish("distill", run.facts("distill"))
     with pytest.raises(ConfigError, match=r"compared on accuracy, and these prompts have no answers to check"):
         compare(tmp_path / "run", QUICK)

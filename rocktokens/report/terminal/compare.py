@@ -36,7 +36,7 @@ def show(readings: Mapping[str, Reading], config: CompareConfig, facts: Mapping[
     if facts["overlap"]:
         out.print(_overlap_table(facts["overlap"]))
     for sentence in facts["verdicts"]:
-        out.print(sentence)
+        out.print(sentence, markup=False)  # “[never arrives, …]” is an interval, not a style
 
 
 def _accuracy_table(

@@ -152,3 +152,13 @@ def test_looking_several_times_keeps_the_error_rate(truth, wrong):
         every_look += next((verdict for verdict in naive if verdict != "undecided"), "undecided") in wrong
     assert errors / number <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / number)
     assert every_look > errors  # looking at the full level each time errs more often
+
+
+def test_an_interval_in_words_survives_the_terminal(capsys):
+    """Rich takes “[never arrives, …]” for a style and prints nothing of it."""
+    from rocktokens.progress import console
+
+    found = savings({"uniform": UNIFORM, "prefix": arms("prefix", [0, 20], [0, 500], [0.30, 0.69])}, resamples=100)[0]
+    said = beyond_sentence(found, margin=0.01)
+    console(width=400).print(said, markup=False)
+    assert said in capsys.readouterr().out
