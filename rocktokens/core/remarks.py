@@ -29,6 +29,7 @@ Code = Literal[
     "baseline_at_bound",
     "baseline_differs",
     "uses_unknown",
+    "scores_approximate",
 ]
 
 

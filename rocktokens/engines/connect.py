@@ -13,6 +13,7 @@ from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
 from rocktokens.engines.identity import Fingerprint, probe_ids, served_logprobs, states_logprobs, verify
 from rocktokens.engines.servers import ServerPool
 from rocktokens.engines.states import HOW_TO_SERVE, ServedStates
+from rocktokens.engines.top_k import ServedTopK
 from rocktokens.engines.vllm import VllmEngine
 from rocktokens.errors import ConfigError
 from rocktokens.lm.output_head import read_head
@@ -98,8 +99,16 @@ def open_pair(pair: PairConfig, servers: ServersConfig, *, trains: bool = False)
     if not servers.teacher:
         return load_pair(pair, trains=trains), None
     models = load_pair(pair, with_teacher=False, trains=trains)
-    states, served = open_states(pair, servers, models)
     urls = generating(servers)
+    states: ServedStates | ServedTopK
+    if uses_top_k(servers):
+        if trains:
+            raise ConfigError(
+                f"training needs the teacher's hidden states, and servers.top_k is for scoring alone. {HOW_TO_SERVE}"
+            )
+        states, served = open_top_k(pair, servers, models, urls)
+    else:
+        states, served = open_states(pair, servers, models)
 
     def engine(rollouts: RolloutConfig) -> Engine:
         return _engine(ServerPool(urls, servers), models, context_of(pair.teacher, pair), rollouts)
@@ -113,6 +122,7 @@ def open_states(pair: PairConfig, servers: ServersConfig, facts: Pair | PairFact
     if not urls:
         raise ConfigError(
             f"none of {', '.join(servers.teacher)} gives hidden states, which scoring and training need. {HOW_TO_SERVE}"
+            "; or, to score approximately by the teacher's most probable tokens, pass --servers.top-k 20"
         )
     pool = ServerPool(urls, servers)
     head = read_head(pair.teacher, pair)
@@ -120,6 +130,23 @@ def open_states(pair: PairConfig, servers: ServersConfig, facts: Pair | PairFact
     ids = _probe(facts, pool)
     served = verify(pool, states_logprobs(source, ids), ids, pair.teacher, pair, servers)
     log.info("the teacher's states come from %s", ", ".join(pool.urls))
+    return source, served
+
+
+def uses_top_k(servers: ServersConfig) -> bool:
+    """Whether the teacher is known by its most probable tokens alone: asked for, and no server gives its states."""
+    return bool(servers.teacher) and servers.top_k is not None and not giving_states(servers)
+
+
+def open_top_k(
+    pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts, urls: list[str]
+) -> tuple[ServedTopK, Fingerprint]:
+    """The served teacher's most probable tokens: an approximation, and said to be one."""
+    pool = ServerPool(urls, servers)
+    source = ServedTopK(pool, servers.top_k or 1, model_context=context_of(pair.teacher, pair))
+    ids = _probe(facts, pool)
+    served = verify(pool, served_logprobs(pool, ids), ids, pair.teacher, pair, servers)
+    log.warning("%s gives no hidden states: scores are %s", ", ".join(pool.urls), source.approximation)
     return source, served
 
 

@@ -35,6 +35,7 @@ from rocktokens.errors import ConfigError
 if TYPE_CHECKING:
     from rocktokens.lm.sampling.requests import Engine
     from rocktokens.lm.states import StateSource
+    from rocktokens.lm.top_k import TopKSource
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class Pair:
     remote: RemoteTeacher | None = None
     """A teacher that is served, in place of `teacher`."""
 
-    def teacher_source(self) -> PreTrainedModel | StateSource:
-        """The teacher, or where its states come from."""
+    def teacher_source(self) -> PreTrainedModel | StateSource | TopKSource:
+        """The teacher, or where its states come from, or its most probable tokens where only these are known."""
         if self.teacher is not None:
             return self.teacher
         if self.remote is not None and self.remote.states is not None:
@@ -73,7 +74,7 @@ class Pair:
 class RemoteTeacher:
     """A teacher behind servers: its states, and an engine that samples from it; either may be missing."""
 
-    states: StateSource | None = None
+    states: StateSource | TopKSource | None = None
     engine: Callable[[RolloutConfig], Engine] | None = None
 
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from rocktokens.core.divergence import Divergence, fused_divergence
 from rocktokens.errors import DataError
 from rocktokens.lm.states import LocalStates, Sequences, StateSource, source_of
+from rocktokens.lm.top_k import TopK, TopKSource, top_k_divergence
 from rocktokens.lm.top_tokens import TopTokenRecorder
 
 Observer = Callable[[Tensor, Tensor], None]
@@ -80,7 +81,7 @@ def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[li
 def score(
     rollouts: Sequence[Rollout],
     students: Mapping[int, PreTrainedModel],
-    teacher: PreTrainedModel | StateSource,
+    teacher: PreTrainedModel | StateSource | TopKSource,
     *,
     eos_ids: Sequence[int],
     vocabulary: int,
@@ -93,12 +94,14 @@ def score(
 ) -> dict[int, ScoreFacts]:
     """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
 
-    `teacher` is a model or a source of its states. `observers[step]` is shown the finite gradients in logit space of
-    that student, chunk by chunk. `top` keeps the most probable tokens of both models for some of the rollouts.
+    `teacher` is a model or a source of its states, or, for an approximation, of its most probable tokens; `top` then
+    keeps nothing. `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk. `top`
+    keeps the most probable tokens of both models for some of the rollouts.
     """
-    theirs = source_of(teacher)
+    theirs = teacher if isinstance(teacher, TopKSource) else source_of(teacher)
     ours: dict[int, StateSource] = {step: LocalStates(student) for step, student in students.items()}
-    named = {"teacher": theirs, **{f"student of step {step}": source for step, source in ours.items()}}
+    named: dict[str, StateSource | TopKSource] = {"teacher": theirs}
+    named |= {f"student of step {step}": source for step, source in ours.items()}
     contexts = {name: source.context for name, source in named.items()}
     for rollout in rollouts:
         _check(rollout, vocabulary, contexts)
@@ -106,16 +109,16 @@ def score(
     local = [teacher] if isinstance(teacher, PreTrainedModel) else []
     with _evaluating(*local, *students.values()):
         layouts = (_Layout.of(batch) for batch in micro_batches(rollouts, token_budget))
-        for layout, teacher_NG in _with_states(layouts, theirs):
+        for layout, told in _with_states(layouts, theirs):
             for step, source in ours.items():
                 observe = (observers or {}).get(step)
                 states_NH = source.response_states(layout.sequences)
-                measured = _measure((states_NH, source), (teacher_NG, theirs), layout, vocabulary, chunk, observe)
+                measured = _measure((states_NH, source), (told, theirs), layout, vocabulary, chunk, observe)
                 table = _table(layout, measured, eos_ids)
                 write(step, table)
-                if top is not None:
+                if top is not None and isinstance(told, Tensor) and not isinstance(theirs, TopKSource):
                     loss_N = table["kl"].to_numpy()
-                    top.see(step, layout.batch, states_NH, source.head, teacher_NG, theirs.head, loss_N)
+                    top.see(step, layout.batch, states_NH, source.head, told, theirs.head, loss_N)
                 facts[step].occurrences += len(table)
                 facts[step].real_tokens += layout.real_tokens
                 facts[step].padded_tokens += layout.padded_tokens - layout.real_tokens
@@ -125,21 +128,26 @@ def score(
     return facts
 
 
-def _with_states(layouts: Iterable[_Layout], source: StateSource) -> Iterator[tuple[_Layout, Tensor]]:
-    """Every micro-batch with the teacher's states; a served teacher is asked for some of them ahead."""
+Told = Tensor | TopK
+"""What a teacher tells of a micro-batch: its states, or its most probable tokens."""
+
+
+def _with_states(layouts: Iterable[_Layout], source: StateSource | TopKSource) -> Iterator[tuple[_Layout, Told]]:
+    """Every micro-batch with what the teacher tells; a served teacher is asked for some of it ahead."""
+    ask: Callable[[Sequences], Told] = source.response_top if isinstance(source, TopKSource) else source.response_states
     if not source.ahead:
-        yield from ((layout, source.response_states(layout.sequences)) for layout in layouts)
+        yield from ((layout, ask(layout.sequences)) for layout in layouts)
         return
     with ThreadPoolExecutor(1) as executor:
-        coming: deque[tuple[_Layout, Future[Tensor]]] = deque()
+        coming: deque[tuple[_Layout, Future[Told]]] = deque()
         for layout in layouts:
-            coming.append((layout, executor.submit(source.response_states, layout.sequences)))
+            coming.append((layout, executor.submit(ask, layout.sequences)))
             if len(coming) > AHEAD:
-                first, states = coming.popleft()
-                yield first, states.result()
+                first, told = coming.popleft()
+                yield first, told.result()
         while coming:
-            first, states = coming.popleft()
-            yield first, states.result()
+            first, told = coming.popleft()
+            yield first, told.result()
 
 
 @contextmanager
@@ -157,19 +165,24 @@ def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
 
 def _measure(
     student: tuple[Tensor, StateSource],
-    teacher: tuple[Tensor, StateSource],
+    teacher: tuple[Told, StateSource | TopKSource],
     layout: _Layout,
     vocabulary: int,
     chunk: int | None,
     observe: Observer | None,
 ) -> Divergence:
-    student_NH, teacher_NG = student[0], teacher[0]
-    ours, theirs = student[1].head, teacher[1].head
+    student_NH, told = student[0], teacher[0]
+    ours = student[1].head
+    if isinstance(told, TopK) or isinstance(teacher[1], TopKSource):
+        assert isinstance(told, TopK)
+        seen = None if observe is None else _finite_only(observe)
+        return top_k_divergence(student_NH, ours, told, layout.token_N, vocabulary, seen)
+    theirs = teacher[1].head
     device = ours.weight_VH.device
     return fused_divergence(
         student_NH.to(device),
         ours.weight_VH[:vocabulary],
-        teacher_NG.to(device),
+        told.to(device),
         theirs.weight_VH[:vocabulary].to(device),
         token_N=layout.token_N.to(device),
         student_bias=ours.bias_V,

@@ -114,9 +114,11 @@ def _sample(
         there = sum(len(group) for name, group in zip(makers, groups) if parts.has(name))
         advance.resumed(there * rollouts.num_rollouts)
         parts.make_own(makers)  # type: ignore[arg-type]
+        if not ranks().is_first:
+            for name in makers:  # one at a time: only the first process needs them all
+                parts.wait(name)
+            return
         table = pa.concat_tables([parts.wait(name) for name in makers])
-    if not ranks().is_first:
-        return
     checked_by = how_checked(checker, table["text"].to_pylist(), table["answer"].to_pylist())
     facts = {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by, **served_facts(sampling)}
     stage.publish({"rollouts": table}, facts)

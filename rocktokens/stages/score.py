@@ -45,7 +45,8 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
             raise RunError(f"{path} has no rollouts yet; run `rocktokens sample {path}` first")
         pair = pair_of(run)
         steps = _steps_to_score(run, config.checkpoints)
-        stages = {step: _stage(run, pair, config, step) for step in {*steps, *_scored(run)}}
+        top_k = _top_k(servers or ServersConfig())
+        stages = {step: _stage(run, pair, config, step, top_k) for step in {*steps, *_scored(run)}}
         whole = Stage(run, "score", {"score": config}, inputs_of(run, files=("rollouts.parquet",)))
         _refuse_fewer(run, steps, again)
         missing = [step for step in steps if again or not stages[step].is_complete()]
@@ -66,8 +67,17 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
         return run
 
 
-def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int) -> Stage:
-    settings: dict[str, Any] = {"top": config.top}
+def _top_k(servers: ServersConfig) -> int | None:
+    """How many of the teacher's tokens are known where its servers give no states; None: scores are exact."""
+    if servers.top_k is None:
+        return None
+    from rocktokens.engines.connect import uses_top_k
+
+    return servers.top_k if uses_top_k(servers) else None
+
+
+def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, top_k: int | None = None) -> Stage:
+    settings: dict[str, Any] = {"top": config.top, "teacher_top_k": top_k}
     if step == max([0, *run.checkpoints()]):
         settings["gradients"] = config.gradients
     models = {"teacher": pair.teacher, f"checkpoint {step}": _source(run, pair, step)}
@@ -98,19 +108,20 @@ def _score_steps(
 ) -> None:
     from rocktokens.engines.connect import open_pair
     from rocktokens.engines.states import ServedStates
+    from rocktokens.engines.top_k import ServedTopK
     from rocktokens.lm.pair import load_model
     from rocktokens.lm.sampling.rollouts import rollouts_of
     from rocktokens.lm.states import Sequences
 
-    rollouts = rollouts_of(run.read("rollouts"))
+    rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     missing = list(stages)
     first = _source(run, pair, missing[0])
     models, served = open_pair(dataclasses.replace(pair, student=first), servers)
     source = models.teacher_source()
-    if served is not None and isinstance(source, ServedStates):
-        ids = tuple(rollout.prompt_ids + rollout.token_ids for rollout in rollouts)
-        starts = tuple(len(rollout.prompt_ids) for rollout in rollouts)
-        source.check(Sequences(ids, starts, tuple(rollout.rollout_id for rollout in rollouts)))
+    if served is not None and isinstance(source, ServedStates | ServedTopK):
+        for rollout in rollouts:
+            ids = (rollout.prompt_ids + rollout.token_ids,)
+            source.check(Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,)))
         for stage in stages.values():
             same_model(stage.parts("scores"), served, source.pool.urls)
     students = {missing[0]: models.student}

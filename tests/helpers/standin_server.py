@@ -106,15 +106,18 @@ class StandIn:
                 break
         choice = {"index": 0, "text": "", "token_ids": drawn, "finish_reason": reason}
         if body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = self.prompt_logprobs(prefix)
+            choice["prompt_logprobs"] = self.prompt_logprobs(prefix, int(body["prompt_logprobs"]))
         return {"id": "x", "object": "text_completion", "model": self.name, "choices": [choice]}
 
     @torch.inference_mode()
-    def prompt_logprobs(self, prefix: tuple[int, ...]) -> list[dict | None]:
+    def prompt_logprobs(self, prefix: tuple[int, ...], k: int) -> list[dict | None]:
+        """Of every token but the first: its own log-probability and those of the k most probable, as vLLM has them."""
         with self.lock:
             logits = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0].float()
         logprob = logits.log_softmax(-1)
-        return [None] + [{str(t): {"logprob": float(logprob[i, t])}} for i, t in enumerate(prefix[1:])]
+        most = logprob.topk(k, dim=-1).indices.tolist() if k else [[] for _ in logprob]
+        told = [(i, [token, *most[i]]) for i, token in enumerate(prefix[1:])]
+        return [None] + [{str(t): {"logprob": float(logprob[i, t])} for t in tokens} for i, tokens in told]
 
     @torch.inference_mode()
     def states(self, body: dict) -> bytes:

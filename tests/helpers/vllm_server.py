@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +18,23 @@ GENERATES = [*("--generation-config", "vllm"), *("--max-logprobs", "-1")]
 
 
 @contextmanager
-def serve(model: str | Path, log: Path, *, pooling: bool = False, seconds: float = 400.0) -> Iterator[str]:
-    """A vLLM server on the CPU; yields its base URL and ends it in any case."""
+def serve(
+    model: str | Path,
+    log: Path,
+    *,
+    pooling: bool = False,
+    seconds: float = 400.0,
+    dtype: str = "float32",
+    words: Sequence[str] = (),
+) -> Iterator[str]:
+    """A vLLM server on the CPU; yields its base URL and ends it in any case. `words`: more of its flags."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    words = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "m"]
-    words += [*("--host", "127.0.0.1"), *("--port", str(port)), *("--dtype", "float32"), "--enforce-eager"]
-    words += [*("--max-num-seqs", "64"), *("--max-num-batched-tokens", "16384")]
+    start = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "m"]
+    start += [*("--host", "127.0.0.1"), *("--port", str(port)), *("--dtype", dtype), "--enforce-eager"]
+    start += [*("--max-num-seqs", "64"), *("--max-num-batched-tokens", "16384")]
     environment = {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -36,7 +44,7 @@ def serve(model: str | Path, log: Path, *, pooling: bool = False, seconds: float
     }
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [*words, *(STATES if pooling else GENERATES)],
+            [*start, *(STATES if pooling else GENERATES), *words],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

@@ -136,10 +136,10 @@ def overlaps(selection: Occurrences, config: DetectConfig, vector_VH: Floats, ch
     if other is not None:
         name = "log_ratio" if config.signal == "kl" else "kl"
         settled = replace(config, tau_pre=None, tau_post=None)
+        declared = declare(TypeTests.of(PairSums.of(other), config.kappa), config.q_of_a_look)
         sums = base_sums(other, config, ranks=True)
         scores = score(other, settled, vector_VH, gamma=choice.scores.thresholds.gamma, sums=sums)[0]
         ranked = rankings(scores, excess_test(scores, config))
-        declared = declare(TypeTests.of(PairSums.of(other), config.kappa), config.q_of_a_look)
         ranked["certified"] = certified_rocks(declared, scores, config)
         ks = choice.ks | {"certified": len(ranked["certified"])}
         found += [

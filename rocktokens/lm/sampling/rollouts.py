@@ -6,10 +6,11 @@ those there were. Rollouts travel as rows of `runs/schema.ROLLOUTS`; their text 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from rocktokens.config import RolloutConfig
@@ -21,6 +22,8 @@ from rocktokens.lm.sampling.requests import Continuation, Engine, Request
 from rocktokens.lm.sampling.sampler import Sampler
 from rocktokens.lm.scoring import Rollout
 from rocktokens.lm.tasks import Prompt
+
+READ_AT_ONCE = 256  # rollouts that are Python objects at a time
 
 
 def make_engine(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Engine:
@@ -119,11 +122,41 @@ def check_lengths(prompts: Sequence[Prompt], context: int | None) -> None:
         )
 
 
-def rollouts_of(table: pa.Table) -> list[Rollout]:
+def rollouts_of(table: pa.Table) -> RolloutRows:
     """Rows of a rollouts table as the scorer takes them; rollouts without a single token are left out."""
-    columns = [table[name].to_pylist() for name in ("prompt_id", "rollout_id", "prompt_ids", "token_ids")]
-    return [
-        Rollout(prompt_id, rollout_id, tuple(prompt_ids), tuple(token_ids))
-        for prompt_id, rollout_id, prompt_ids, token_ids in zip(*columns)
-        if token_ids
-    ]
+    return RolloutRows(table)
+
+
+class RolloutRows(Sequence[Rollout]):
+    """Rollouts of a table, made when they are asked for: as Python's numbers they take ten times as much memory."""
+
+    def __init__(self, table: pa.Table) -> None:
+        columns = table.select(["prompt_id", "rollout_id", "prompt_ids", "token_ids"])
+        self._table = columns.filter(pc.greater(pc.list_value_length(columns["token_ids"]), 0))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, at: int) -> Rollout: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Rollout]: ...
+
+    def __getitem__(self, at: int | slice) -> Rollout | list[Rollout]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if step == 1:
+                return self._rows(self._table.slice(start, max(stop - start, 0)))
+            return [self[number] for number in range(start, stop, step)]
+        if not -len(self) <= at < len(self):
+            raise IndexError(at)
+        return self._rows(self._table.slice(at % len(self), 1))[0]
+
+    def __iter__(self) -> Iterator[Rollout]:
+        for start in range(0, len(self), READ_AT_ONCE):
+            yield from self[start : start + READ_AT_ONCE]
+
+    def _rows(self, table: pa.Table) -> list[Rollout]:
+        columns = [table[name].to_pylist() for name in table.column_names]
+        return [Rollout(prompt, rollout, tuple(ids), tuple(tokens)) for prompt, rollout, ids, tokens in zip(*columns)]

@@ -32,6 +32,7 @@ from rocktokens.lm.sampling.accuracy import Evaluator
 from rocktokens.lm.sampling.rollouts import make_engine, sample_rollouts
 from rocktokens.lm.states import StateSource
 from rocktokens.lm.tasks import Prompt
+from rocktokens.lm.top_k import TopKSource
 from rocktokens.lm.training.checkpoints import last_complete_checkpoint
 from rocktokens.lm.training.no_teacher import NoTeacherTrainer
 from rocktokens.lm.training.off_policy import OffPolicyTrainer, answer_rows, load_weights
@@ -171,7 +172,11 @@ def _on_policy_trainer(
 
 
 def _served_states(pair: Pair) -> StateSource | None:
-    return None if pair.teacher is not None or pair.remote is None else pair.remote.states
+    if pair.teacher is not None or pair.remote is None:
+        return None
+    if isinstance(pair.remote.states, TopKSource):
+        raise ConfigError("training needs the teacher's hidden states; its most probable tokens alone do not do")
+    return pair.remote.states
 
 
 def _evaluate(

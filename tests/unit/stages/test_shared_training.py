@@ -91,7 +91,7 @@ def together(script: Path, words: list[object], counts: Path, *, torchrun: bool 
     environment = {**os.environ, "COUNTS": str(counts), "OMP_NUM_THREADS": "1"}
     arguments = [str(script), *map(str, words)]
     if torchrun:
-        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
         done = subprocess.run([*start, *arguments], env=environment, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr[-3000:]
     else:

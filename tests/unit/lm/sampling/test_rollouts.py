@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pyarrow as pa
 import pytest
 import torch
 from tiny import prompts, tiny_model, tiny_tokenizer
@@ -13,6 +14,7 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import DataError
 from rocktokens.lm.sampling.rollouts import check_lengths, requests_for, rollouts_of, sample_rollouts
 from rocktokens.lm.sampling.sampler import Sampler
+from rocktokens.lm.scoring import Rollout
 from rocktokens.lm.tasks import Prompt
 from rocktokens.runs.schema import ROLLOUTS
 
@@ -97,3 +99,21 @@ def test_prompts_longer_than_the_context_are_named():
         check_lengths(questions, 96)
     check_lengths(questions[:1], 96)
     check_lengths(questions, None)
+
+
+def test_rollouts_of_a_table_are_made_when_they_are_asked_for():
+    rows = [
+        {"prompt_id": f"p{i}", "rollout_id": f"p{i}#0", "prompt_ids": [3, i], "token_ids": [] if i == 2 else [i, i + 1]}
+        for i in range(600)
+    ]
+    found = rollouts_of(pa.Table.from_pylist(rows))
+    every = list(found)
+    assert len(found) == len(every) == 599  # one has no tokens
+    assert every[2] == found[2] == Rollout("p3", "p3#0", (3, 3), (3, 4))
+    assert found[-1] == every[-1]
+    assert found[5:9] == every[5:9]
+    assert found[590:700] == every[590:]
+    assert found[::200] == every[::200]
+    assert found[10:3] == []
+    with pytest.raises(IndexError):
+        found[599]
