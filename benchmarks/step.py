@@ -5,6 +5,7 @@ state), as the system sees it and, in a second pass, of memory in use. On the wo
 SmolLM2-135M's shape. Ours samples with our sampler, as `rocktokens distill` does.
     python benchmarks/step.py [--pair world smollm] [--repeats 5] [--threads 2] [--no-save]
     python benchmarks/step.py --student DIR --teacher DIR      # this pair alone, on chat prompts; to step_pair.json
+    python benchmarks/step.py --student DIR --teacher DIR --dtype bfloat16 --only TRL ours
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def smollm(layers: int, seed: int) -> Any:
     return LlamaForCausalLM(config)
 
 
-def load_given(student: str, teacher: str) -> tuple[Any, Any, Any, list[list[int]]]:
-    """A pair by its directories, asked word problems through its chat template."""
+def load_given(student: str, teacher: str, dtype: Any) -> tuple[Any, Any, Any, list[list[int]]]:
+    """A pair by its directories, both models in one dtype, asked word problems through its chat template."""
     from rocktokens.config import PairConfig
     from rocktokens.lm.pair import load_pair
     from rocktokens.smollm2.problems import word_problems
 
-    pair = load_pair(PairConfig(student=student, teacher=teacher))
+    pair = load_pair(PairConfig(student=student, teacher=teacher, dtype=dtype))
     chats = [[{"role": "user", "content": problem.prompt}] for problem in word_problems(512)]
     texts = [pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
     pair.tokenizer.padding_side = "left"
@@ -221,6 +222,7 @@ def main() -> None:
     parser.add_argument("--pair", nargs="*", default=["world", "smollm"])
     parser.add_argument("--student", help="a student of your own, a model directory; with --teacher")
     parser.add_argument("--teacher", help="its teacher, likewise")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the pair's weights")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--micro-batch", type=int, default=None)
@@ -229,7 +231,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.student is None) != (options.teacher is None):
         parser.error("--student and --teacher go together")
-    given = (options.student, options.teacher) if options.student else ()
+    given = (options.student, options.teacher, options.dtype) if options.student else ()
     if given:
         options.pair = ["given"]
     names = ["TRL", "ours", "ours, 30 % dropped", "ours, TRL's generation"]
