@@ -63,10 +63,9 @@ class Pair:
 
     def teacher_source(self) -> PreTrainedModel | StateSource | TopKSource:
         """The teacher, or where its states come from, or its most probable tokens where only these are known."""
-        if self.teacher is not None:
-            return self.teacher
-        if self.remote is not None and self.remote.states is not None:
-            return self.remote.states
+        source = self.teacher if self.remote is None else self.teacher or self.remote.states
+        if source is not None:
+            return source
         raise ConfigError("the teacher is neither loaded here nor served with states; see --servers.teacher")
 
 
