@@ -334,6 +334,7 @@ def _grafts(run: Run) -> None:
 def _compare(run: Run, rng: np.random.Generator) -> None:
     """Trainings as the stage leaves them, read and written by the stage's own functions."""
     ends = {"uniform": (0.62, 1.0), "freeze": (0.618, 0.93), "random": (0.55, 0.93), "prefix": (0.61, 0.64)}
+    ends["small"] = (0.6, 0.4)
     difficulty_P = rng.random(COMPARE_PROMPTS)
     arms = {
         (seed, regime): _arm(run.path / "compare" / regime / f"seed={seed}", rng, regime, end, pace, difficulty_P)

@@ -1,11 +1,12 @@
 """Faster decoding steps on a CPU: packed weights for the linear layers, and attention made for one new token.
 
 A decoding step multiplies few rows by every weight, and torch would rearrange a weight for the matrix kernel each time:
-here it is rearranged once. The CPU kernel behind `scaled_dot_product_attention` handles one query per head at a time,
-and grouped heads copy their keys; for one new token two batched products in float32 do the same work in a twentieth of
-the time. Both hold inside a `with` block only, and afterwards the model is as it was. On other devices nothing changes.
+here it is rearranged once per block, or once for a sampler that is used again. The CPU kernel behind
+`scaled_dot_product_attention` handles one query per head at a time, and grouped heads copy their keys; for one new
+token two batched products in float32 do the same work in a twentieth of the time. Both hold inside a `with` block
+only, and afterwards the model is as it was. On other devices nothing changes.
 
-Shapes: B rows, H query heads, K key heads, G query heads per key head, T positions, D head width.
+Shapes: B rows, H query heads, K key heads, G query heads per key head, T positions, D head width, N elements.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,23 +28,42 @@ ATTENTION = "rocktokens_one_query"
 LEAST_STEPS = 16
 # Packed copies may take this share of the memory that is free.
 MEMORY_SHARE = 0.5
+# Values of a weight that are compared before its packed copy is used again.
+PROBES = 1024
+
+Multiplier = Callable[[Tensor], Tensor]
+Mark = tuple[object, ...]
+
+
+@dataclass
+class Packed:
+    """Packed copies of a model's weights, each with a mark of the weight that it was made from."""
+
+    made: dict[int, tuple[Mark, Multiplier]] = field(default_factory=dict)
 
 
 @contextmanager
-def fast_on_cpu(model: PreTrainedModel, *, steps: int) -> Iterator[None]:
-    """Inside the block, decoding with `model` is fast; `steps` is how many tokens a row will be extended by."""
+def fast_on_cpu(model: PreTrainedModel, *, steps: int, kept: Packed | None = None) -> Iterator[None]:
+    """Inside the block, decoding with `model` is fast; afterwards the model is as before.
+
+    Args:
+        model: The model that decodes.
+        steps: How many tokens a row will be extended by.
+        kept: Where packed copies stay for the next block; weights that changed in between are packed anew. Without it
+            they go with the block.
+    """
     if model.get_input_embeddings().weight.device.type != "cpu":  # type: ignore[union-attr]
         yield
         return
     with ExitStack() as stack:
         stack.enter_context(_one_query_attention(model))
         if steps >= LEAST_STEPS:
-            stack.enter_context(_packed(model))
+            stack.enter_context(_packed(model, Packed() if kept is None else kept))
         yield
 
 
 @contextmanager
-def _packed(model: PreTrainedModel) -> Iterator[None]:
+def _packed(model: PreTrainedModel, kept: Packed) -> Iterator[None]:
     """Linear layers multiply by packed copies of their weights, while there is memory for copies."""
     reorder: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     room = MEMORY_SHARE * _free_bytes()
@@ -52,15 +73,38 @@ def _packed(model: PreTrainedModel) -> Iterator[None]:
             if reorder is None or type(layer) is not nn.Linear or "forward" in vars(layer):
                 continue  # a layer whose forward was replaced belongs to somebody else
             dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else layer.weight.dtype
-            room -= layer.weight.numel() * dtype.itemsize
-            if room < 0 or not _can_pack(layer, dtype):
+            if not _can_pack(layer, dtype):
                 continue
-            layer.forward = _multiplier(layer, dtype)  # type: ignore[method-assign, assignment]
+            mark = _mark(layer, dtype)
+            held = kept.made.get(id(layer))
+            if held is None or held[0] != mark:
+                kept.made.pop(id(layer), None)  # before its successor is made
+                room -= layer.weight.numel() * dtype.itemsize
+                if room < 0:
+                    continue
+                held = kept.made[id(layer)] = mark, _multiplier(layer, dtype)
+            layer.forward = held[1]  # type: ignore[method-assign, assignment]
             changed.append(layer)
         yield
     finally:
         for layer in changed:
             del layer.forward
+
+
+def _mark(layer: nn.Linear, dtype: torch.dtype) -> Mark:
+    """What tells a changed weight: where it lies, how often it was written to, and some of its values.
+
+    The values are looked at because writing through `.data` is not counted.
+    """
+    marks: list[object] = [dtype]
+    for tensor in (layer.weight, layer.bias):
+        if tensor is None:
+            continue
+        flat_N = tensor.detach().flatten()
+        some = flat_N[:: max(1, len(flat_N) // PROBES)].float().numpy().tobytes()
+        version = 0 if tensor.is_inference() else tensor._version
+        marks += [tensor.data_ptr(), version, some]
+    return tuple(marks)
 
 
 def _can_pack(layer: nn.Linear, dtype: torch.dtype) -> bool:
@@ -71,7 +115,7 @@ def _can_pack(layer: nn.Linear, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
-def _multiplier(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _multiplier(layer: nn.Linear, dtype: torch.dtype) -> Multiplier:
     """What the layer computes, by a packed copy of its weight."""
     with torch.no_grad():
         packed: Any = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from rocktokens.core.seeds import uniforms
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.lm.sampling.cpu_decoding import fast_on_cpu
+from rocktokens.lm.sampling.cpu_decoding import Packed, fast_on_cpu
 from rocktokens.lm.sampling.kv_decoder import Decoder
 from rocktokens.lm.sampling.requests import Continuation, Request
 
@@ -64,6 +64,7 @@ class Sampler:
         self.model, self.pad_id, self.vocabulary = model, pad_id, vocabulary
         self.temperature, self.greedy, self.top_k, self.top_p = temperature, greedy, top_k, top_p
         self.batch_size = batch_size
+        self._packed = Packed()
         self.device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
         self.eos_E = torch.tensor(sorted(set(eos_ids)), device=self.device)
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -80,7 +81,7 @@ class Sampler:
         self.model.eval()
         steps = max((request.max_new_tokens for request in requests), default=0)
         try:
-            with fast_on_cpu(self.model, steps=steps):
+            with fast_on_cpu(self.model, steps=steps, kept=self._packed):
                 for roots, members in self._blocks(requests):
                     trunk = self._trunk(roots)
                     order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
