@@ -38,8 +38,8 @@ from rocktokens.report.run_facts import Facts, estimate
 
 ORDER = (
     *("verdict", "answer", "footprint", "rocks", "viewer", "funnel", "sweep", "density", "clusters", "training_loss"),
-    *("persistence", "gradients", "alignment", "knockouts", "grafts", "accuracy_seconds", "time", "sensitivity"),
-    "method",
+    *("persistence", "gradients", "alignment", "knockouts", "grafts", "accuracy_seconds"),
+    *("accuracy_tokens", "league", "time", "sensitivity", "method"),
 )
 
 
