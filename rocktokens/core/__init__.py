@@ -1,1 +1,1 @@
-"""Pure rooms: arrays in, numbers out. No files, no clock, no global random state."""
+"""Pure computations: arrays in, numbers out. No files, no clock, no global random state."""

@@ -148,7 +148,7 @@ class Parts:
         return self.keep_all({name: make})[0]
 
     def __call__(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-        """The same, for rooms that know only a function."""
+        """The same, for callers that are given a function alone."""
         return self.keep(name, make)
 
     def keep_all(self, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:

@@ -39,7 +39,14 @@ def found_in(name: str, factory: pytest.TempPathFactory):
     return world, detect_rocks(table, run.tokenizer, config, embedding_VH=embedding_VH)
 
 
-@pytest.mark.parametrize("name", world_names())
+# One world with rocks and one in which everything is learned; the others take a minute each and run with -m slow.
+WORLDS = [
+    pytest.param(name, marks=() if name in ("arithmetic", "cornerstone") else pytest.mark.slow)
+    for name in world_names()
+]
+
+
+@pytest.mark.parametrize("name", WORLDS)
 def test_what_cannot_be_learned_is_declared_and_nothing_else(name, tmp_path_factory):
     """The declared rocks are what the hidden table chooses; where its markers are learned in part, none is declared."""
     world, report = found_in(name, tmp_path_factory)

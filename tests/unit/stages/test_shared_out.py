@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rocktokens.cli import main
 from rocktokens.config import (
     BaselineConfig,
     DetectConfig,
@@ -36,15 +37,18 @@ CENSUS = [*("--knockout.top", "6"), "--knockout.no-controls", *("--knockout.resa
 CENSUS += [*("--baseline.problems", "40"), *("--baseline.rollouts", "2")]
 
 
-def command(*words: object, torchrun: bool = False) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, "-m", "rocktokens.cli"]
-    if torchrun:
-        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-        start += ["--no-python", sys.executable, "-m", "rocktokens.cli"]
+def command(*words: object, torchrun: bool = False) -> None:
+    """A command; its first process is this one, which has loaded the libraries, unless torchrun starts them all."""
+    if not torchrun:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert not ended.value.code
+        return
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    start += ["--no-python", sys.executable, "-m", "rocktokens.cli"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*start, *map(str, words)], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done
 
 
 def make_run(path: Path, *how: str, torchrun: bool = False) -> Path:
@@ -93,37 +97,45 @@ def test_torchrun_makes_the_run_that_one_process_makes(one, tmp_path):
     equal_runs(one, make_run(tmp_path / "run", torchrun=True))
 
 
-def test_nothing_is_done_twice(tmp_path, monkeypatch):
+def test_nothing_is_done_twice(tmp_path):
     """Counted: every rollout and every scored part is made by exactly one of three processes."""
     counter = tmp_path / "count.txt"
     script = tmp_path / "counted.py"
     script.write_text(
         f"""
 import os, sys
-from rocktokens.lm.sampling import sampler
 from rocktokens.lm import scoring
-own = os.environ.get("ROCKTOKENS_RANK", "0")
+from rocktokens.lm.sampling import sampler
+from rocktokens.cli import main
 def counted(function, word, size):
     def call(*a, **k):
         with open({str(counter)!r}, "a") as file:
-            file.write(f"{{word}} {{own}} {{size(*a, **k)}}\\n")
+            file.write(f"{{word}} {{os.environ['ROCKTOKENS_RANK']}} {{size(*a, **k)}}\\n")
         return function(*a, **k)
     return call
 sampler.Sampler.generate = counted(sampler.Sampler.generate, "sample", lambda self, r, **k: len(r))
 scoring.score = counted(scoring.score, "score", lambda r, *a, **k: len(r))
-from rocktokens.cli import main
-main(sys.argv[1:])
+ranks = []
+for rank in range(3):  # three processes, forked from one that has loaded the libraries
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        os.environ["ROCKTOKENS_RANK"] = str(rank)
+        status = 70
+        try:
+            main(sys.argv[1:])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        finally:
+            os._exit(status)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in ranks))
 """
     )
     path = tmp_path / "run"
     base = {**os.environ, WORLD: "3", LAUNCH: "count", "OMP_NUM_THREADS": "1"}
     asked = ["--prompts.source", "arithmetic", "--prompts.limit", "400", *ROLLOUTS]
     for words in (["sample", path, *asked], ["score", path]):
-        started = [
-            subprocess.Popen([sys.executable, script, *map(str, words)], env={**base, RANK: str(rank)})
-            for rank in range(3)
-        ]
-        assert [process.wait(300) for process in started] == [0, 0, 0]
+        done = subprocess.run([sys.executable, script, *map(str, words)], env=base, timeout=300)
+        assert done.returncode == 0
     rows = [line.split() for line in counter.read_text().splitlines()]
     for word in ("sample", "score"):
         own = [(rank, int(size)) for kind, rank, size in rows if kind == word]
