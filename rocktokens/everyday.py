@@ -11,7 +11,6 @@ import inspect
 import itertools
 import textwrap
 import typing
-from typing import Any
 
 EXAMPLES = {
     "study": (
@@ -75,7 +74,7 @@ def everyday_help(name: str, kind: type, recipes: typing.Iterable[str] = ()) -> 
     return "\n".join(lines)
 
 
-def setting(kind: type, field: str) -> tuple[str, Any] | None:
+def setting(kind: type, field: str) -> tuple[str, object] | None:
     """(what it does, its default) of a setting by its dotted name; None where there is no such setting."""
     owner, parts = kind, field.split(".")
     for part in parts[:-1]:
@@ -106,7 +105,7 @@ def field_docs(kind: type) -> dict[str, str]:
     return found
 
 
-def _entry(field: str, section: str | None, said: str, default: Any) -> list[str]:
+def _entry(field: str, section: str | None, said: str, default: object) -> list[str]:
     short = field.removeprefix(f"{section}.") if section else field
     flag = "--prompts FILE" if short == "prompts.source" else f"--{short}".replace("_", "-")
     shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default

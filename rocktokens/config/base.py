@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rocktokens.errors import ConfigError
+from rocktokens.values import Json
 
 C = TypeVar("C")
 
@@ -51,7 +52,7 @@ LARGEST = {
 class Settings:
     """Base of every configuration: numbers are finite and in bounds, text can be written, before any other check."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         own = cls.__dict__.get("__post_init__")
         if own is not None:
@@ -73,7 +74,7 @@ def _check_values(config: Any) -> None:
             _check_value(item.name, one)
 
 
-def _check_value(name: str, value: Any) -> None:
+def _check_value(name: str, value: object) -> None:
     if isinstance(value, float):
         require(math.isfinite(value), f"{name} must be a finite number, got {value}")
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -100,7 +101,7 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
+def load_yaml(path: str | Path) -> Json:
     """A YAML file as nested mappings."""
     import yaml
 
@@ -126,7 +127,7 @@ def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", defa
     """An instance of a configuration dataclass from nested mappings; fields not named keep the default's value."""
     hints = typing.get_type_hints(kind)
     names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    given: dict[str, Any] = {}
+    given: Json = {}
     for key, value in values.items():
         if key not in names:
             near = difflib.get_close_matches(str(key), names, n=1)
@@ -139,7 +140,7 @@ def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", defa
     return kind(**given)
 
 
-def _value(hint: Any, value: Any, where: str, default: Any) -> Any:
+def _value(hint: Any, value: Any, where: str, default: object) -> object:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} is a section; give its fields, not {value!r}")
@@ -156,7 +157,7 @@ def _value(hint: Any, value: Any, where: str, default: Any) -> Any:
     return Path(value) if takes_path and isinstance(value, str) else value
 
 
-def _takes_float(hint: Any) -> bool:
+def _takes_float(hint: object) -> bool:
     return (hint is float or float in typing.get_args(hint)) and str not in typing.get_args(hint)
 
 
@@ -188,7 +189,7 @@ def _describe(hint: Any) -> str:
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, str(hint))
 
 
-def to_mapping(config: Any) -> dict[str, Any]:
+def to_mapping(config: Any) -> Json:
     """What of a configuration decides the result, as plain values for a manifest: lists for tuples, text for paths."""
     return {
         item.name: _plain(getattr(config, item.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rocktokens.errors import ConfigError, RunError
 
@@ -60,7 +60,7 @@ def file_of(name: str) -> str:
     return f"the installed module {module}"
 
 
-def permissions_of(command: Any, *, allow_code: bool) -> list[Permission]:
+def permissions_of(command: object, *, allow_code: bool) -> list[Permission]:
     """What the words of this call permit; code that they name without --allow-code is refused.
 
     Args:

@@ -378,7 +378,7 @@ def _check_rows(
     teacher_rows: int,
     token_N: Tensor | None,
     weight_N: Tensor | None,
-    observe: Any,
+    observe: object,
     heads: tuple[Head, ...],
 ) -> None:
     if teacher_rows != num_rows:

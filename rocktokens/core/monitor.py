@@ -11,7 +11,6 @@ Shapes: N rows of one update, V vocabulary, W = 4 windows.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ from scipy import stats as sps
 from torch import Tensor
 
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.values import Row
 
 WINDOWS = ("total", "early", "recent", "late")
 # Sums kept for every type in every window. weight_sq gives the effective number of rows behind a decayed mean.
@@ -205,7 +205,7 @@ class TokenMonitor:
         ranked = np.argsort(-low_T, kind="stable")
         return [int(tested_T[at]) for at in ranked if excess_T[at] > 0 and stayed_T[at]][:k]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Row:
         """Everything needed to go on where this monitor stands."""
         return {
             "version": VERSION,
@@ -215,7 +215,7 @@ class TokenMonitor:
             "sums": self._sums_WSV.clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Row) -> None:
         """Go on where another monitor of the same vocabulary stood."""
         sums_WSV = state["sums"]
         if state["version"] != VERSION or tuple(sums_WSV.shape) != tuple(self._sums_WSV.shape):

@@ -212,7 +212,7 @@ class ServerPool:
             self._stopped.clear()
         return found  # type: ignore[return-value]
 
-    def post(self, path: str, body: dict[str, Any], *, prefix: Sequence[int] = ()) -> Reply:
+    def post(self, path: str, body: dict[str, object], *, prefix: Sequence[int] = ()) -> Reply:
         """The answer to one request, by whichever server has room; sent again after a 5xx or a lost connection.
 
         Args:
@@ -297,7 +297,7 @@ class ServerPool:
                 server.failures, server.answered = 0, server.answered + 1
             self._turn.notify_all()
 
-    def _send(self, server: _Server, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> Reply:
+    def _send(self, server: _Server, method: str, path: str, body: dict[str, object] | None, seconds: float) -> Reply:
         thread = threading.get_ident()
         link = server.links.get(thread)
         fresh = link is None

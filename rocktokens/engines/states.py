@@ -8,8 +8,6 @@ not normalised it to unit length.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -78,7 +76,7 @@ class ServedStates:
                     f"with its prompt; start the server with --max-model-len {needed} or more"
                 )
 
-    def _body(self, ids: tuple[int, ...]) -> dict[str, Any]:
+    def _body(self, ids: tuple[int, ...]) -> dict[str, object]:
         return {
             "input": list(ids),
             "task": "token_embed",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rocktokens.core.seeds import derive_seed
 from rocktokens.engines.servers import Reply, ServerPool
@@ -131,9 +130,9 @@ class VllmEngine:
     def _redraw_seed(self, request: Request, place: int, again: int) -> int:
         return derive_seed(stream_seed(request), "redraw", place, again)
 
-    def _body(self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int]) -> dict[str, Any]:
+    def _body(self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int]) -> dict[str, object]:
         # Every setting is sent: a server fills what is missing from the model's generation config.
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "prompt": list(prefix),
             "max_tokens": room,
             "temperature": 0.0 if self.greedy else self.temperature,

@@ -9,13 +9,13 @@ Only `token_ids` is required. The lists run over the rollout's tokens, the promp
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rocktokens.errors import DataError
 from rocktokens.interop.formats import files_below
 from rocktokens.interop.samples import Dump, Sample, checked, floats, json_lines, whole_numbers
+from rocktokens.values import Row
 
 LISTS = ("prompt_ids", "token_ids", "student_logprobs", "teacher_logprobs", "engine_logprobs", "kl", "mask")
 KNOWN = {*LISTS, "student_entropy", "teacher_entropy", "step", "prompt_id", "rollout_id", "text", "answer", "correct"}
@@ -34,7 +34,7 @@ def read(files: list[Path]) -> Dump:
     return Dump(tuple(sorted(samples, key=lambda sample: sample.step)), notes, frozenset(tokenizers))
 
 
-def _sample(row: dict[str, Any], where: str, name: str) -> Sample:
+def _sample(row: Row, where: str, name: str) -> Sample:
     if not isinstance(row.get("token_ids"), list):
         raise DataError(f"{where}: there is no list token_ids; a row has {', '.join(sorted(row)) or 'nothing'}")
     mask = row.get("mask")

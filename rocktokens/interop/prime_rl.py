@@ -16,6 +16,7 @@ import numpy as np
 from rocktokens.errors import DataError
 from rocktokens.interop.formats import files_below
 from rocktokens.interop.samples import Dump, Sample, checked, floats, json_lines, whole_numbers
+from rocktokens.values import Row
 
 SCHEMA_VERSION = 1
 REQUIRED = ("token_ids", "loss_mask", "trainer_logprobs")
@@ -38,7 +39,7 @@ def read(files: list[Path]) -> Dump:
     return Dump(tuple(sorted(samples, key=lambda sample: sample.step)), () if with_teacher else (WITHOUT_TEACHER,))
 
 
-def _sample(row: dict[str, Any], where: str, name: str) -> Sample:
+def _sample(row: Row, where: str, name: str) -> Sample:
     missing = [key for key in REQUIRED if key not in row]
     if missing:
         raise DataError(f"{where}: no column {missing[0]}; this is no token export of prime-rl")

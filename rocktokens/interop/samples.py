@@ -111,7 +111,7 @@ def prompt_name(prompt_ids: Sequence[int], fallback: str) -> str:
     return hashlib.blake2b(np.asarray(prompt_ids, np.int64).tobytes(), digest_size=6).hexdigest()
 
 
-def floats(values: Any) -> Floats | None:
+def floats(values: object) -> Floats | None:
     """A column as numbers; empty entries become NaN, a column that is empty throughout becomes None."""
     if values is None:
         return None
@@ -131,7 +131,7 @@ def _listed(values: Any) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else list(values)
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Objects of a JSONL file, each with a name for messages; blank lines are passed over."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -147,7 +147,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, row
 
 
-def load_tensors(path: Path) -> Any:
+def load_tensors(path: Path) -> object:
     """A torch file, read without executing anything in it; DataError where that is not possible."""
     import torch
 

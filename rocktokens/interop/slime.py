@@ -19,6 +19,8 @@ from rocktokens.interop.formats import files_below
 from rocktokens.interop.samples import Dump, Sample, checked, floats, load_tensors, whole_numbers
 
 # Names of one thing in train dumps and in rollout dumps.
+from rocktokens.values import Row
+
 LENGTH, MASK = ("response_lengths", "response_length"), ("loss_masks", "loss_mask")
 
 
@@ -57,11 +59,11 @@ def _number(value: Any, path: Path) -> int:
     return int(digits) if digits else 0
 
 
-def _first(row: dict[str, Any], names: tuple[str, ...]) -> Any:
+def _first(row: Row, names: tuple[str, ...]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _sample(row: dict[str, Any], step: int, number: int, where: str) -> Sample:
+def _sample(row: Row, step: int, number: int, where: str) -> Sample:
     if row.get("tokens") is None or _first(row, LENGTH) is None:
         raise DataError(f"{where}: tokens or response_lengths are missing; there are {', '.join(sorted(row))}")
     tokens, length = whole_numbers(row["tokens"], f"{where}: tokens"), int(_first(row, LENGTH))

@@ -12,6 +12,8 @@ from rocktokens.interop.samples import Dump, Sample, prompt_name
 from rocktokens.runs.schema import METRICS, OCCURRENCES, ROLLOUTS
 
 # Measure of an occurrence → where a sample has it.
+from rocktokens.values import Row
+
 COLUMNS = {
     "kl": "kl_T",
     "log_ratio": "ratio_T",
@@ -87,7 +89,7 @@ def steps_table(dump: Dump) -> pa.Table:
     )
 
 
-def _keys(dump: Dump) -> dict[str, Any]:
+def _keys(dump: Dump) -> Row:
     names = names_of(dump)
     size_R = np.array([len(sample.token_ids) for sample in dump.samples])
     rows = pa.array(np.repeat(np.arange(len(size_R)), size_R))

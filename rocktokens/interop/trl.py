@@ -8,7 +8,6 @@ telemetry nothing can be computed: the sampled ids cannot be had back from text.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 from rocktokens.errors import DataError
 from rocktokens.interop.formats import files_below
 from rocktokens.interop.samples import Dump, Sample, checked
+from rocktokens.values import Row
 
 COMPLETIONS, TELEMETRY = {"step", "prompt", "completion"}, {"rollout_id", "position", "token_id"}
 MEASURES = {
@@ -77,9 +77,7 @@ def _samples(step: int, path: Path, table: pa.Table, texts: dict[int, list[tuple
         row = name.rpartition("/")[2]
         own = texts.get(step, [])
         text = own[int(row)][1] if row.isdigit() and int(row) < len(own) else None
-        columns: dict[str, Any] = {
-            key: part[column].to_numpy() for key, column in MEASURES.items() if column in part.column_names
-        }
+        columns: Row = {key: part[column].to_numpy() for key, column in MEASURES.items() if column in part.column_names}
         prompt = part["prompt_id"][0].as_py() if "prompt_id" in part.column_names else ""
         found.append(
             checked(

@@ -18,6 +18,7 @@ import numpy as np
 from rocktokens.errors import DataError
 from rocktokens.interop.formats import files_below
 from rocktokens.interop.samples import Dump, Sample, checked, floats, json_lines, load_tensors, whole_numbers
+from rocktokens.values import Row
 
 TEXT_ONLY = (
     "{} holds text only, as verl's rollout_data_dir writes it, and the sampled token ids cannot be had back from text. "
@@ -43,7 +44,7 @@ def read(files: list[Path]) -> Dump:
     return Dump(tuple(sorted(samples, key=lambda sample: sample.step)), tuple(dict.fromkeys(notes)))
 
 
-def _row(row: dict[str, Any], where: str, name: str) -> Sample:
+def _row(row: Row, where: str, name: str) -> Sample:
     ids = row.get("responses", row.get("response_ids"))
     if not isinstance(ids, list):
         raise DataError(TEXT_ONLY.format(where.partition(",")[0]))
@@ -105,7 +106,7 @@ def _batch(batch: Any, path: Path, notes: list[str]) -> list[Sample]:
     return samples
 
 
-def _teacher(batch: dict[str, Any], response_BR: Any, width: int, notes: list[str]) -> Any:
+def _teacher(batch: Row, response_BR: Any, width: int, notes: list[str]) -> object:
     """The teacher's log-probability of every response token, out of verl's left-shifted, possibly top-k tensor."""
     if batch.get("teacher_logprobs") is None:
         return None

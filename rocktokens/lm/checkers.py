@@ -147,7 +147,7 @@ def how_checked(checker: Checker | None, texts: list[str], answers: list[str | N
     return {"checked_by": counted}
 
 
-def _read_formulas(text: str) -> list[Any]:
+def _read_formulas(text: str) -> list[object]:
     from math_verify import parse
     from math_verify.errors import TimeoutException
 

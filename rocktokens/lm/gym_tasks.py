@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
@@ -33,14 +33,14 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 class GymAnswer(str):
     """A reference answer that remembers the problem it belongs to, which some tasks need to score a rollout."""
 
-    entry: Mapping[str, Any]
+    entry: Mapping[str, object]
 
-    def __new__(cls, text: str, entry: Mapping[str, Any]) -> GymAnswer:
+    def __new__(cls, text: str, entry: Mapping[str, object]) -> GymAnswer:
         made = super().__new__(cls, text)
         made.entry = entry
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return GymAnswer, (str(self), dict(self.entry))
 
 
@@ -135,10 +135,10 @@ def _dataset(name: str, options: Sequence[str], seed: int) -> ProceduralDataset:
         raise ConfigError(f"reasoning-gym:{name} refuses its settings: {error}") from None
 
 
-def _settings(name: str, options: Sequence[str]) -> dict[str, Any]:
+def _settings(name: str, options: Sequence[str]) -> dict[str, object]:
     import yaml
 
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():

@@ -24,6 +24,7 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.checkers import NAMED_CHECKERS, Checker, MathChecker, how_checked, make_checker
 from rocktokens.lm.gym_tasks import gym_rows, is_gym_source, too_few
+from rocktokens.values import Json
 from rocktokens.world import get_world, world_names
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _written(name: str, text: str) -> str:
     return text
 
 
-def _valid_messages(name: str, messages: Any) -> list[dict[str, Any]]:
+def _valid_messages(name: str, messages: Any) -> list[Json]:
     """Messages up to the last that is not the assistant's: what follows is for the student to write."""
     if not isinstance(messages, list) or any(not isinstance(m, dict) or "role" not in m for m in messages):
         raise DataError(f"row {name}: messages must be a list of objects with role and content.")
@@ -215,7 +216,7 @@ def _valid_messages(name: str, messages: Any) -> list[dict[str, Any]]:
     return list(messages)
 
 
-def _apply_template(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:
+def _apply_template(messages: list[Json], tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:
     if not tokenizer.chat_template:
         raise ConfigError(
             "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt "

@@ -25,6 +25,8 @@ from rocktokens.runs.files import first_line
 from rocktokens.runs.store import Run, open_run
 
 # Stage → (the table that shows it ran, what it answers).
+from rocktokens.values import Json, Row
+
 STAGES = {
     "distill": ("training", "loss and accuracy over training, and where its time went"),
     "sample": ("rollouts", "real rollouts"),
@@ -49,7 +51,7 @@ class Facts:
         self.notes: list[str] = []
         """What was there but could not be used, to be named in the report."""
         self._tables: dict[str, pa.Table | None] = {}
-        self._memo: dict[str, Any] = {}
+        self._memo: Json = {}
 
     @classmethod
     def of(cls, path: str | Path) -> Facts:
@@ -88,7 +90,7 @@ class Facts:
             self.notes.append(f"{name}.parquet was left out: {str(error).splitlines()[0]}")
             return []
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
+    def rows(self, name: str) -> list[Row]:
         """The rows of a table; none where there is none."""
         table = self.table(name)
         return [] if table is None else table.to_pylist()
@@ -117,11 +119,11 @@ class Facts:
     # Manifest
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """Sections of the configuration."""
         return self.run.manifest.get("config", {})
 
-    def stage(self, name: str) -> dict[str, Any]:
+    def stage(self, name: str) -> Json:
         """What a stage recorded about itself; empty where it did not run."""
         return self.run.manifest.get("stages", {}).get(name) or {}
 
@@ -196,7 +198,7 @@ class Facts:
         return self.stage("detect").get("signal") or "kl"
 
     @cached_property
-    def types(self) -> list[dict[str, Any]]:
+    def types(self) -> list[Row]:
         """Token types, rocks first, each with a name."""
         table = self.table("types")
         if table is None or self.lacks(table, "the token types", "token_id"):
@@ -204,7 +206,7 @@ class Facts:
         return [{**row, "token": row.get("token") or f"#{row['token_id']}"} for row in table.to_pylist()]
 
     @cached_property
-    def rocks(self) -> list[dict[str, Any]]:
+    def rocks(self) -> list[Json]:
         """Rows of the rocks by the chosen definition, best first."""
         own = [row for row in self.types if row.get(f"in_{self.definition}")]
         rank = f"rank_{self.definition}"
@@ -257,7 +259,7 @@ def understood(path: Path) -> Iterator[None]:
         ) from error
 
 
-def estimate(row: dict[str, Any], name: str) -> Estimate | None:
+def estimate(row: Row, name: str) -> Estimate | None:
     """A column as a value with its interval (NAME_low, NAME_high); None where empty."""
     value = row.get(name)
     if value is None or not math.isfinite(value):

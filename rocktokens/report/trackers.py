@@ -50,7 +50,7 @@ def markdown(facts: Facts) -> str:
     return "\n".join([f"**{found.title}**", "", found.line, "", *tiles, "", *(table if facts.rocks else [])])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return NONE
     return number(value, 3) if isinstance(value, float) else str(value).replace("|", "\\|")

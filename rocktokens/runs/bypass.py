@@ -13,9 +13,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rocktokens.errors import DataError
+from rocktokens.values import Json
 
 NAME = "bypass.json"
 FORMAT, VERSION = "rocktokens bypass list", 1
@@ -33,7 +33,7 @@ class BypassList:
     """not compared, passed, failed or undecided: what training without these types did to accuracy."""
     text: str
     """The same in words, e.g. "compared: −0.1 [−0.8, 0.6]"."""
-    content: dict[str, Any]
+    content: Json
     """Everything the file holds."""
 
 
@@ -79,7 +79,7 @@ def read_bypass(path: str | Path, *, fingerprint: str | None = None, vocabulary:
     return BypassList(ids, tuple(map(str, tokens)), theirs, status, text, content)
 
 
-def _ids(path: Path, content: dict[str, Any], vocabulary: int | None) -> tuple[int, ...]:
+def _ids(path: Path, content: dict[str, object], vocabulary: int | None) -> tuple[int, ...]:
     ids = content.get("ids")
     if not isinstance(ids, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
         raise DataError(f"{path} names no ids: `ids` must be a list of token ids")

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rocktokens.errors import DataError, RunError
 
@@ -212,7 +211,7 @@ def _short(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def digest_of_value(value: Any) -> str:
+def digest_of_value(value: object) -> str:
     """The digest of plain values: settings, facts."""
     import json
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rocktokens.errors import RunError
 from rocktokens.runs.ranks import ranks
@@ -116,7 +115,7 @@ def _is_same(descriptor: int, file: Path) -> bool:
     return (there.st_ino, there.st_dev) == (ours.st_ino, ours.st_dev)
 
 
-def _read(descriptor: int) -> dict[str, Any]:
+def _read(descriptor: int) -> dict[str, object]:
     try:
         found = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
     except (OSError, ValueError):
@@ -128,7 +127,7 @@ def _command() -> str:
     return " ".join(sys.argv[1:])[:200]
 
 
-def _in_use(path: Path, owner: dict[str, Any]) -> str:
+def _in_use(path: Path, owner: dict[str, object]) -> str:
     who = f"process {owner.get('process', 'unknown')}"
     if owner.get("host") not in (None, socket.gethostname()):
         who += f" on {owner['host']}"

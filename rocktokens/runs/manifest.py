@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rocktokens.errors import RunError
 from rocktokens.runs.files import first_line
@@ -18,7 +17,7 @@ SECTIONS = {
 }
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, object]:
     """The manifest of the run at `path`."""
     manifest_path = path / MANIFEST
     if not manifest_path.exists():
@@ -59,7 +58,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _is_mapping(value: Any) -> bool:
+def _is_mapping(value: object) -> bool:
     return isinstance(value, dict)
 
 

@@ -43,6 +43,7 @@ from rocktokens.runs.tables import (
     write_draft,
     write_parquet,
 )
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,13 @@ SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored 
 class Run(Displayed):
     """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
 
-    def __init__(self, path: str | Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: str | Path, manifest: Json) -> None:
         self.path, self.manifest = Path(path), manifest
         self._written: set[Path] = set()
         """Files written since the last stage was recorded."""
 
     @classmethod
-    def create(cls, path: str | Path, config: dict[str, Any] | None = None) -> Run:
+    def create(cls, path: str | Path, config: Json | None = None) -> Run:
         """Start a run, or go on with the one that is there if it was made with the same configuration.
 
         `config` holds one entry per section. A section the run already has must be the same; new ones are added.
@@ -94,12 +95,12 @@ class Run(Displayed):
         if ranks().is_first or not only_first:
             write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
 
-    def describe(self, sections: dict[str, Any]) -> None:
+    def describe(self, sections: Json) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
         self.manifest["config"] = json.loads(json.dumps({**sections, **self.manifest["config"]}, default=str))
         self.save()
 
-    def finish(self, stage: str, facts: dict[str, Any] | None = None) -> None:
+    def finish(self, stage: str, facts: Json | None = None) -> None:
         """Record a stage as complete. Written last and atomically: what is not listed here does not exist.
 
         What the stage wrote through this object is listed with its size and digest, so that damage is noticed.
@@ -142,11 +143,11 @@ class Run(Displayed):
         self.manifest["files"] = {**self._files(), **other._files()}
         self.finish(stage, other.facts(stage))
 
-    def _files(self) -> dict[str, Any]:
+    def _files(self) -> Json:
         known = self.manifest.get("files", {})
         return dict(known) if isinstance(known, dict) else {}
 
-    def _forget_files(self, which: Callable[[dict[str, Any]], bool]) -> None:
+    def _forget_files(self, which: Callable[[Json], bool]) -> None:
         kept = {name: known for name, known in self._files().items() if not (isinstance(known, dict) and which(known))}
         if "files" in self.manifest:
             self.manifest["files"] = kept
@@ -155,7 +156,7 @@ class Run(Displayed):
         """Whether a stage is complete."""
         return stage in self.manifest["stages"]
 
-    def facts(self, stage: str) -> dict[str, Any]:
+    def facts(self, stage: str) -> Json:
         """What a completed stage recorded about itself."""
         if not self.done(stage):
             raise RunError(
@@ -190,7 +191,7 @@ class Run(Displayed):
                     draft.replace(path)
                 self._written.add(path)
 
-    def write_tensors(self, name: str, tensors: dict[str, Any]) -> Path:
+    def write_tensors(self, name: str, tensors: Json) -> Path:
         """Write NAME.safetensors whole, in place of what was there."""
         from safetensors.torch import save_file
 
@@ -212,7 +213,7 @@ class Run(Displayed):
         self.verify(path)
         return read_parquet(path, columns, self._remedy(path))
 
-    def read_tensors(self, name: str) -> dict[str, Any]:
+    def read_tensors(self, name: str) -> Json:
         """NAME.safetensors as a mapping of tensors."""
         from safetensors.torch import load_file
 
@@ -374,7 +375,7 @@ def _first_difference(section: str, old: Any, new: Any) -> str | None:
     return next(differences(section, old, new), None)
 
 
-def differences(section: str, old: Any, new: Any) -> Iterator[str]:
+def differences(section: str, old: object, new: object) -> Iterator[str]:
     """What to tell of settings that differ.
 
     One that the old lacks is unset: an older version did not know it. One that the new lacks no longer decides results.

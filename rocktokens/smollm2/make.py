@@ -24,6 +24,7 @@ from rocktokens.config.base import to_mapping
 from rocktokens.runs.store import Run
 from rocktokens.smollm2.problems import WordProblem, word_problems
 from rocktokens.smollm2.teach import TeachConfig, bf16_instructions, teach
+from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -78,7 +79,7 @@ def make_pair(weights: Path, cache: Path, config: MakeConfig | None = None) -> M
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
     run = Run.create(cache / f"smollm2-{name}", {"make": settings})
     making = _Making(run, weights, config)
-    stages: dict[str, Callable[[], dict[str, Any]]] = {
+    stages: dict[str, Callable[[], Json]] = {
         "base": making.base,
         "problems": making.problems,
         "teacher": making.teacher,
@@ -102,14 +103,14 @@ class _Making:
     def __init__(self, run: Run, weights: Path, config: MakeConfig) -> None:
         self.run, self.path, self.weights, self.config = run, run.path, weights, config
 
-    def base(self) -> dict[str, Any]:
+    def base(self) -> Json:
         from rocktokens.smollm2.weights import convert
 
         out = self._cleared("base")
         convert(self.weights, out)
         return {"sha256": _digest(out)}
 
-    def problems(self) -> dict[str, Any]:
+    def problems(self) -> Json:
         """Three lists without a problem in common: the study's prompts, readings, lessons."""
         config, counts = self.config, self._counts()
         problems = word_problems(sum(counts.values()), seed=config.seed)
@@ -128,7 +129,7 @@ class _Making:
             "lessons": config.teach.lessons,
         }
 
-    def teacher(self) -> dict[str, Any]:
+    def teacher(self) -> Json:
         from rocktokens.smollm2.weights import save
 
         model, tokenizer = self._load("base")
@@ -160,7 +161,7 @@ class _Making:
         facts = {"steps": steps, "readings": readings, "bf16_products": bf16_instructions()}
         return facts | {"sha256": _digest(self.path / "teacher")}
 
-    def shortened(self) -> dict[str, Any]:
+    def shortened(self) -> Json:
         from rocktokens.smollm2.weights import layer_changes, least_changing, save, without_layers
 
         model, tokenizer = self._load("base")
@@ -170,7 +171,7 @@ class _Making:
         save(without_layers(model, left_out), tokenizer, self._cleared("shortened"))
         return {"left_out": list(left_out), "changes": [round(change, 4) for change in changes]}
 
-    def student(self) -> dict[str, Any]:
+    def student(self) -> Json:
         """The off-policy stage, with this directory as its run; its student becomes ours."""
         from rocktokens.lm.checkers import MathChecker
         from rocktokens.lm.pair import load_pair
@@ -193,9 +194,9 @@ class _Making:
         readings = [{key: row[key] for key in keys} for row in read]
         return {"steps": record[-1]["step"], "readings": readings, "sha256": _digest(out)}
 
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> Json:
         """Both models on problems that neither teaching nor healing looked at; then what is no longer needed goes."""
-        facts: dict[str, Any] = {}
+        facts: Json = {}
         for name in ("teacher", "student"):
             model, tokenizer = self._load(name)
             held_out = self._readings(tokenizer)[self.config.readings :]
@@ -249,22 +250,22 @@ def _source(path: Path) -> PromptsConfig:
     return PromptsConfig(source=str(path), chat=True, checker="math")
 
 
-def _row(problem: WordProblem) -> dict[str, Any]:
+def _row(problem: WordProblem) -> dict[str, object]:
     keys = ("prompt", "answer", "solution", "steps")
     return {key: getattr(problem, key) for key in keys}
 
 
-def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:
     draft = path.with_suffix(".tmp")
     draft.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     draft.replace(path)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
+def _text(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], list[bool]]:
     """A lesson as token ids, and which of them are learned: the solution and the end token."""
     asked = tokenizer.apply_chat_template(
         [{"role": "user", "content": row["prompt"]}], add_generation_prompt=True, tokenize=False

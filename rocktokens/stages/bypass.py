@@ -31,6 +31,7 @@ from rocktokens.runs.files import write_text
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.stage import Stage, inputs_of
+from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,7 +102,7 @@ def evidence_of(run: Run) -> list[Evidence]:
     return found
 
 
-def _census(run: Run) -> dict[int, dict[str, Any]]:
+def _census(run: Run) -> dict[int, Json]:
     """Results of single token types by id."""
     if not run.has("census"):
         return {}
@@ -131,7 +132,7 @@ def grafts_of(run: Run) -> list[Graft]:
     return made
 
 
-def _estimate(row: dict[str, Any], name: str, number: Any) -> Estimate | None:
+def _estimate(row: Row, name: str, number: Any) -> Estimate | None:
     values = [row.get(name + end) for end in ("", "_low", "_high")]
     if values[0] is None:
         return None
@@ -142,7 +143,7 @@ def _estimate(row: dict[str, Any], name: str, number: Any) -> Estimate | None:
 # ---------------------------------------------------------------- what is written
 
 
-def _content(run: Run, decisions: Sequence[Decision], epsilon: float) -> dict[str, Any]:
+def _content(run: Run, decisions: Sequence[Decision], epsilon: float) -> Json:
     skipped = [item for item in decisions if item.action == "skip"]
     stages = [name for name in ("detect", "knockout", "graft") if run.done(name)]
     return {
@@ -161,7 +162,7 @@ def _content(run: Run, decisions: Sequence[Decision], epsilon: float) -> dict[st
     }
 
 
-def _compared(content: dict[str, Any], comparison: dict[str, Any]) -> dict[str, Any]:
+def _compared(content: Json, comparison: Row) -> Row:
     """The list with what a comparison said of it. One of other types leaves training without these ones untested."""
     if "tested" not in content or "decisions" not in content:  # a list from elsewhere: its own words stand
         return {**content, "comparison": comparison}
@@ -170,9 +171,9 @@ def _compared(content: dict[str, Any], comparison: dict[str, Any]) -> dict[str, 
     return {**content, "not_tested": not_tested(stages, untested), "comparison": comparison}
 
 
-def _decision(item: Decision, epsilon: float) -> dict[str, Any]:
+def _decision(item: Decision, epsilon: float) -> Json:
     found, graft = item.evidence, item.graft
-    row: dict[str, Any] = {
+    row: Row = {
         "token_id": found.token_id,
         "token": found.token,
         "decision": item.action,
@@ -194,13 +195,13 @@ def _flat(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), plain))
 
 
-def _tested(run: Run, stage: str) -> dict[str, Any]:
+def _tested(run: Run, stage: str) -> Json:
     """A few facts of a stage that the list rests on."""
     wanted = ("definition", "signal", "num_prompts", "num_problems", "num_rollouts", "accuracy", "epsilon", "alpha")
     return {name: value for name, value in run.facts(stage).items() if name in wanted}
 
 
-def _tokenizer(run: Run) -> dict[str, Any]:
+def _tokenizer(run: Run) -> Json:
     """The tokenizer that the ids belong to; ids of a run that names none cannot be protected."""
     from rocktokens.lm.pair import load_tokenizer
 
@@ -215,7 +216,7 @@ def _tokenizer(run: Run) -> dict[str, Any]:
     return {"source": pair.student, "fingerprint": fingerprint(vocabulary), "vocabulary": len(vocabulary)}
 
 
-def _is_written(path: Path, content: dict[str, Any]) -> bool:
+def _is_written(path: Path, content: Json) -> bool:
     """Whether the list that lies there says the same; a damaged one does not."""
     try:
         return read_bypass(path).content == json.loads(json.dumps(content))
@@ -223,14 +224,14 @@ def _is_written(path: Path, content: dict[str, Any]) -> bool:
         return False
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: Json) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 # ---------------------------------------------------------------- comparison and use
 
 
-def comparison_of(run: Run, ids: Sequence[int]) -> dict[str, Any]:
+def comparison_of(run: Run, ids: Sequence[int]) -> Json:
     """What a comparison that froze exactly these types said of them; "not compared" where there is none."""
     facts = run.facts("compare") if run.done("compare") else {}
     frozen = facts.get("frozen_by", {}).get("freeze")

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.config import BaselineConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.progress import progress
 from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Parts, Stage, inputs_of, pair_of, prompts_of, student_source
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +30,7 @@ __all__ = ["CausalSetup", "Parts", "bar", "causal_stage"]
 log = logging.getLogger(__name__)
 
 
-def causal_stage(run: Run, name: str, settings: dict[str, Any], baseline: BaselineConfig) -> Stage:
+def causal_stage(run: Run, name: str, settings: dict[str, object], baseline: BaselineConfig) -> Stage:
     """The stage with all that a causal test reads: models, prompts, and the detection with its tables."""
     pair, prompts = pair_of(run), prompts_of(run)
     if baseline.checkpoint == "teacher":
@@ -137,7 +138,7 @@ def _problems(
     return fresh
 
 
-def candidate_types(types: Sequence[dict[str, Any]], declared: Sequence[int], top: int) -> list[int]:
+def candidate_types(types: Sequence[Row], declared: Sequence[int], top: int) -> list[int]:
     """The top token types by burden, and every declared rock: what is tested does not depend on what was declared."""
     by_burden = sorted(types, key=lambda row: (-(row.get("r") or 0.0), row["token_id"]))
     chosen = [int(row["token_id"]) for row in by_burden[:top]]

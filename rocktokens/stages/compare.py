@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,6 +44,7 @@ from rocktokens.stages.compare_sets import frozen_ids, frozen_sets, regimes_to_t
 from rocktokens.stages.compare_tables import undecided_regimes, write_comparison
 from rocktokens.stages.stage import Stage, inputs_of, pair_of, prompts_of
 from rocktokens.stages.workers import apart_from_torchrun
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
         _replace_arms(run, plan.folder)
         plan = dataclasses.replace(plan, folder=ARMS)
     arms = {key: open_run(plan.directory(*key)) for key in levels}
-    facts: dict[str, Any] = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps}
+    facts: Json = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps}
     facts |= {"schedule": plan.base.schedule, "tokens": plan.tokens, "equal": plan.config.equal}
     facts |= {"rocks": list(plan.sets.rocks), "bypass": list(plan.sets.bypass)}
     facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}

@@ -27,6 +27,7 @@ from rocktokens.progress import progress
 from rocktokens.runs.ranks import ranks, wait_for
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.stage import is_complete
+from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def _waits(plan: Plan, key: Key) -> bool:
 def open_arm(plan: Plan, key: Key, num_problems: int) -> tuple[Run, DistillConfig]:
     """A training's directory, made if it is not there, and its settings."""
     asked, config = plan.config, _resolved(plan, key)
-    reading: dict[str, Any] = {
+    reading: Json = {
         "problems": num_problems,
         "rollouts": asked.rollouts,
         "curve_rollouts": asked.curve_rollouts,
@@ -187,7 +188,7 @@ def _train(plan: Plan, arm: Run, config: DistillConfig, bench: Bench, advance: C
         return 0
     told = 0
 
-    def on_step(row: dict[str, Any]) -> None:
+    def on_step(row: Row) -> None:
         nonlocal told
         now = min(row["step"], config.steps)
         advance(now - told)
@@ -279,7 +280,7 @@ def _outcomes(plan: Plan, bench: Bench, seed: int, num_rollouts: int) -> tuple[p
     return outcomes, {"heldout_length": float(np.mean(lengths)), "heldout_truncated": float(np.mean(truncated))}
 
 
-def _losses(bench: Bench, rocks: Sequence[int]) -> dict[str, Any]:
+def _losses(bench: Bench, rocks: Sequence[int]) -> Row:
     """Mean divergence on rocks and on the rest, over contexts that are the same for every student."""
     from rocktokens.lm.scoring import score
 

@@ -38,6 +38,7 @@ from rocktokens.runs.files import require_writable as require_writable
 from rocktokens.runs.schema import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Stage
+from rocktokens.values import Json, Row
 
 ESTIMATORS = (
     "Accuracy and its change: mean over seeds and problems, both random and crossed, paired by seed and problem; t "
@@ -50,7 +51,7 @@ ESTIMATORS = (
 
 
 def write_comparison(
-    stage: Stage, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: dict[str, Any]
+    stage: Stage, arms: Mapping[tuple[int, str], Run], config: CompareConfig, facts: Json
 ) -> dict[str, Reading]:
     """Compare all trainings, write the tables, and complete the stage."""
     parts = {key: arm_table(arm, key[1], key[0]) for key, arm in arms.items()}
@@ -78,7 +79,7 @@ def write_comparison(
     return readings
 
 
-def overlap_rows(uniform: Sequence[Run]) -> list[dict[str, Any]]:
+def overlap_rows(uniform: Sequence[Run]) -> list[Row]:
     """What selectors would keep of uniform's rollouts, and how far any two agree: means over audits and seeds."""
     found: dict[tuple[str, str], list[float]] = {}
     kept: dict[str, list[float]] = {}

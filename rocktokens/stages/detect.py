@@ -10,7 +10,6 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +31,7 @@ from rocktokens.runs.store import MANIFEST, Run, open_run
 from rocktokens.stages.detect_halves import read_halves
 from rocktokens.stages.stage import Stage, inputs_of
 from rocktokens.stages.tokens import run_tokenizer
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
     return f"rocktokens sample {path} --detection-prompts {prompts_needed} --again && {again}"
 
 
-def _monitor_overlap(run: Run, report: RockReport) -> dict[str, Any]:
+def _monitor_overlap(run: Run, report: RockReport) -> Json:
     """How far the rocks that training saw on its own (`TokenMonitor.rocks`) are those of detection."""
     if not run.done("distill") or "monitor_rocks" not in run.facts("distill"):
         return {}
@@ -175,7 +175,7 @@ def _refuse_other_runs(out: Path) -> None:
         )
 
 
-def _write(stage: Stage, report: RockReport, more: dict[str, Any]) -> None:
+def _write(stage: Stage, report: RockReport, more: Json) -> None:
     run, tables = stage.run, report.tables()
     if "positions" in tables:
         tables["positions"] = with_top_tokens(run, tables["positions"])
@@ -194,7 +194,7 @@ def _write(stage: Stage, report: RockReport, more: dict[str, Any]) -> None:
 def with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
     """The costliest positions with both models' most probable tokens, where the scoring pass kept them; else empty."""
     wanted = [field for field in TOP_TOKENS if field.name not in ("prompt_id", "rollout_id", "position")]
-    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    found: dict[tuple[str, str, int], dict[str, object]] = {}
     if run.steps() and any((run.path / "top_tokens").glob(f"step={run.steps()[-1]}/*.parquet")):
         kept = run.query(f"select * from top_tokens where step = {int(run.steps()[-1])}").to_pylist()
         found = {(row["prompt_id"], row["rollout_id"], row["position"]): row for row in kept}
@@ -205,7 +205,7 @@ def with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
     return positions
 
 
-def _step_table(run: Run, step: int) -> Any:
+def _step_table(run: Run, step: int) -> pa.Table:
     schema = run.query(f"select * exclude (step) from occurrences where step = {int(step)} limit 0").column_names
     names = ", ".join(name for name in schema if name in READ)
     return run.query(f"select {names} from occurrences where step = {int(step)}")

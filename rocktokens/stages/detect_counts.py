@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -92,7 +91,7 @@ def refuse_other_runs(out: Path) -> None:
         )
 
 
-def _types(report: CountedReport, tokenizer: Any | None) -> pa.Table:
+def _types(report: CountedReport, tokenizer: object | None) -> pa.Table:
     """types.parquet, largest burden first; the columns that counts do not give are empty."""
     counts, order = report.counts, report.order_V
     ids = counts.token_id_V[order]
@@ -148,7 +147,7 @@ def _sweep(report: CountedReport) -> pa.Table:
     )
 
 
-def _facts(report: CountedReport, config: DetectConfig) -> dict[str, Any]:
+def _facts(report: CountedReport, config: DetectConfig) -> dict[str, object]:
     held, totals = report.chosen, report.totals
     return {
         "definition": "burden",

@@ -80,7 +80,7 @@ class _Table:
         self.prompt_R = np.array([code_of[prompt] for prompt, _ in layout.names], np.int32)
         self.rollout_ids = pa.array([rollout for _, rollout in layout.names])
 
-    def read(self, step: int, name: str, dtype: Any = np.float32) -> Array:
+    def read(self, step: int, name: str, dtype: object = np.float32) -> Array:
         """A column of one checkpoint."""
         return self.scored[step].read(name, self.layouts[step], dtype)
 

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, ServersConfig
 from rocktokens.config.base import to_mapping
@@ -152,7 +151,7 @@ def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _identity(pair: PairConfig, prompts: PromptsConfig) -> dict[str, Any]:
+def _identity(pair: PairConfig, prompts: PromptsConfig) -> dict[str, object]:
     return {"pair": to_mapping(pair), "prompts": to_mapping(prompts)}
 
 

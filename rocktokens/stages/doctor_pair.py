@@ -22,7 +22,7 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
         {"role": "user", "content": "And 5 + 6?"},
     ],
 )
-TOOL: dict[str, Any] = {
+TOOL: dict[str, object] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -42,7 +42,7 @@ class Side:
     name: str
     tokenizer: PreTrainedTokenizerBase
     config: Any
-    generation: Any | None
+    generation: object | None
 
     @property
     def generation_ends(self) -> set[int] | None:
@@ -71,7 +71,7 @@ def load_side(name: str, config: PairConfig) -> Side:
     return Side(name, load_tokenizer(name, config), model_config(name, config), _generation(name))
 
 
-def _generation(name: str) -> Any | None:
+def _generation(name: str) -> object | None:
     from transformers import GenerationConfig
 
     if name.endswith(".gguf") or (Path(name).is_dir() and not (Path(name) / "generation_config.json").exists()):

@@ -15,6 +15,7 @@ from rocktokens.stages.doctor_findings import Finding, fine, note, unknown, wron
 from rocktokens.stages.doctor_pair import sampling
 
 # What is too much: rollouts cut, growth of lengths, repeated 8-grams, nats between engine and trainer, unreadable.
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +34,7 @@ def run_findings(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> list[Fi
     return [*found, *over_training(run, rollouts), invalid(run)]
 
 
-def truncation(rollouts: list[dict[str, Any]], ends: set[int]) -> Finding:
+def truncation(rollouts: list[Row], ends: set[int]) -> Finding:
     """How many rollouts are cut at the length limit?"""
     known = [
         row["truncated"] if row["truncated"] is not None else bool(ends) and row["token_ids"][-1] not in ends
@@ -54,7 +55,7 @@ def truncation(rollouts: list[dict[str, Any]], ends: set[int]) -> Finding:
     return fine("truncation", number, "Few rollouts are cut at the length limit.")
 
 
-def repetition(rollouts: list[dict[str, Any]]) -> Finding:
+def repetition(rollouts: list[Row]) -> Finding:
     """How many rollouts loop?"""
     shares = [repeated_share(row["token_ids"]) for row in rollouts]
     if not shares:
@@ -128,7 +129,7 @@ def prompts_measured(run: Run) -> Finding:
     return fine("prompts measured", f"{count} prompts", "Detection has prompts enough for its intervals.")
 
 
-def over_training(run: Run, rollouts: list[dict[str, Any]]) -> list[Finding]:
+def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:
     """Length and entropy from the first recorded steps to the last."""
     lengths, cut, entropy = _course(run, rollouts)
     found = []
@@ -159,7 +160,7 @@ def over_training(run: Run, rollouts: list[dict[str, Any]]) -> list[Finding]:
     return [*found, fine("entropy", number, "The student still explores.")]
 
 
-def _course(run: Run, rollouts: list[dict[str, Any]]) -> tuple[Any, Any, Any]:
+def _course(run: Run, rollouts: list[Row]) -> tuple[Any, Any, Any]:
     """Per step: mean length, share of cut rollouts, mean entropy; from training.parquet, or from an imported dump."""
     if run.has("training"):
         table = run.read("training")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -81,7 +81,7 @@ def rocks_of(path: Path) -> BypassList:
     return BypassList(tuple(ids), tuple(tokens), mark, "not compared", text, content)
 
 
-def _json(content: Any) -> str:
+def _json(content: object) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -97,7 +97,7 @@ def _csv(found: BypassList) -> str:
         raise DataError(f"the bypass list's decisions cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _about(found: BypassList) -> dict[str, Any]:
+def _about(found: BypassList) -> dict[str, object]:
     """What every form for a trainer says beside the ids."""
     return {
         "ids": list(found.ids),
@@ -107,11 +107,11 @@ def _about(found: BypassList) -> dict[str, Any]:
     }
 
 
-def _trl(found: BypassList) -> dict[str, Any]:
+def _trl(found: BypassList) -> dict[str, object]:
     """RockDistillationTrainer(..., selector=make_selector(**selector))."""
     return {"selector": {"name": "freeze", "rocks": list(found.ids)}, **_about(found)}
 
 
-def _verl(found: BypassList) -> dict[str, Any]:
+def _verl(found: BypassList) -> dict[str, object]:
     """Loss weights by token id, for a function registered with verl's register_distillation_loss."""
     return {"token_weights": {str(token_id): 0.0 for token_id in found.ids}, "default_weight": 1.0, **_about(found)}

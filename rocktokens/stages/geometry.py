@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ def _geometry(stage: Stage, config: GeometryConfig) -> None:
     show(comparisons, run.facts("geometry"))
 
 
-def _optimiser(run: Run, rocks: np.ndarray) -> dict[str, Any]:
+def _optimiser(run: Run, rocks: np.ndarray) -> dict[str, object]:
     """Does Adam shrink the rocks' step: their share of the output head's gradient, and of its update."""
     if not run.has("updates"):
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.config import BaselineConfig, GraftConfig, ServersConfig
 from rocktokens.config.base import to_mapping
@@ -18,6 +18,7 @@ from rocktokens.stages.bypass import evidence_of
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
 from rocktokens.stages.shared import same_server
 from rocktokens.stages.stage import Stage, pair_of
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from rocktokens.lm.causal.graft import GraftSets
@@ -120,11 +121,11 @@ def _clusters(run: Run) -> dict[str, list[int]]:
     return dict(sorted(found.items()))
 
 
-def _known_rollouts(run: Run, baseline: BaselineConfig) -> dict[str, list[dict[str, Any]]]:
+def _known_rollouts(run: Run, baseline: BaselineConfig) -> dict[str, list[Row]]:
     """Baseline rollouts that the knock-out stage sampled, if it did so with the same settings."""
     if not run.done("knockout") or run.manifest["config"].get("baseline") != to_mapping(baseline):
         return {}
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[Row]] = {}
     for row in run.read("baseline").to_pylist():
         rows.setdefault(row["prompt_id"], []).append(row)
     return rows

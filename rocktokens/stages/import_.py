@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.config import DetectConfig, PairConfig
 from rocktokens.errors import DataError, RunError
@@ -18,6 +18,7 @@ from rocktokens.interop.formats import read_dump
 from rocktokens.interop.samples import Dump
 from rocktokens.interop.tables import engine_table, occurrences_table, rollouts_table, steps_table
 from rocktokens.runs.store import MANIFEST, Run, open_run
+from rocktokens.values import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,7 +89,7 @@ def _detect_and_report(run: Run, dump: Dump, images: bool) -> None:
     report(run.path, images=images)
 
 
-def facts_of(dump: Dump) -> dict[str, Any]:
+def facts_of(dump: Dump) -> Json:
     """Sizes, what is in the dump, and sentences on what its estimates rest on."""
     notes = list(dump.notes)
     if not dump.has_teacher:

@@ -125,7 +125,7 @@ def _sample(
     parts.clear()
 
 
-def _rollout_facts(table: pa.Table) -> dict[str, Any]:
+def _rollout_facts(table: pa.Table) -> dict[str, object]:
     import pyarrow.compute as pc
 
     checked = pc.count(table["correct"]).as_py()

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.config import PairConfig, ScoreConfig, ServersConfig
 from rocktokens.errors import ConfigError, RunError
@@ -16,6 +16,7 @@ from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.score_parts import ScoreParts
 from rocktokens.stages.shared import same_model
 from rocktokens.stages.stage import Stage, inputs_of, pair_of
+from rocktokens.values import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

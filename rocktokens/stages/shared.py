@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -38,7 +38,7 @@ def same_model(parts: Parts, now: Fingerprint, urls: list[str]) -> None:
     check_same(now, Fingerprint.of_text(kept["fingerprint"][0].as_py()), urls)
 
 
-def served_facts(sampling: Sampling) -> dict[str, Any]:
+def served_facts(sampling: Sampling) -> dict[str, object]:
     """For the manifest: what was served; nothing where the model was in this process."""
     return {} if sampling.served is None else {"served": sampling.served.root or ", ".join(sampling.urls)}
 

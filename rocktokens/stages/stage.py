@@ -29,6 +29,7 @@ from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.files import digest, digest_of_value
 from rocktokens.runs.ranks import FirstHasFinished, has_sign, ranks, sign, wait_for
 from rocktokens.runs.store import MANIFEST, Run, differences, open_run
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +112,12 @@ class Stage:
         log.info("%s: %s runs again: %s", self.run.path, self.name, _listed(reasons))
         return True
 
-    def publish(self, tables: Mapping[str, pa.Table], facts: dict[str, Any] | None = None) -> None:
+    def publish(self, tables: Mapping[str, pa.Table], facts: dict[str, object] | None = None) -> None:
         """Put the stage's tables in place of the old ones, whole, and record it as complete."""
         self.run.write_all(tables, stage=self.name)
         self.finish(facts)
 
-    def finish(self, facts: dict[str, Any] | None = None) -> None:
+    def finish(self, facts: Json | None = None) -> None:
         """Record the stage as complete, with its settings and what it read."""
         self.run.manifest["config"].update(self.settings)
         record = {"settings": self.settings, "inputs": self.inputs}
@@ -127,7 +128,7 @@ class Stage:
         """Finished pieces of this stage on disk; those of other settings or inputs are never taken."""
         return Parts(self.run, name, self.key)
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> Json:
         found = self.run.manifest.get("records", {}).get(self.name, {})
         return found if isinstance(found, dict) else {}
 
@@ -227,7 +228,7 @@ def stale_stages(run: Run) -> list[str]:
     return sorted(stale)
 
 
-def _has_changed(run: Run, label: str, before: Any, stale: set[str]) -> bool:
+def _has_changed(run: Run, label: str, before: object, stale: set[str]) -> bool:
     """Whether an input that lies in the run, a file or a stage, is not what it was; models are not looked at."""
     if label.startswith("stage "):
         stage = label.removeprefix("stage ")

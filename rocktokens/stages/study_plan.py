@@ -12,13 +12,13 @@ import shutil
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rocktokens.config.base import from_mapping
 from rocktokens.config.study import STAGES, StudyConfig
 from rocktokens.errors import RunError
 from rocktokens.progress import clock
 from rocktokens.runs.store import MANIFEST, open_run
+from rocktokens.values import Json
 
 SETTINGS = "study.json"
 # Bytes on disk of one scored occurrence (Parquet, zstd), of one sampled token; estimates from the built-in world.
@@ -178,7 +178,7 @@ def load_settings(path: Path) -> StudyConfig:
     run = open_run(path)
     names = {item.name for item in dataclasses.fields(StudyConfig)} - {"path"}
     kept = path / SETTINGS
-    values: dict[str, Any] = {}
+    values: Json = {}
     if kept.is_file():
         try:
             values = json.loads(kept.read_text(encoding="utf-8"))

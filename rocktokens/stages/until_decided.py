@@ -7,12 +7,12 @@ look tests at a share of q (`DetectConfig.q_of_a_look`), so looking several time
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from rocktokens.config.study import StudyConfig
 from rocktokens.runs.ranks import alone, has_sign, sign, signs, wait_for
 from rocktokens.runs.store import MANIFEST, open_run
 from rocktokens.stages.shared import together
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def _add_prompts(config: StudyConfig, look: int, asked: int) -> None:
     together(path, f"scored-for-look-{look}")
 
 
-def next_prompts(facts: dict[str, Any], config: StudyConfig) -> int | None:
+def next_prompts(facts: Json, config: StudyConfig) -> int | None:
     """How many prompts the next look needs; None where nothing is left to settle, to spend or to look."""
     settings, needed, there = config.detect, facts["enough"]["prompts_needed"], facts["num_prompts"]
     if needed is None:

@@ -123,7 +123,7 @@ def _gpus() -> list[Path]:
     return list(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
-def apart_from_torchrun(work: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
+def apart_from_torchrun(work: Callable[..., object], *arguments: object, **settings: object) -> None:
     """Do the work in a child that does not know of torchrun: it trains by itself, though ranks share out what to train.
 
     accelerate would otherwise join the processes into one training.
@@ -154,7 +154,7 @@ def apart_from_torchrun(work: Callable[..., Any], *arguments: Any, **settings: A
         raise RunError(f"a training failed (exit status {child.exitcode}); see its message above")
 
 
-def _do(work: Callable[..., Any], arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
+def _do(work: Callable[..., object], arguments: tuple[object, ...], settings: dict[str, object]) -> None:
     level = logging.INFO if os.environ.get(RANK, "0") == "0" else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     work(*arguments, **settings)

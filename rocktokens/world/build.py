@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocktokens.errors import RunError
+from rocktokens.values import Json
 from rocktokens.world import get_world
 from rocktokens.world.spec import Problem, World
 
@@ -56,7 +57,7 @@ def build_world(
     progress: Callable[[Progress], None] | None = None,
     processes: int = 2,
     problems: int = EVALUATION_PROBLEMS,
-) -> dict[str, Any]:
+) -> Json:
     """Train a world's pair into out_dir, measure it, write and return its manifest. Complete: does nothing."""
     world = get_world(world) if isinstance(world, str) else world
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def build_world(
     return manifest
 
 
-def recipe(world: World) -> dict[str, Any]:
+def recipe(world: World) -> Json:
     """Everything the weights depend on, apart from code and versions."""
     keys = ("seed", "hidden_openers")
     specs = ("teacher_habits", "student_habits", "teacher_model", "student_model")

@@ -13,12 +13,13 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from rocktokens.values import Json
 from rocktokens.world.corpus import draw_drafts, num_keys, row_of, write_answer, write_prompt, write_sums
 from rocktokens.world.grammar import EOS, PAD
 from rocktokens.world.spec import MAX_LENGTH, ModelSpec, World
@@ -68,7 +69,7 @@ def train_model(
 
 def new_model(world: World, spec: ModelSpec, *, seed: int) -> LlamaForCausalLM:
     """A Llama with weights drawn from the seed; torch's global generator is left as it was."""
-    ends: dict[str, Any] = {
+    ends: Json = {
         "eos_token_id": world.vocabulary[EOS],
         "pad_token_id": world.vocabulary[PAD],
         "bos_token_id": None,

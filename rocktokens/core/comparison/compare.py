@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from rocktokens.core.comparison.curves import (  # noqa: F401 - others import th
 from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, seed_estimate
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
+from rocktokens.values import Row
 
 Verdict = Literal["costs", "gains", "unchanged", "undecided"]
 ESTIMATES = (
@@ -119,9 +120,9 @@ class Reading:
             return None
         return self.length_ratio.low > 1 or self.truncated_change.low > 0
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """All of it as one flat row; an interval as NAME, NAME_low, NAME_high; "not reached" is empty."""
-        found: dict[str, Any] = {"regime": self.regime, "verdict": self.verdict}
+        found: dict[str, object] = {"regime": self.regime, "verdict": self.verdict}
         found |= {"num_seeds": self.num_seeds, "num_problems": self.num_problems, "delta": self.change.value}
         found["over_seeds"] = self.over_seeds
         found |= {"delta_low": _finite(self.change.low), "delta_high": _finite(self.change.high)}
@@ -239,7 +240,7 @@ def at_tokens(
     return crossed_estimate(value_SP, level=level), crossed_estimate(value_SP - np.stack(base), level=level)
 
 
-def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level: float) -> dict[str, Any]:
+def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level: float) -> Row:
     """How much the regime changed, whether it dropped end tokens, and whether rollouts grew."""
 
     def mean(name: str) -> float | None:

@@ -17,6 +17,8 @@ from rocktokens.config import CompareConfig, DistillConfig, OffPolicyConfig, Reg
 from rocktokens.errors import ConfigError
 
 # Regimes that cannot be had without declared rocks, and those that need something frozen to be the control of.
+from rocktokens.values import Row
+
 NEED_ROCKS: tuple[Regime, ...] = ("freeze_rocks", "soft", "fewer", "saturated", "merit")
 CONTROLS: tuple[Regime, ...] = ("random", "random_loss")
 # Controls of savings: uniform training that simply samples less.
@@ -137,10 +139,10 @@ def regime_config(
     return replace(config, **_schedule(regime, base, settings))
 
 
-def _selector(regime: Regime, settings: CompareConfig, seed: int, sets: FrozenSets, keep: float) -> dict[str, Any]:
+def _selector(regime: Regime, settings: CompareConfig, seed: int, sets: FrozenSets, keep: float) -> Row:
     """The selector's settings; regimes that differ in something else have uniform's."""
-    sparse: dict[str, Any] = {"rocks": sets.rocks, "least": settings.least, "full": settings.full}
-    named: dict[str, dict[str, Any]] = {
+    sparse: Row = {"rocks": sets.rocks, "least": settings.least, "full": settings.full}
+    named: dict[str, Row] = {
         "freeze": {"name": "freeze", "rocks": sets.bypass},
         "freeze_rocks": {"name": "freeze_rocks", "rocks": sets.rocks},
         "soft": {"name": "soft", "rocks": sets.rocks, "lam": settings.lam},
@@ -162,7 +164,7 @@ def _selector(regime: Regime, settings: CompareConfig, seed: int, sets: FrozenSe
     return named.get(regime, {"name": "uniform"})
 
 
-def _schedule(regime: Regime, base: DistillConfig, settings: CompareConfig) -> dict[str, Any]:
+def _schedule(regime: Regime, base: DistillConfig, settings: CompareConfig) -> Row:
     """What a regime sets beside its selector; SCHEDULE says what it may."""
     if regime in ("saturated", "merit"):
         return {"until": "saturated", "saturation_on": "rest"}
@@ -176,7 +178,7 @@ def _schedule(regime: Regime, base: DistillConfig, settings: CompareConfig) -> d
     if not regime.startswith("small"):
         return {}
     fewer = min(2 if regime == "small_2" else 1, base.rollouts_per_prompt)
-    changed: dict[str, Any] = {"rollouts_per_prompt": fewer}
+    changed: Row = {"rollouts_per_prompt": fewer}
     if base.micro_batch is not None and (base.prompts_per_step * fewer) % base.micro_batch:
         changed["micro_batch"] = None
     if regime == "small_matched":  # AdamW: the noise of the gradient grows as the root of the batch falls
@@ -187,8 +189,8 @@ def _schedule(regime: Regime, base: DistillConfig, settings: CompareConfig) -> d
 def differences(first: Any, second: Any) -> set[str]:
     """Names of the settings in which two configurations differ, a section's fields with a dot."""
 
-    def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def flat(values: Mapping[str, Any], prefix: str = "") -> Row:
+        found: dict[str, object] = {}
         for name, value in values.items():
             found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
         return found

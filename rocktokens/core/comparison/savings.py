@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rocktokens.core.comparison.curves import Arm, Floats, reach_samples
 from rocktokens.core.comparison.regimes import FAIR, SAVERS
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
+from rocktokens.values import Row
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Saving:
     over_control: Estimate
     """Accuracy minus that control's, after the same tokens."""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """One flat row for a table."""
-        found: dict[str, Any] = {"regime": self.regime, "control": self.control, "answer": self.answer}
+        found: Row = {"regime": self.regime, "control": self.control, "answer": self.answer}
         for name, value in (("saved", self.saved), ("over_control", self.over_control)):
             low_high = (None, None, None) if value is None else value[:3]
             found |= dict(zip((name, f"{name}_low", f"{name}_high"), map(_finite, low_high)))
@@ -138,7 +139,7 @@ class Place:
     end_dropped: float | None
     grew: bool | None
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """One flat row for a table."""
         return asdict(self)
 

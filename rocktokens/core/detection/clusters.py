@@ -66,6 +66,6 @@ def token_texts(token_ids_V: Array, tokenizer: Any | None) -> list[str]:
     return [tokenizer.decode([int(token_id)], skip_special_tokens=False) for token_id in token_ids_V]
 
 
-def clusters_of(texts: list[str], tokenizer: Any | None) -> list[Cluster]:
+def clusters_of(texts: list[str], tokenizer: object | None) -> list[Cluster]:
     """Clusters of all types; unknown without a tokenizer."""
     return ["unknown"] * len(texts) if tokenizer is None else [cluster_of(text) for text in texts]

@@ -42,6 +42,7 @@ from rocktokens.core.detection.scores import (
 )
 from rocktokens.core.detection.sensitivity import overlaps, sensitivity, shares
 from rocktokens.core.remarks import Remark
+from rocktokens.values import Row
 
 __all__ = ["DetectConfig", "Occurrences", "RockReport", "burden_from_counts", "detect_rocks"]
 
@@ -59,7 +60,7 @@ class Verdicts:
 
 
 def detect_rocks(
-    occurrences: Occurrences | Halves | pa.Table | Mapping[str, Any],
+    occurrences: Occurrences | Halves | pa.Table | Mapping[str, object],
     tokenizer: Any | None = None,
     config: DetectConfig | None = None,
     *,
@@ -224,11 +225,11 @@ def _types(
     choice: Choice,
     measured: Scores,
     verdicts: Verdicts,
-) -> dict[str, Any]:
+) -> Row:
     """Columns of the types table: measured on the half that had no say, and ranks from the half that had."""
     occurrences, count_V = halves.measurement, measured.count_V
     number = len(count_V)
-    columns: dict[str, Any] = {
+    columns: Row = {
         "token_id": occurrences.token_ids_V,
         "token": np.array(texts, dtype=object),
         "cluster": kinds.astype(object),
@@ -260,7 +261,7 @@ def _types(
     return {name: values[observed_V] for name, values in columns.items()}
 
 
-def _class_columns(choice: Choice, verdicts: Verdicts, config: DetectConfig, *, non_negative: bool) -> dict[str, Any]:
+def _class_columns(choice: Choice, verdicts: Verdicts, config: DetectConfig, *, non_negative: bool) -> Row:
     """Class, confirmation, p values (of the choosing half) and fall (on the other half) of every type."""
     tests, class_V = choice.certified.tests, verdicts.certified.class_V.copy()
     costly_V = class_V != ""

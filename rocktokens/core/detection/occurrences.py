@@ -21,6 +21,8 @@ from rocktokens.core.remarks import Remark, in_words
 from rocktokens.errors import DataError
 
 # Shapes: M recorded rows, N measured rows (their losses are finite), V token types.
+from rocktokens.values import Row
+
 Array = NDArray[Any]
 SIGNALS = ("kl", "log_ratio")
 KEYS = ("rollout_id", "position", "token_id")
@@ -106,9 +108,9 @@ class Occurrences:
         changed["num_left_out"] = int(kept_M.sum()) - len(row_N)
         return replace(self, **changed)
 
-    def _measured(self, chosen_N: Array) -> dict[str, Any]:
+    def _measured(self, chosen_N: Array) -> Row:
         """Every column of measured occurrences at the chosen ones."""
-        changed: dict[str, Any] = {}
+        changed: Row = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_N") and value is not None:
@@ -158,7 +160,7 @@ class Occurrences:
             raise DataError(f"step {steps[-1]} lacks the columns {missing}; there are {sorted(post)}")
         other = next(name for name in SIGNALS if name != signal)
         losses, loss_by_step = {"loss_post": post[signal]}, {}
-        extras: dict[str, Any] = {}
+        extras: Row = {}
         losses |= {"other_post": post[other]} if other in post else {}
         extras |= {name: post[name] for name in ("grad_norm", "teacher_entropy", "student_entropy") if name in post}
         for step in steps[:-1]:
@@ -174,7 +176,7 @@ class Occurrences:
         return _assemble(post, losses, extras, loss_by_step)
 
 
-def _columns(table: pa.Table | Mapping[str, Any]) -> dict[str, Any]:
+def _columns(table: pa.Table | Mapping[str, Any]) -> Row:
     names = table.column_names if isinstance(table, pa.Table) else list(table)
     return {name: table[name] for name in names}
 
@@ -264,8 +266,8 @@ def _join(post: Mapping[str, Any], pre: Mapping[str, Any], wanted: list[str], st
 def _assemble(
     columns: Mapping[str, Any],
     losses: Mapping[str, Any],
-    extras: Mapping[str, Any],
-    loss_by_step: Mapping[int, Any],
+    extras: Mapping[str, object],
+    loss_by_step: Mapping[int, object],
 ) -> Occurrences:
     """Canonical order, types, and the rows that can be measured."""
     # Other trainers record one signal and few of the extras: a column that is empty throughout was not recorded.

@@ -16,6 +16,8 @@ from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.stats import Estimate, Floats, bootstrap_estimate
 
 # Shapes: N occurrences, V token types, M recorded rows, P prompts.
+from rocktokens.values import Row
+
 LOSS_SHARES = (0.5, 0.8, 0.95)
 TYPES_EXPLAIN_LITTLE = 0.25  # below this share of the variance, the cost is a matter of single positions
 FEW_PROMPTS = 50  # measured prompts below which intervals of a concentrated loss are too short
@@ -96,9 +98,7 @@ def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> 
     return 1 - wrong / (square - total**2 / number)
 
 
-def costliest_positions(
-    occurrences: Occurrences | Sequence[Occurrences], texts: list[str], number: int
-) -> dict[str, Any]:
+def costliest_positions(occurrences: Occurrences | Sequence[Occurrences], texts: list[str], number: int) -> Row:
     """Columns of the positions with the largest loss of all, the costliest first, each with the text around it."""
     halves = [occurrences] if isinstance(occurrences, Occurrences) else occurrences
     chosen = [_largest(half.loss_post_N, number) for half in halves]

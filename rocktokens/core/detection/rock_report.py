@@ -25,6 +25,7 @@ from rocktokens.core.detection.scores import Thresholds
 from rocktokens.core.detection.sensitivity import Overlap, SensitivityRow
 from rocktokens.core.detection.sweep import SweepRow
 from rocktokens.core.remarks import Remark, in_words
+from rocktokens.values import Json, Row
 
 
 class ClusterRow(NamedTuple):
@@ -55,7 +56,7 @@ class RockReport:
     has_pre: bool
     """Whether the loss before OPD is known; without it no type can be declared a rock."""
     thresholds: Thresholds
-    types: dict[str, Any]
+    types: Row
     """Columns of the types table."""
     sweep: list[SweepRow]
     sensitivity: list[SensitivityRow]
@@ -69,7 +70,7 @@ class RockReport:
     """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""
     persistence: list[PersistenceRow]
     concentration: Concentration
-    positions: dict[str, Any]
+    positions: dict[str, object]
     """Columns of the table of the costliest positions."""
     enough: EnoughData
     num_occurrences: int
@@ -145,7 +146,7 @@ class RockReport:
         """One row per position, the costliest first."""
         return _from_columns(self.positions, schemas.POSITIONS)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """The few numbers a manifest keeps."""
         spread = self.concentration
         return {
@@ -190,7 +191,7 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _from_columns(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
+def _from_columns(columns: Row, schema: pa.Schema) -> pa.Table:
     """Columns in the order and the types of a schema; a column that is not there is empty."""
     number = len(next(iter(columns.values())))
     arrays = [_column(columns[field.name], field.type) if field.name in columns else pa.nulls(number, field.type)
@@ -198,7 +199,7 @@ def _from_columns(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _column(values: Any, kind: pa.DataType) -> pa.Array:
+def _column(values: object, kind: pa.DataType) -> pa.Array:
     """An arrow column; what is not finite is empty."""
     array = np.asarray(values)
     if array.dtype.kind == "f":
@@ -209,7 +210,7 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array:
 
 def _table(rows: Sequence[tuple[Any, ...]], names: tuple[str, ...], schema: pa.Schema) -> pa.Table:
     """Rows as columns; an Estimate becomes value, _low and _high, quartiles become _q25, _q50 and _q75."""
-    columns: dict[str, Any] = {}
+    columns: Row = {}
     for position, name in enumerate(names):
         values = [row[position] for row in rows]
         if f"{name}_high" in schema.names:

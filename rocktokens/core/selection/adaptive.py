@@ -11,7 +11,6 @@ Shapes: N occurrences of one optimiser step, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,8 @@ from rocktokens.core.selection.basic import Selector, SelectorBatch
 from rocktokens.errors import ConfigError
 
 # Standard errors on the safe side of a comparison: one-sided 97.5 %.
+from rocktokens.values import Row
+
 Z = 1.96
 
 
@@ -146,10 +147,10 @@ class Adaptive(Selector):
             self._thawed.pop(token, None)
             rows_left -= rows_share_V[token]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Row:
         return {"frozen": dict(self._frozen), "thawed": dict(self._thawed)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Row) -> None:
         self._frozen, self._thawed = dict(state["frozen"]), dict(state["thawed"])
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError
 
 # Share of occurrences below the threshold of a high-divergence window, where no threshold is given (docs/method.md §3).
+from rocktokens.values import Row
+
 TAU_QUANTILE = 0.8
 
 
@@ -106,11 +108,11 @@ class Selector:
         """Token types this selector names, so that ids outside the vocabulary are refused at the start."""
         return ()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Row:
         """What `weights` depends on beside its arguments; saved with every checkpoint."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Row) -> None:
         """Go on where another selector of the same settings stood."""
 
 

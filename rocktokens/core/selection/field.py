@@ -10,7 +10,6 @@ Shapes: N occurrences of one optimiser step, R rollouts, k most probable tokens 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from rocktokens.core.monitor import TokenMonitor
 from rocktokens.core.selection.basic import Prefix, Selector, SelectorBatch, TopShare, share
 from rocktokens.errors import ConfigError
+from rocktokens.values import Row
 
 
 class Tip(TopShare):
@@ -241,10 +241,10 @@ class AdaKd(TopShare):
         elif self._smoothed >= (1 + self.CHANGE) * self._level:
             self.keep, self._level = min(1.0, self.keep * (1 + self.CHANGE)), self._smoothed
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Row:
         return {"keep": self.keep, "smoothed": self._smoothed, "level": self._level}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Row) -> None:
         self.keep, self._smoothed, self._level = float(state["keep"]), state["smoothed"], state["level"]
 
     def observe(self, monitor: TokenMonitor) -> None:

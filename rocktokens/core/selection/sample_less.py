@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from rocktokens.core.selection.basic import Selector, SelectorBatch
 from rocktokens.errors import ConfigError, DataError
 
 # Steps in which every rollout is sampled; their mean non-rock loss is what later losses are set against.
+from rocktokens.values import Row
+
 REFERENCE_STEPS = 10
 # Prior weight of the run's mean loss, in rollouts.
 PRIOR_ROLLOUTS = 4.0
@@ -143,7 +145,7 @@ class Fewer(Selector):
                 known, seen = self._prompts.get(prompt, (0.0, 0.0))
                 self._prompts[prompt] = (known + float(total) / float(count) / mean, seen + 1.0)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Row:
         return {
             "steps": self._steps,
             "reference": self._reference,
@@ -151,7 +153,7 @@ class Fewer(Selector):
             "prompts": dict(self._prompts),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Row) -> None:
         self._steps, self._reference, self._recent = int(state["steps"]), state["reference"], state["recent"]
         self._prompts = {prompt: (float(total), float(count)) for prompt, (total, count) in state["prompts"].items()}
 

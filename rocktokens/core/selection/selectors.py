@@ -10,7 +10,6 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterable
-from typing import Any
 
 from rocktokens.config import SelectorConfig
 from rocktokens.core.selection.adaptive import Adaptive
@@ -38,7 +37,7 @@ __all__ = ["Selector", "SelectorBatch", "TopShare", "Uniform", "high_divergence_
 __all__ += ["selector_kinds", "selector_of", "share"]
 
 
-def make_selector(name: str, **options: Any) -> Selector:
+def make_selector(name: str, **options: object) -> Selector:
     """A selector by name, e.g. make_selector("freeze", rocks=[11, 42]); or your own class as "package.module:Class"."""
     kinds = selector_kinds()
     if ":" in name:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +47,7 @@ from rocktokens.lm.checkers import Checker
 from rocktokens.lm.sampling.requests import Continuation, Engine, Request
 from rocktokens.lm.tasks import Prompt
 from rocktokens.runs.schema import TABLES
+from rocktokens.values import Row
 
 KNOCKOUTS = TABLES["knockouts"].schema
 
@@ -234,10 +235,23 @@ def knockout_census(
     keep: Keep = make_now,
     bar: Bar = no_bar,
 ) -> KnockoutResult:
-    """Ban every set in turn and say what it does to accuracy, with an honest error bar.
+    """Ban every set in turn and say what the ban does to accuracy, with an interval.
 
-    `decode` turns token ids into text, `checker(text, answer)` says whether it is right. The prompts are shuffled
-    (seeded), so that a look is a fair sample of them.
+    Args:
+        engine: samples from the student.
+        prompts: those without an answer are left out; shuffled with a seed, so that a look is a fair sample of them.
+        sets: what is banned, each set by itself.
+        decode: token ids to text.
+        checker: `checker(text, answer)` says whether a rollout is right.
+        eos_ids: tokens that end a rollout; a set that bans all of them is refused.
+        vocabulary: number of token types; a set beyond it is refused.
+        config: looks, error rates and what counts as an effect.
+        baseline: the rollouts that knock-outs start from.
+        keep: keeps finished parts.
+        bar: shows progress.
+
+    Returns:
+        The census, the baseline rollouts, and one row per resumed rollout.
     """
     config, base = config or KnockoutConfig(), baseline or BaselineConfig()
     check_sets(sets, eos_ids, vocabulary)
@@ -359,7 +373,7 @@ def _baseline_rows(rollouts: pa.Table) -> pa.Table:
     """Baseline rollouts as rows of the knock-out table."""
     lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
     count = len(rollouts)
-    columns: dict[str, Any] = {
+    columns: Row = {
         "prompt_id": rollouts["prompt_id"],
         "rollout_id": rollouts["rollout_id"],
         "arm": ["baseline"] * count,

@@ -65,7 +65,7 @@ def fast_on_cpu(model: PreTrainedModel, *, steps: int, kept: Packed | None = Non
 @contextmanager
 def _packed(model: PreTrainedModel, kept: Packed) -> Iterator[None]:
     """Linear layers multiply by packed copies of their weights, while there is memory for copies."""
-    reorder: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    reorder: object = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     room = MEMORY_SHARE * _free_bytes()
     changed: list[nn.Linear] = []
     try:

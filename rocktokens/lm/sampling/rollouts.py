@@ -95,7 +95,7 @@ def sample_rollouts(
 
 def rollout_row(
     prompt: Prompt, number: int, seed: int, answer: Continuation, *, text: str, correct: bool | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One rollout as a row of the rollouts table; `correct` is None where nothing can be checked."""
     return {
         "prompt_id": prompt.prompt_id,

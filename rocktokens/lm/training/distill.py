@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -42,6 +41,8 @@ from rocktokens.lm.training.trainer import RockDistillationTrainer, device_argum
 from rocktokens.progress import progress
 
 # Rollouts in one forward and backward pass of a model too large to take a whole step at once.
+from rocktokens.values import Json, Row
+
 MICRO_BATCH = 8
 # A budget of tokens is given up after so many times the planned steps.
 LONGEST = 20
@@ -59,7 +60,7 @@ class Distilled:
     record: TrainingRecord
     saturation: Saturation | None
     """The slope test at the end; None where the run was too short for it."""
-    facts: dict[str, Any]
+    facts: Json
     """For the run's manifest: steps, why it stopped, accuracy before and after, where the time went."""
 
 
@@ -74,7 +75,7 @@ def distill(
     problems: Sequence[Prompt] = (),
     check: Checker | None = None,
     show: bool = True,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[Row], None] | None = None,
     on_end: Account | None = None,
 ) -> Distilled:
     """Train the pair's student in place.
@@ -263,7 +264,7 @@ def _train(
     trainer: RockDistillationTrainer,
     title: str,
     show: bool,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[Row], None] | None = None,
     on_end: Account | None = None,
 ) -> None:
     """Go on from the newest complete checkpoint, or start; show progress and, at the end, give the account."""
@@ -301,7 +302,7 @@ def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, i
     return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": own // micro_batch}
 
 
-def _vllm(config: DistillConfig) -> dict[str, Any]:
+def _vllm(config: DistillConfig) -> dict[str, object]:
     """TRL's settings for rollouts by vLLM, whose server takes the student's weights after every step (CUDA only)."""
     if config.generation != "vllm":
         return {"use_vllm": False}
@@ -321,7 +322,7 @@ def _precision(bf16: bool | None) -> dict[str, bool]:
     return {} if bf16 is None else {"bf16": bf16}
 
 
-def _quiet(seed: int, steps: int) -> dict[str, Any]:
+def _quiet(seed: int, steps: int) -> dict[str, object]:
     return {
         "seed": seed,
         "save_total_limit": 1,
@@ -340,11 +341,11 @@ def _why_stopped(config: DistillConfig, trainer: RockDistillationTrainer) -> str
     return "time" if is_out_of_time(trainer.record, config.hours) else "saturated"
 
 
-def _facts(config: DistillConfig, trainer: RockDistillationTrainer, monitor: TokenMonitor) -> dict[str, Any]:
+def _facts(config: DistillConfig, trainer: RockDistillationTrainer, monitor: TokenMonitor) -> dict[str, object]:
     record, ended = trainer.record, trainer.saturation
     accuracy = record.column("accuracy")
     evaluated = np.flatnonzero(~np.isnan(accuracy))
-    facts: dict[str, Any] = {
+    facts: Json = {
         "steps": trainer.state.global_step,
         "stopped": _why_stopped(config, trainer),
         "saturated": None if ended is None else ended.saturated,

@@ -86,7 +86,7 @@ class GenerationMixin(_Base):
             steps_done=lambda: self.state.global_step,
         )
 
-    def _tokenize_prompts(self, prompts: list) -> Any:
+    def _tokenize_prompts(self, prompts: list) -> object:
         """Prompts that come as token ids stay as they are: text is never tokenised twice."""
         if isinstance(prompts[0], list) and prompts[0] and isinstance(prompts[0][0], int):
             return prompts, None, {}

@@ -9,13 +9,13 @@ Shapes: B rollouts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from rocktokens.values import Batch
 
-def by_length(batch: dict[str, Any]) -> dict[str, Any]:
+
+def by_length(batch: Batch) -> Batch:
     """One of TRL's batches ordered by length; rollouts of one prompt stay together, placed by the longest of them.
 
     A batch with images, whose rows belong to several entries of other lists, is returned as it is.
@@ -30,7 +30,7 @@ def by_length(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: _reordered(value, order) for name, value in batch.items()}
 
 
-def shared_lengths(batch: dict[str, Any], parts: int) -> Tensor:
+def shared_lengths(batch: Batch, parts: int) -> Tensor:
     """Lengths of the prompts that came before in the same of `parts` equal micro-batches, once per repetition."""
     size = len(batch["prompt_mask"]) // parts
     length_B = batch["prompt_mask"].sum(1).cpu()
@@ -43,13 +43,13 @@ def shared_lengths(batch: dict[str, Any], parts: int) -> Tensor:
     return length_B[torch.tensor(found, dtype=torch.bool)]
 
 
-def _prompts(batch: dict[str, Any]) -> Tensor:
+def _prompts(batch: Batch) -> Tensor:
     """A number for every row's prompt; equal prompts have equal numbers."""
     whole_BP2 = torch.cat([batch["prompt_ids"] * batch["prompt_mask"], batch["prompt_mask"]], dim=1)
     return torch.unique(whole_BP2, dim=0, return_inverse=True)[1]
 
 
-def _reordered(value: Any, order: list[int]) -> Any:
+def _reordered(value: object, order: list[int]) -> object:
     if isinstance(value, Tensor) and value.ndim and len(value) == len(order):
         return value[torch.tensor(order, device=value.device)]
     if isinstance(value, list) and len(value) == len(order):

@@ -9,7 +9,7 @@ Shapes: B rollouts, C columns of the completion grid, K rows with a weight, H wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from rocktokens.lm.training.precision import as_factors, mixed, product_dtype
 from rocktokens.lm.training.step_inputs import whole
 from rocktokens.lm.training.step_weights import Rows
 from rocktokens.lm.training.trainer import RockDistillationTrainer
+from rocktokens.values import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +36,7 @@ class NoTeacherTrainer(RockDistillationTrainer):
     scores = False
 
     def _divergence(
-        self, unwrapped_student: PreTrainedModel, inputs: dict[str, Any], weight_BC: Tensor, denominator: Tensor | float
+        self, unwrapped_student: PreTrainedModel, inputs: Batch, weight_BC: Tensor, denominator: Tensor | float
     ) -> tuple[Divergence, Rows]:
         with mixed(self.accelerator, self.autocast):
             student_BCH = self._states(unwrapped_student, inputs)
@@ -51,7 +52,7 @@ class NoTeacherTrainer(RockDistillationTrainer):
         student_BCH: Tensor,
         teacher_BCG: Tensor,
         heads: tuple[Head, Head],
-        inputs: dict[str, Any],
+        inputs: Batch,
         weight_BC: Tensor,
         keep_BC: Tensor,
         denominator: Tensor | float,

@@ -16,6 +16,7 @@ from rocktokens.core.cross_entropy import chunked_cross_entropy
 from rocktokens.core.divergence import Divergence, Head
 from rocktokens.lm.training.step_weights import Rows
 from rocktokens.lm.training.trainer import RockDistillationTrainer
+from rocktokens.values import Batch
 
 
 class OffPolicyTrainer(RockDistillationTrainer):
@@ -30,11 +31,11 @@ class OffPolicyTrainer(RockDistillationTrainer):
         self.record.name = "off_policy"
         self._answers: list[list[int]] = []
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         self._answers = [list(row["completion"]) for row in inputs]
         return super()._generate_and_score_completions(inputs)
 
-    def _generate_single_turn(self, *_: Any, **__: Any) -> list[list[int]]:
+    def _generate_single_turn(self, *_: object, **__: object) -> list[list[int]]:
         return self._answers
 
     def _rows(
@@ -42,7 +43,7 @@ class OffPolicyTrainer(RockDistillationTrainer):
         student_BCH: Tensor,
         teacher_BCG: Tensor,
         heads: tuple[Head, Head],
-        inputs: dict[str, Any],
+        inputs: Batch,
         weight_BC: Tensor,
         keep_BC: Tensor,
         denominator: Any,
@@ -59,7 +60,7 @@ class OffPolicyTrainer(RockDistillationTrainer):
         return (1 - self.hard_share) * rows.value_K - self.hard_share * rows.student_logprob_K
 
 
-def answer_rows(answers: pa.Table) -> list[dict[str, Any]]:
+def answer_rows(answers: pa.Table) -> list[dict[str, object]]:
     """Rows for the trainer from a table of teacher answers; answers without a token are left out."""
     columns = [answers[name].to_pylist() for name in ("prompt_id", "prompt_ids", "token_ids")]
     return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def mixed(accelerator: Accelerator, autocast: bool) -> AbstractContextManager[Any]:
+def mixed(accelerator: Accelerator, autocast: bool) -> AbstractContextManager[object]:
     """Accelerate's autocast, where the user asked for mixed precision and for its use in training forwards."""
     return accelerator.autocast() if autocast else nullcontext()
 

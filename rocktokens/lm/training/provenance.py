@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from trl.trainer.utils import get_config_model_id
 
+from rocktokens.values import Json, Row
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -40,7 +42,7 @@ def describe_run(
     """
     if "pair" in run.manifest["config"] or not trainer.accelerator.is_main_process:
         return
-    sections: dict[str, Any] = {"trainer": {"class": type(trainer).__name__, "precision": precision}}
+    sections: Json = {"trainer": {"class": type(trainer).__name__, "precision": precision}}
     names = {who: _name(model) for who, model in models.items()}
     sections["trainer"] |= names
     if all(names.values()):
@@ -68,7 +70,7 @@ def _write_prompts(dataset: Any, path: Path) -> Path | None:
     for row in dataset.select(range(min(len(dataset), MOST_PROMPTS))) if hasattr(dataset, "select") else dataset:
         prompt = row.get("prompt")
         if isinstance(prompt, str):
-            line: dict[str, Any] = {"prompt": prompt}
+            line: Row = {"prompt": prompt}
         elif isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
             line = {"messages": prompt}
         else:

@@ -11,7 +11,7 @@ Shapes: B rollouts, U distinct prompts, P prompt columns, C completion columns, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rocktokens.lm.training.step_inputs import base_of
+from rocktokens.values import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +34,7 @@ class Texts(NamedTuple):
     completion_mask_BC: Tensor
 
     @classmethod
-    def of(cls, inputs: dict[str, Any]) -> Texts:
+    def of(cls, inputs: Batch) -> Texts:
         """The texts of one of TRL's batches."""
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         return cls(*(inputs[name] for name in names))
@@ -58,9 +59,7 @@ class Texts(NamedTuple):
         )
 
 
-def completion_states(
-    model: PreTrainedModel, inputs: dict[str, Any], read: Callable[..., Tensor], *, share: bool
-) -> Tensor:
+def completion_states(model: PreTrainedModel, inputs: Batch, read: Callable[..., Tensor], *, share: bool) -> Tensor:
     """Hidden states that predict each completion token, (B, C, H); zeros where every row is padding.
 
     Args:

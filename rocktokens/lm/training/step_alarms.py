@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from rocktokens.config.alarms import AlarmConfig
 from rocktokens.core.health import change, numerical_floor
 from rocktokens.lm.training.step_record import TrainingRecord
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Alarms:
         self.raised: dict[str, int] = {}
         """Alarm → the step at which it was raised first."""
 
-    def look(self, record: TrainingRecord, step: int) -> dict[str, Any]:
+    def look(self, record: TrainingRecord, step: int) -> Json:
         """Test the record up to this step; returns columns for its row, one per alarm that holds now."""
         if self.config is None or not record.rows:
             return {}

@@ -22,6 +22,7 @@ from rocktokens.lm.training.step_meter import step_flops
 from rocktokens.lm.training.step_record import SATURATION_EVERY, StepPlan, has_saturated, is_out_of_time, saturation_of
 from rocktokens.lm.training.step_updates import head_update_table
 from rocktokens.lm.training.step_weights import Rows, bite, compare_shadows, with_losses
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
@@ -118,7 +119,7 @@ class StepHooks(TrainerCallback):
             for selector in watching:
                 selector.observe(monitor)
 
-    def _shares(self) -> dict[str, Any]:
+    def _shares(self) -> Row:
         trainer = self.trainer
         assert trainer.grid is not None
         weight_N, batch = trainer.weight_N, trainer.grid.batch
@@ -146,7 +147,7 @@ class StepHooks(TrainerCallback):
             **{f"flops_{stage}": value for stage, value in flops.items()},
         }
 
-    def _rollouts(self, trained: Rows) -> dict[str, Any]:
+    def _rollouts(self, trained: Rows) -> Row:
         """Lengths of the step's rollouts, how many have no end token, and the student's entropy, over all ranks."""
         trainer = self.trainer
         assert trainer.grid is not None
@@ -167,7 +168,7 @@ class StepHooks(TrainerCallback):
             "entropy": total / count if count else None,
         }
 
-    def _online(self, control: TrainerControl) -> dict[str, Any]:
+    def _online(self, control: TrainerControl) -> Row:
         """Rocks as the monitor declares them without a scoring pass, at every log line."""
         trainer = self.trainer
         if not control.should_log:
@@ -179,7 +180,7 @@ class StepHooks(TrainerCallback):
         self._rocks = rocks
         return {"rocks_online": len(rocks)}
 
-    def _losses(self, trained: Rows, others: Rows) -> dict[str, Any]:
+    def _losses(self, trained: Rows, others: Rows) -> Row:
         """The step's loss, and apart from it the mean on rocks and on the rest where all of them were measured."""
         trainer = self.trainer
         assert trainer.grid is not None
@@ -202,7 +203,7 @@ class StepHooks(TrainerCallback):
         loss, rock_loss, rocks_seen, rest_loss, rest_seen, invalid = total.tolist()
         rock_count = int(torch.isin(trainer.grid.batch.token_N, rocks).sum())
         rest_count = len(trainer.grid.batch) - rock_count
-        row: dict[str, Any] = {"loss": loss / trainer.denominator, "invalid": int(invalid)}
+        row: Row = {"loss": loss / trainer.denominator, "invalid": int(invalid)}
         if trainer.rocks and rock_count and rocks_seen == rock_count:
             row["loss_rocks"] = rock_loss / rock_count
         if trainer.rocks and rest_count and rest_seen == rest_count:
@@ -253,14 +254,14 @@ class StepHooks(TrainerCallback):
         with trainer.run.telemetry_writer(step, part=f"rank{trainer.accelerator.process_index}") as writer:
             writer.write(table)
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self) -> Row:
         trainer = self.trainer
         assert trainer.evaluator is not None
         with trainer.meter.stage("evaluate"):
             found = trainer.evaluator.accuracy(trainer.sample, trainer.accelerator)
         return {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
 
-    def _announce(self, row: dict[str, Any]) -> None:
+    def _announce(self, row: Row) -> None:
         """To TRL's trackers, and to whoever watches."""
         trainer = self.trainer
         series = {
@@ -277,7 +278,7 @@ class StepHooks(TrainerCallback):
         if trainer.on_step is not None and trainer.accelerator.is_main_process:
             trainer.on_step(row)
 
-    def _stop_if_enough(self, state: TrainerState, control: TrainerControl, row: dict[str, Any]) -> None:
+    def _stop_if_enough(self, state: TrainerState, control: TrainerControl, row: Row) -> None:
         """The loss no longer falls, the time is up, or the accuracy asked for is there."""
         trainer = self.trainer
         enough = trainer.hours is not None and self._is_any_out_of_time()

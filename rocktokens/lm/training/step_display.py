@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
 
 from rocktokens.progress import Work, progress
+from rocktokens.values import Row
 
 
 class StepProgress:
@@ -28,7 +28,7 @@ class StepProgress:
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def __call__(self, row: dict[str, Any]) -> None:
+    def __call__(self, row: Row) -> None:
         """Show one step."""
         work = self._work
         if work is None:
@@ -40,7 +40,7 @@ class StepProgress:
         work(row["step"] - work.done)
         work.say(self._describe(row), now=row.get("accuracy") is not None)
 
-    def _describe(self, row: dict[str, Any]) -> str:
+    def _describe(self, row: Row) -> str:
         parts = "".join(
             f", {name} {row[key]:.3f}"
             for name, key in (("rocks", "loss_rocks"), ("rest", "loss_rest"))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rocktokens.core.divergence import CHUNK_ELEMENTS, Head
 from rocktokens.core.seeds import derive_seed
+from rocktokens.values import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,12 +27,12 @@ IMAGE_KEYS = (
 )
 
 
-def prompt_names(inputs: list[dict[str, Any]]) -> list[str]:
+def prompt_names(inputs: list[Batch]) -> list[str]:
     """A name for every row's prompt: its own, or one that follows from its text."""
     return [str(row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}")) for row in inputs]
 
 
-def loss_mask(inputs: dict[str, Any]) -> Tensor:
+def loss_mask(inputs: Batch) -> Tensor:
     """Response positions that the student wrote."""
     mask_BC = inputs["completion_mask"]
     return mask_BC * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask_BC
@@ -55,7 +56,7 @@ def chunk_rows(vocabulary: int) -> int | None:
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model under PEFT's adapters, or the model itself where there are none."""
-    wrapped: Any = model
+    wrapped: object = model
     return wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else model
 
 

@@ -18,6 +18,8 @@ from rocktokens.lm.training.step_meter import STAGES
 from rocktokens.runs.schema import FLOP_STAGES, TABLES
 
 # Saturation is tested every so many steps, and believed when it holds so many times in a row.
+from rocktokens.values import Json, Row
+
 SATURATION_EVERY = 10
 SATURATION_TIMES = 3
 
@@ -26,9 +28,9 @@ class RunDirectory(Protocol):
     """What training asks of a run; `rocktokens.Run` is one."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Json
 
-    def describe(self, sections: dict[str, Any]) -> None:
+    def describe(self, sections: dict[str, object]) -> None:
         """Add sections to the configuration in the manifest."""
         ...
 
@@ -58,9 +60,9 @@ class TrainingRecord:
 
     def __init__(self, name: str = "training") -> None:
         self.name = name
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         """Add a step."""
         self.rows.append(row)
 
@@ -79,11 +81,11 @@ class TrainingRecord:
         """Write the table, whole, in place of what was there."""
         run.write(self.name, self.table())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """Every row so far."""
         return {"rows": [dict(row) for row in self.rows]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Json) -> None:
         """Go on after the rows of a checkpoint."""
         self.rows = [dict(row) for row in state["rows"]]
 

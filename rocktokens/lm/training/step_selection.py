@@ -26,6 +26,7 @@ from rocktokens.lm.training.step_meter import Meter
 from rocktokens.lm.training.step_record import TokenBudget, TrainingRecord
 from rocktokens.lm.training.step_weights import Grid, Rows, decide_weights, everywhere, gather_grid, with_losses
 from rocktokens.lm.training.vocabulary import refuse_unknown_ids
+from rocktokens.values import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,7 +101,7 @@ class SelectionMixin(_Base):
         dealt = sorted(chosen)[self.accelerator.process_index * own :][:own]
         return [everything[place] for place in dealt]
 
-    def _weigh(self, output: dict[str, Any]) -> None:
+    def _weigh(self, output: Batch) -> None:
         """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
         refuse_unknown_ids(output["completion_ids"], self.vocabulary)
         mask_BC = loss_mask(output)
@@ -137,7 +138,7 @@ class SelectionMixin(_Base):
         self.denominator = float(self.weight_N.double().sum()) if self.normalise == "kept" else float(len(batch))
         self.denominator = self.denominator or 1.0  # a step without loss tokens has loss 0
 
-    def _audit(self, output: dict[str, Any], grid: Grid) -> SelectorBatch | None:
+    def _audit(self, output: Batch, grid: Grid) -> SelectorBatch | None:
         """On an audit step: the whole step with its losses, and what shadows need beside them."""
         if not self._audits_now():
             return None
@@ -174,6 +175,6 @@ class SelectionMixin(_Base):
         return Measured(Rows.joined(parts), joined)
 
     def _divergence(
-        self, unwrapped_student: PreTrainedModel, inputs: dict[str, Any], weight_BC: Tensor, denominator: Tensor | float
+        self, unwrapped_student: PreTrainedModel, inputs: Batch, weight_BC: Tensor, denominator: Tensor | float
     ) -> tuple[Divergence, Rows]:
         raise NotImplementedError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from accelerate.utils import broadcast
@@ -22,6 +22,7 @@ from rocktokens.core.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 
 # What a selector that needs losses is shown of every occurrence.
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -109,7 +110,7 @@ def with_losses(
 ) -> SelectorBatch | None:
     """The batch with what was measured of its rows; None unless every occurrence was measured."""
     local_K = rows.rollout_K - grid.first_row
-    columns: dict[str, Any] = {}
+    columns: Row = {}
     for name in MEASURED:
         column_BC = torch.full(grid.shape, torch.nan)
         # An invalid number is known too: 0 keeps it apart from "not measured".

@@ -25,6 +25,7 @@ from rocktokens.lm.pair import head_of
 from rocktokens.lm.states import Sequences, StateSource
 from rocktokens.lm.training.precision import mixed
 from rocktokens.lm.training.step_meter import ModelShape
+from rocktokens.values import Batch
 
 if TYPE_CHECKING:
     from rocktokens.lm.training.trainer import RockDistillationTrainer
@@ -52,7 +53,7 @@ class Teacher(Protocol):
         """Its output head, on the device that trains."""
         ...
 
-    def states(self, inputs: dict[str, Any]) -> Tensor:
+    def states(self, inputs: dict[str, object]) -> Tensor:
         """The states that predict each completion token, (B, C, G); without gradient."""
         ...
 
@@ -82,7 +83,7 @@ class LocalTeacher:
         """Its output head."""
         return head_of(self._model)
 
-    def states(self, inputs: dict[str, Any]) -> Tensor:
+    def states(self, inputs: Batch) -> Tensor:
         """One forward pass through accelerate's wrapper."""
         trainer, model = self.trainer, self._model
         model.eval()
@@ -135,7 +136,7 @@ class ServedTeacher:
         return self._head
 
     @torch.no_grad()
-    def states(self, inputs: dict[str, Any]) -> Tensor:
+    def states(self, inputs: Batch) -> Tensor:
         """One sequence a rollout, without padding; its states at their places on the grid, 0 elsewhere."""
         if "pixel_values" in inputs:
             raise ConfigError("a served teacher sees token ids only; images need the teacher in this process")
@@ -171,7 +172,7 @@ class StateMemory:
         finally:
             self._records = False
 
-    def states(self, teacher: Teacher, inputs: dict[str, Any]) -> Tensor:
+    def states(self, teacher: Teacher, inputs: Batch) -> Tensor:
         """The teacher's states of a micro-batch; from memory, once, where all of its rollouts are there."""
         rows = inputs["row"].tolist() if "row" in inputs else []
         if rows and not self._records and all(row in self._state_by_row for row in rows):

@@ -58,6 +58,7 @@ from rocktokens.lm.training.vocabulary import (
     refuse_other_tokenizer,
     refuse_small_head,
 )
+from rocktokens.values import Batch, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,7 +119,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
         budget: TokenBudget | None = None,
         autocast: bool = True,
         alarms: AlarmConfig | None = NORMAL,
-        on_step: Callable[[dict[str, Any]], None] | None = None,
+        on_step: Callable[[Row], None] | None = None,
         teacher_states: StateSource | None = None,
         **trl_settings: Any,
     ) -> None:
@@ -217,7 +218,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
 
     # Weights
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if self.model.training:
             inputs = self._wanted(inputs)
             if self.length_limit is not None:
@@ -248,7 +249,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
         return rows.value_K
 
     def _compute_loss(
-        self, unwrapped_student: PreTrainedModel, inputs: dict[str, Any], num_items_in_batch: Any
+        self, unwrapped_student: PreTrainedModel, inputs: Batch, num_items_in_batch: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted divergence of one micro-batch; runs inside the student wrapper's forward, as TRL's does."""
         weight_BC = inputs.get("loss_weight")
@@ -265,7 +266,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
         return found.loss, entropy, torch.tensor(len(rows.token_K), device=found.loss.device)
 
     def _divergence(
-        self, unwrapped_student: PreTrainedModel, inputs: dict[str, Any], weight_BC: Tensor, denominator: Tensor | float
+        self, unwrapped_student: PreTrainedModel, inputs: Batch, weight_BC: Tensor, denominator: Tensor | float
     ) -> tuple[Divergence, Rows]:
         """Fused divergence of the rows with a weight; on telemetry steps the other rows are measured too."""
         with self.meter.stage("teacher"):  # first, while no activations of the student exist
@@ -289,7 +290,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
                 self.others.append(others._replace(weight_K=torch.zeros(len(others.token_K))))
         return found, rows
 
-    def _states(self, model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    def _states(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
         """Hidden states that predict each completion token."""
         images = {key: inputs[key] for key in IMAGE_KEYS if key in inputs}
         read = partial(self._get_last_hidden_state, model, **images)
@@ -300,7 +301,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
         student_BCH: Tensor,
         teacher_BCG: Tensor,
         heads: tuple[Head, Head],
-        inputs: dict[str, Any],
+        inputs: Batch,
         weight_BC: Tensor,
         keep_BC: Tensor,
         denominator: Tensor | float,

@@ -19,6 +19,7 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.values import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,12 +45,12 @@ def differ_in_size(
     return bool(sizes[0] != sizes[1])
 
 
-def _options(given: Any) -> dict[str, Any]:
+def _options(given: Any) -> Json:
     """Settings for a model's loader; TRL has parsed those that came as text."""
     return dict(given or {})
 
 
-def _config(model: str | PreTrainedModel, options: dict[str, Any], args: DistillationConfig) -> Any:
+def _config(model: str | PreTrainedModel, options: Json, args: DistillationConfig) -> Any:
     if not isinstance(model, str):
         return model.config
     trust = options.get("trust_remote_code", args.trust_remote_code)

@@ -10,7 +10,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from rocktokens.core.stats import Estimate
 from rocktokens.report.figures.causal import census_rows, counted, epsilon, graft_rows, verdicts_by_token
@@ -19,6 +18,8 @@ from rocktokens.report.formats import interval, listed, number, percent, plural,
 from rocktokens.report.run_facts import Facts, estimate
 
 # Below this share of declared rocks confirmed on the other half of the prompts, the set is called unstable.
+from rocktokens.values import Json
+
 CONFIRMED_SHARE = 0.5
 
 
@@ -51,12 +52,12 @@ class Comparison:
     sentence: str
 
 
-def bypass(facts: Facts) -> dict[str, Any]:
+def bypass(facts: Facts) -> Json:
     """The run's bypass list; empty where there is none or it cannot be read."""
     return facts.memo("bypass", lambda: _bypass(facts))
 
 
-def _bypass(facts: Facts) -> dict[str, Any]:
+def _bypass(facts: Facts) -> Json:
     path = facts.run.path / "bypass.json"
     if not path.is_file():
         return {}

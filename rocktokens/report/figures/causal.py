@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from rocktokens.config import KnockoutConfig
 from rocktokens.core.stats import Estimate
 from rocktokens.report.figures.figure import MUTED, REST, ROCK, THIRD, Figure, band, errors, layout, names_axis, rule
 from rocktokens.report.formats import interval, label, listed, number, p_value, percent, plural, points
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Json, Row
 
 VERDICTS = {
     "Strong Pillar": (REST, "square", "pillar"),
@@ -25,12 +25,12 @@ VERDICTS = {
 MAX_BARS = 40
 
 
-def census_rows(facts: Facts) -> list[dict[str, Any]]:
+def census_rows(facts: Facts) -> list[Row]:
     """Candidates of the census, read once."""
     return facts.memo("census_rows", lambda: _census_rows(facts))
 
 
-def _census_rows(facts: Facts) -> list[dict[str, Any]]:
+def _census_rows(facts: Facts) -> list[Row]:
     table = facts.table("census")
     columns = ("role", "kind", "token_id", "token", "verdict", "delta")
     if table is None or facts.lacks(table, "the knock-outs", *columns):
@@ -38,9 +38,9 @@ def _census_rows(facts: Facts) -> list[dict[str, Any]]:
     return [row for row in table.to_pylist() if row["role"] == "candidate"]
 
 
-def verdicts_by_token(facts: Facts) -> dict[int, dict[str, Any]]:
+def verdicts_by_token(facts: Facts) -> dict[int, Json]:
     """Token id to its own census row; single-token knock-outs only."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Row] = {}
     for row in census_rows(facts):
         if row["kind"] == "token":
             found.setdefault(row["token_id"], row)
@@ -99,12 +99,12 @@ def knockouts(facts: Facts) -> Figure | None:
     )
 
 
-def _mark(facts: Facts, row: dict[str, Any]) -> str:
+def _mark(facts: Facts, row: Row) -> str:
     """Rocks stand out among the candidates."""
     return "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
 
 
-def _floors(floors: list[float]) -> dict[str, Any]:
+def _floors(floors: list[float]) -> Json:
     """The noise floor of every candidate, as a pale bar behind its effect."""
     finite = [floor if math.isfinite(floor) else 0.0 for floor in floors]
     return {
@@ -120,11 +120,11 @@ def _floors(floors: list[float]) -> dict[str, Any]:
     }
 
 
-def _kind(row: dict[str, Any]) -> str:
+def _kind(row: Row) -> str:
     return "" if row["kind"] == "token" else f" ({label(row['kind'])})"
 
 
-def _effects(verdict: str, own: list[tuple[int, dict[str, Any], Estimate]]) -> dict[str, Any]:
+def _effects(verdict: str, own: list[tuple[int, Json, Estimate]]) -> Json:
     color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", label(verdict.lower(), 40)))
     value = [100 * item.value for _, _, item in own]
     ends = [[_finite(100 * getattr(item, end)) for _, _, item in own] for end in ("low", "high")]
@@ -145,7 +145,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _effect_hover(row: dict[str, Any], item: Estimate) -> str:
+def _effect_hover(row: Row, item: Estimate) -> str:
     adjusted, used = row.get("p_bh"), row.get("num_used")
     lines = [
         f"{label(row['token'], 40)}{_kind(row)}: {label(row['verdict'], 40)}",
@@ -199,7 +199,7 @@ def _power(facts: Facts) -> tuple[str, ...]:
 ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control positions"}
 
 
-def graft_rows(facts: Facts) -> list[dict[str, Any]]:
+def graft_rows(facts: Facts) -> list[Row]:
     """Grafts by the names that a reader knows."""
     table = facts.table("grafts")
     if table is None or facts.lacks(table, "the grafts", "arm", "gain"):
@@ -247,7 +247,7 @@ def grafts(facts: Facts) -> Figure | None:
     )
 
 
-def _graft_hover(row: dict[str, Any], item: Estimate) -> str:
+def _graft_hover(row: Row, item: Estimate) -> str:
     accuracy = estimate(row, "accuracy")
     tail = f"<br>accuracy {interval(accuracy, percent)}" if accuracy else ""
     if row.get("grad_share") is not None:

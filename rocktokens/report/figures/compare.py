@@ -5,8 +5,6 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -24,6 +22,7 @@ from rocktokens.report.figures.figure import (
 )
 from rocktokens.report.formats import interval, label, listed, number, percent, points
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Json, Row
 
 STAGE_TITLES = {
     "rollout": "sampling rollouts",
@@ -56,9 +55,9 @@ def curves(facts: Facts) -> dict[str, dict[int, list[tuple[float, float]]]]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0] != "freeze", item[0])))
 
 
-def finals(facts: Facts) -> dict[str, dict[str, Any]]:
+def finals(facts: Facts) -> dict[str, Row]:
     """Regime → mean final accuracy and seconds over seeds, and its change against uniform with its spread."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Row] = {}
     by_regime = curves(facts)
     base = {seed: own[-1][1] for seed, own in by_regime.get("uniform", {}).items()}
     recorded = _recorded(facts)
@@ -75,7 +74,7 @@ def finals(facts: Facts) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _recorded(facts: Facts) -> dict[str, dict[str, Any]]:
+def _recorded(facts: Facts) -> dict[str, Json]:
     """What the comparison recorded about each regime, with its intervals."""
     rows = facts.rows("compare_summary")
     return {row["regime"]: {key: value for key, value in row.items() if value is not None} for row in rows}
@@ -159,7 +158,7 @@ def compare_sentence(facts: Facts) -> str:
     return f"{start}; against it, with their share of its time: {listed(said, 4)}." if said else f"{start}."
 
 
-def _share_of_time(row: dict[str, Any], base: dict[str, Any]) -> str:
+def _share_of_time(row: Row, base: Json) -> str:
     ratio = estimate(row, "seconds_ratio")
     return interval(ratio) if ratio else number(row["seconds"] / base["seconds"])
 

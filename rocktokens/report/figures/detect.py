@@ -6,7 +6,6 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +25,7 @@ from rocktokens.report.figures.figure import (
 )
 from rocktokens.report.formats import NBSP, interval, label, listed, number, percent, plural, visible
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Row
 
 CLUSTERS = {
     "math": "math and LaTeX delimiters",
@@ -47,7 +47,7 @@ NAMES = {"control": "matched control", "control_loss": "control matched on loss"
 MAX_POINTS = 3000
 
 
-def footprint_row(facts: Facts, name: str | None = None) -> dict[str, Any]:
+def footprint_row(facts: Facts, name: str | None = None) -> dict[str, object]:
     """The footprint of a set; without a table of footprints, its values from the types alone."""
     name = name or facts.definition
     for row in facts.rows("footprints"):
@@ -124,7 +124,7 @@ def footprint(facts: Facts) -> Figure | None:
     )
 
 
-def _footprint_sentence(facts: Facts, row: dict[str, Any]) -> str:
+def _footprint_sentence(facts: Facts, row: Row) -> str:
     shares = [
         f"{interval(estimate(row, key), percent)} of the {title}"
         for key, title in SHARES
@@ -180,9 +180,7 @@ def funnel(facts: Facts) -> Figure | None:
     )
 
 
-def _funnel_trace(
-    facts: Facts, rows: list[dict[str, Any]], name: str, color: str, symbol: str, size: int
-) -> dict[str, Any]:
+def _funnel_trace(facts: Facts, rows: list[Row], name: str, color: str, symbol: str, size: int) -> dict[str, object]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -195,7 +193,7 @@ def _funnel_trace(
     }
 
 
-def _type_hover(row: dict[str, Any]) -> str:
+def _type_hover(row: Row) -> str:
     lines = [
         f"{label(row['token'], 40)}  id {row['token_id']}",
         f"{plural(row['count'], 'occurrence')}, {label(str(row.get('cluster', '')), 40)}",
@@ -207,7 +205,7 @@ def _type_hover(row: dict[str, Any]) -> str:
     return "<br>".join(lines)
 
 
-def _note(text: str, **place: Any) -> dict[str, Any]:
+def _note(text: str, **place: object) -> dict[str, object]:
     corner = {"x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom", "showarrow": False}
     return {**corner, "text": text, "font": {"size": 11, "color": MUTED}, **place}
 
@@ -259,7 +257,7 @@ def sweep(facts: Facts) -> Figure | None:
     )
 
 
-def _sweep_sentence(row: dict[str, Any], definition: str, wanted: float) -> str:
+def _sweep_sentence(row: Row, definition: str, wanted: float) -> str:
     if row["stability"] is None:
         return f"The first {row['k']} types by `{definition}` cover {percent(row['coverage'], 0)} of the loss."
     chance = f" (chance: {number(row['chance'])})" if row.get("chance") is not None else ""
@@ -318,7 +316,7 @@ def density(facts: Facts) -> Figure | None:
     )
 
 
-def _cluster(row: dict[str, Any]) -> str:
+def _cluster(row: Row) -> str:
     """A kind of token in words."""
     return CLUSTERS.get(row["cluster"], str(row["cluster"]))
 

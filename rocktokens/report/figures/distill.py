@@ -6,7 +6,6 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from rocktokens.report.figures.figure import (
 )
 from rocktokens.report.formats import interval, label, number, p_value, percent, plural
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Json, Row
 
 MAX_POINTS = 2_000
 """Steps drawn of a training; the rows hold all of them."""
@@ -78,7 +78,7 @@ def _mean_of_steps(losses: list[float]) -> str:
     return interval(Estimate(value, value - reach, value + reach, count), number, digits=3)
 
 
-def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[dict[str, Any]]:
+def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[Json]:
     """The recorded values, faint, and their moving mean; of a long training every so many steps are drawn."""
     stride = max(1, math.ceil(len(own) / MAX_POINTS))
     own, smooth = own[::stride], smooth[::stride]
@@ -100,7 +100,7 @@ def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: n
     ]
 
 
-def _steps_recorded(facts: Facts) -> tuple[list[dict[str, Any]], str]:
+def _steps_recorded(facts: Facts) -> tuple[list[Json], str]:
     """(step, loss of rocks, loss of the rest) as training recorded it, or from the telemetry it left behind."""
     table = facts.table("training")
     names = ("step", "loss_rocks", "loss_rest")
@@ -124,7 +124,7 @@ def _steps_recorded(facts: Facts) -> tuple[list[dict[str, Any]], str]:
     )
 
 
-def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
+def _checkpoints(facts: Facts) -> list[Json]:
     """Loss of rocks and of the rest on the fixed contexts, at every scored checkpoint."""
     if not facts.rock_ids or len(facts.steps) < 2:
         return []
@@ -138,7 +138,7 @@ def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
     return [] if found is None else found.to_pylist()
 
 
-def _telemetry(facts: Facts) -> list[dict[str, Any]]:
+def _telemetry(facts: Facts) -> list[Json]:
     """Loss of rocks and of the rest at every training step whose occurrences were kept."""
     folder = facts.run.path / "telemetry"
     if not facts.rock_ids or not folder.is_dir():
@@ -187,7 +187,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
-def persistence_rows(facts: Facts) -> list[dict[str, Any]]:
+def persistence_rows(facts: Facts) -> list[Row]:
     """Rows of the persistence table, if they say what changed where."""
     table = facts.table("persistence")
     if table is None or facts.lacks(table, "persistence", "group", "arm", "step", "before", "after", "change"):
@@ -242,7 +242,7 @@ def persistence(facts: Facts) -> Figure | None:
     )
 
 
-def _persistence_hover(row: dict[str, Any], title: str) -> str:
+def _persistence_hover(row: Row, title: str) -> str:
     before, after, change = (estimate(row, name) for name in ("before", "after", "change"))
     return (
         f"{label(row['group'], 40)}, {title}<br>{interval(before, digits=3)} → {interval(after, digits=3)} nats"
@@ -251,7 +251,7 @@ def _persistence_hover(row: dict[str, Any], title: str) -> str:
     )
 
 
-def persistence_sentence(rows: list[dict[str, Any]], last: int | None) -> str:
+def persistence_sentence(rows: list[Row], last: int | None) -> str:
     """Pre to post of every group, and what the A/A arm changes by itself."""
     said = []
     for row in rows:

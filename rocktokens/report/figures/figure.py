@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 # One colour per meaning, the same in every figure; chosen among Okabe and Ito's, told apart by shape or dash as well.
+from rocktokens.values import Json
+
 ROCK, REST, RARE, THIRD, MUTED, INK, GRID = "@rock", "@rest", "@rare", "@third", "@muted", "@ink", "@grid"
 SERIES = (REST, ROCK, THIRD, RARE, MUTED, "@fifth", "@sixth")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
@@ -30,18 +32,18 @@ class Figure:
     estimator: str
     """How its numbers were estimated."""
     rows: pa.Table
-    data: list[dict[str, Any]] = field(default_factory=list)
-    layout: dict[str, Any] = field(default_factory=dict)
+    data: list[Json] = field(default_factory=list)
+    layout: Json = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Json:
         """What the page needs to draw it."""
         return {"data": self.data, "layout": self.layout, "name": self.name, "title": self.title}
 
 
-def layout(x: str, y: str, *, height: int = 340, **more: Any) -> dict[str, Any]:
+def layout(x: str, y: str, *, height: int = 340, **more: Any) -> Json:
     """The house layout: no box, light grid, axis titles, legend above."""
-    base: dict[str, Any] = {
+    base: Json = {
         "height": height,
         "margin": {"l": 56, "r": 16, "t": 36, "b": 48, "pad": 4},
         "xaxis": axis(x),
@@ -56,7 +58,7 @@ def layout(x: str, y: str, *, height: int = 340, **more: Any) -> dict[str, Any]:
     return base
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: object) -> dict[str, object]:
     """An axis with its title."""
     return {
         "title": {"text": title, "standoff": 8},
@@ -69,9 +71,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def log_axis(
-    shape: dict[str, Any], low: float, high: float, *, suffix: str = "", steps: tuple[int, ...] = (1,)
-) -> None:
+def log_axis(shape: Json, low: float, high: float, *, suffix: str = "", steps: tuple[int, ...] = (1,)) -> None:
     """Make an axis logarithmic with its ticks written out: 0.001, 0.01, …; Plotly's own would read 100µ, or 2 for 20.
 
     Args:
@@ -92,7 +92,7 @@ def log_axis(
     shape["range"] = [math.log10(low) - room, math.log10(high) + room]
 
 
-def errors(value: list[Any], low: list[Any], high: list[Any], color: str) -> dict[str, Any]:
+def errors(value: list[Any], low: list[Any], high: list[Any], color: str) -> dict[str, object]:
     """Error bars from the ends of intervals; none where an end is missing."""
 
     def gap(a: Any, b: Any) -> float:
@@ -109,7 +109,7 @@ def errors(value: list[Any], low: list[Any], high: list[Any], color: str) -> dic
     }
 
 
-def names_axis(names: list[str], title: str = "") -> dict[str, Any]:
+def names_axis(names: list[str], title: str = "") -> Json:
     """An axis of names at 0, 1, 2 …; by number, since a token such as 12 would be taken for a value."""
     return axis(
         title,
@@ -122,7 +122,7 @@ def names_axis(names: list[str], title: str = "") -> dict[str, Any]:
     )
 
 
-def band(low: float, high: float, *, along: str = "x", color: str = MUTED, opacity: float = 0.16) -> dict[str, Any]:
+def band(low: float, high: float, *, along: str = "x", color: str = MUTED, opacity: float = 0.16) -> dict[str, object]:
     """A shaded band across the whole figure, between two values of one axis."""
     ends = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper"}
     if along == "y":
@@ -130,7 +130,7 @@ def band(low: float, high: float, *, along: str = "x", color: str = MUTED, opaci
     return {"type": "rect", "fillcolor": color, "opacity": opacity, "line": {"width": 0}, "layer": "below", **ends}
 
 
-def rule(at: float, *, along: str = "x", color: str = MUTED, dash: str = "dot") -> dict[str, Any]:
+def rule(at: float, *, along: str = "x", color: str = MUTED, dash: str = "dot") -> Json:
     """A line across the whole figure at one value of one axis."""
     line = {"color": color, "width": 1.2, "dash": dash}
     if along == "y":

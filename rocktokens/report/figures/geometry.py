@@ -5,14 +5,13 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
 from rocktokens.report.figures.figure import MUTED, RARE, REST, ROCK, Figure, layout, log_axis, rule
 from rocktokens.report.formats import label, number, p_value, percent, significant
 from rocktokens.report.run_facts import Facts
+from rocktokens.values import Json, Row
 
 MAX_POINTS = 1500
 """Marks of one group in a chart, those of most gradient first; the rows hold all."""
@@ -20,7 +19,7 @@ GROUP_COLORS = {"rocks": ROCK, "rare high-loss": RARE, "random others": REST, "o
 GROUP_SYMBOLS = {"rocks": "diamond", "rare high-loss": "triangle-up", "random others": "circle-open", "other": "circle"}
 
 
-def _grouped(facts: Facts, table: pa.Table) -> list[dict[str, Any]]:
+def _grouped(facts: Facts, table: pa.Table) -> list[Json]:
     """Geometry rows, grouped by the rock set that holds now: detection may have run again since."""
     rows = table.to_pylist()
     if not _regrouped(facts, rows):
@@ -35,7 +34,7 @@ def _grouped(facts: Facts, table: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def _regrouped(facts: Facts, rows: list[dict[str, Any]]) -> bool:
+def _regrouped(facts: Facts, rows: list[Row]) -> bool:
     then = {row["token_id"] for row in rows if row["group"] == "rocks"}
     return bool(facts.rock_ids) and then != facts.rock_ids & {row["token_id"] for row in rows}
 
@@ -124,7 +123,7 @@ def alignment(facts: Facts) -> Figure | None:
     )
 
 
-def _alignment_sentence(facts: Facts, rows: list[dict[str, Any]], groups: list[str]) -> str:
+def _alignment_sentence(facts: Facts, rows: list[Row], groups: list[str]) -> str:
     medians = [
         f"{number(float(np.median([r['cos_others'] for r in rows if r['group'] == group])))} for {group}"
         for group in groups
@@ -137,9 +136,7 @@ def _alignment_sentence(facts: Facts, rows: list[dict[str, Any]], groups: list[s
     return said + "."
 
 
-def _gradient_trace(
-    facts: Facts, group: str, rows: list[dict[str, Any]], x: str, y: str, scale: float
-) -> dict[str, Any]:
+def _gradient_trace(facts: Facts, group: str, rows: list[Row], x: str, y: str, scale: float) -> Json:
     rows = sorted(rows, key=lambda row: (-(row.get("grad_share") or 0.0), row["token_id"]))[:MAX_POINTS]
     return {
         "type": "scatter",

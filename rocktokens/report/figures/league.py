@@ -5,8 +5,6 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rocktokens.core.comparison.intervals import seed_estimate
@@ -27,6 +25,8 @@ from rocktokens.report.formats import interval, label, listed, number, percent, 
 from rocktokens.report.run_facts import Facts, estimate
 
 # Fewer regimes need no league: the comparison with uniform says all.
+from rocktokens.values import Row
+
 LEAGUE_FROM = 5
 COLUMNS = ("regime", "seed", "step", "accuracy", "tokens_total")
 
@@ -115,7 +115,7 @@ def league(facts: Facts) -> Figure | None:
         return None
     rows = rows[::-1]
     changes = [estimate(row, "change") for row in rows]
-    shown: list[dict[str, Any]] = [
+    shown: list[Row] = [
         {
             "type": "scatter",
             "mode": "markers",
@@ -153,7 +153,7 @@ def league(facts: Facts) -> Figure | None:
     )
 
 
-def _bite_notes(rows: list[dict[str, Any]]) -> list[str]:
+def _bite_notes(rows: list[Row]) -> list[str]:
     """What must be known before a regime is called tested."""
     small = [row["regime"] for row in rows if row["bite_tokens"] is not None and 0 < row["bite_tokens"] < 0.05]
     ends = [row["regime"] for row in rows if row["end_dropped"]]

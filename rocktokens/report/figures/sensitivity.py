@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rocktokens.report.figures.figure import ROCK, Figure, layout, names_axis
 from rocktokens.report.formats import label, number, percent
 from rocktokens.report.run_facts import Facts
 
 # Thresholds as a reader knows them, with the letter that docs/method.md gives them.
+from rocktokens.values import Row
+
 THRESHOLDS = {
     "tau": "loss threshold τ",
     "gamma": "similarity threshold γ",
@@ -63,7 +63,7 @@ def sensitivity(facts: Facts) -> Figure | None:
     )
 
 
-def _sensitivity_hover(name: str, row: dict[str, Any]) -> str:
+def _sensitivity_hover(name: str, row: Row) -> str:
     found = f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}"
     if row.get("share_positions") is not None:
         found += f"<br>positions {percent(row['share_positions'])}, loss {percent(row.get('share_loss'))}"

@@ -14,6 +14,7 @@ from typing import Any
 from rocktokens import config as configuration
 from rocktokens.report.formats import at_home, prose, significant, visible
 from rocktokens.report.run_facts import Facts
+from rocktokens.values import Json
 
 METHOD = (
     "Student samples rollouts; teacher and student are scored on the same prefixes at every kept checkpoint, from full "
@@ -103,7 +104,7 @@ def _flags(facts: Facts, section: str, prefix: str) -> list[str]:
     return _changed(prefix, values, default)
 
 
-def _changed(prefix: str, values: dict[str, Any], default: Any) -> list[str]:
+def _changed(prefix: str, values: dict[str, object], default: object) -> list[str]:
     """Flags for what differs from the defaults, sections within sections too."""
     flags = []
     for name, value in values.items():
@@ -118,9 +119,9 @@ def _changed(prefix: str, values: dict[str, Any], default: Any) -> list[str]:
     return flags
 
 
-def seeds(facts: Facts) -> dict[str, Any]:
+def seeds(facts: Facts) -> dict[str, object]:
     """Every seed among the settings."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
 
     def walk(prefix: str, values: Any) -> None:
         for name, value in values.items():
@@ -143,7 +144,7 @@ def _settings(facts: Facts) -> str:
     return "".join(parts) or "<p>No settings were recorded.</p>"
 
 
-def _stages(facts: Facts) -> dict[str, Any]:
+def _stages(facts: Facts) -> Json:
     found = {}
     for stage in facts.stages:
         short = {key: value for key, value in facts.stage(stage).items() if isinstance(value, str | int | float | bool)}
@@ -155,7 +156,7 @@ def _short(value: Any) -> str:
     return significant(value).replace("\u202f", "") if isinstance(value, float) else str(value)
 
 
-def _pairs(values: dict[str, Any]) -> str:
+def _pairs(values: Json) -> str:
     rows = "".join(
         f"<tr><td>{escape(visible(str(key)))}</td><td><bdi>{escape(at_home(visible(str(value))))}</bdi></td></tr>"
         for key, value in values.items()

@@ -32,6 +32,7 @@ from rocktokens.report.html.tables import (
     table_html,
 )
 from rocktokens.report.run_facts import Facts
+from rocktokens.values import Row
 
 EMBED_CSV_BYTES = 150_000
 SHOWN_ROWS = 40
@@ -86,7 +87,7 @@ def as_json(value: Any) -> str:
     return text
 
 
-def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict[str, Any] | None) -> str:
+def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict[str, object] | None) -> str:
     """The whole report."""
     found = verdict(facts)
     blocks = [
@@ -176,7 +177,7 @@ def _figure(figure: Figure, more: str = "") -> str:
 {more}<details><summary>{title}</summary>{table}</details>"""
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -186,7 +187,7 @@ def _cell(value: Any) -> str:
     return f"<bdi>{escape(visible(str(value)))}</bdi>"
 
 
-def viewer_html(viewer: dict[str, Any], part: str | None = None) -> str:
+def viewer_html(viewer: Row, part: str | None = None) -> str:
     """The viewer's own markup; its data travel apart, compressed. `part` says which rollouts these are."""
     shown, total = len(viewer["rollouts"]), viewer["total"]
     if part is None and shown == total:

@@ -14,6 +14,7 @@ from rocktokens.report.figures.causal import census_rows, verdicts_by_token
 from rocktokens.report.figures.compare import finals
 from rocktokens.report.formats import NONE, interval, number, percent, plural, points, visible
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Row
 
 ROCK_ROWS = 200
 FILTER_FROM = 8
@@ -145,7 +146,7 @@ def rocks_table(facts: Facts) -> str:
     )
 
 
-def _confirmed(row: dict[str, Any]) -> str:
+def _confirmed(row: Row) -> str:
     return {True: ", confirmed", False: ", not confirmed"}.get(row.get("confirmed"), "")  # type: ignore[arg-type]
 
 

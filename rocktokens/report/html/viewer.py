@@ -8,7 +8,6 @@ data fit, and the page says how many of how many it shows. `rocktokens view` pag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,8 @@ from rocktokens.report.html.viewer_tokens import Decode, Types, prompt_text, quo
 from rocktokens.report.run_facts import Facts
 
 # Compressed and base64-encoded bytes that the viewer's data may take in a page.
+from rocktokens.values import Json, Row
+
 MAX_BYTES = 4_000_000
 MAX_STEPS = 9
 """Checkpoints on the slider; more are thinned evenly, the first and the last always stay."""
@@ -37,7 +38,7 @@ TITLES = {
 }
 
 
-def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] | None = None) -> dict[str, Any] | None:
+def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] | None = None) -> Json | None:
     """Rollouts, token types and what is known of each; None without scored rollouts.
 
     Args:
@@ -68,7 +69,7 @@ def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] 
     rollouts = [_rollout(facts, row, scores[row["prompt_id"], row["rollout_id"]], types, decode) for row in chosen]
     top_tokens(facts, rollouts, types, slider_steps(facts))
     shown_types = [rollout["tokens"] for rollout in rollouts]
-    found: dict[str, Any] = {
+    found: Row = {
         "titles": TITLES,
         "rollouts": rollouts,
         "census": census_rollouts(facts, types, decode) if names is None else [],
@@ -82,7 +83,7 @@ def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] 
     return found
 
 
-def fitted(found: dict[str, Any], size: Callable[[dict[str, Any]], int]) -> dict[str, Any]:
+def fitted(found: Row, size: Callable[[Json], int]) -> Json:
     """The payload with as many rollouts as fit the page; `size` says how many bytes it takes there."""
     while (takes := size(found)) > MAX_BYTES and len(found["rollouts"]) > 1:
         keep = max(1, min(len(found["rollouts"]) - 1, int(0.97 * len(found["rollouts"]) * MAX_BYTES / takes)))
@@ -90,14 +91,14 @@ def fitted(found: dict[str, Any], size: Callable[[dict[str, Any]], int]) -> dict
     return found
 
 
-def rollout_list(facts: Facts) -> list[dict[str, Any]]:
+def rollout_list(facts: Facts) -> list[Row]:
     """Every rollout of the run by name, outcome and length, in the order of the table."""
     correct = "correct" if "correct" in facts.columns("rollouts") else "null::boolean"
     found = facts.query(f"select prompt_id, rollout_id, {correct} as correct, len(token_ids) as length from rollouts")
     return [] if found is None else found.to_pylist()
 
 
-def choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def choose(rows: list[Row]) -> list[Row]:
     """The rollouts that are shown; scoring kept both models' most probable tokens for the same ones."""
     places = shown_rollouts([row.get("correct") for row in rows], [row.get("length") or 0 for row in rows])
     return [rows[place] for place in places]
@@ -111,7 +112,7 @@ def slider_steps(facts: Facts) -> list[int]:
     return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, MAX_STEPS).round()]
 
 
-def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _whole(facts: Facts, chosen: list[Json]) -> list[Json]:
     """The chosen rollouts with all their columns, in the order they were chosen."""
     wanted = quoted(row["rollout_id"] for row in chosen)
     found = facts.query(f"select * from rollouts where rollout_id in ({wanted})") if chosen else None
@@ -119,7 +120,7 @@ def _whole(facts: Facts, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[row["prompt_id"], row["rollout_id"]] for row in chosen]
 
 
-def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[int, list[dict[str, Any]]]]:
+def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[int, list[dict[str, object]]]]:
     """Scored positions of the chosen rollouts: (prompt, rollout) → checkpoint → rows by position."""
     if not rollout_ids:
         return {}
@@ -128,7 +129,7 @@ def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[
         f"select * from occurrences where step in ({steps}) and rollout_id in ({quoted(rollout_ids)}) "
         f"and position < {MAX_LENGTH} order by prompt_id, rollout_id, step, position"
     )
-    grouped: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
+    grouped: dict[tuple[str, str], dict[int, list[dict[str, object]]]] = {}
     for row in [] if found is None else found.to_pylist():
         grouped.setdefault((row["prompt_id"], row["rollout_id"]), {}).setdefault(row["step"], []).append(row)
     last = facts.steps[-1]
@@ -137,11 +138,11 @@ def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[
 
 def _rollout(
     facts: Facts,
-    row: dict[str, Any],
-    scores: dict[int, list[dict[str, Any]]],
+    row: Row,
+    scores: dict[int, list[Row]],
     types: Types,
     decode: Decode | None,
-) -> dict[str, Any]:
+) -> Row:
     shown = scores[facts.steps[-1]]
     columns = {name: [rounded(score.get(name)) for score in shown] for name in COLUMNS if name in shown[0]}
     first = scores.get(facts.steps[0])
@@ -166,7 +167,7 @@ def _rollout(
     }
 
 
-def _gaps(scores: list[dict[str, Any]]) -> bool:
+def _gaps(scores: list[dict[str, object]]) -> bool:
     return [score["position"] for score in scores] != list(range(len(scores)))
 
 
@@ -175,7 +176,7 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
     return None if value is None or not np.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-def spelled(facts: Facts, row: dict[str, Any], scores: list[dict[str, Any]]) -> dict[int, str]:
+def spelled(facts: Facts, row: Row, scores: list[Row]) -> dict[int, str]:
     """Where tokens cut a character (byte-level BPE), what they spell together: index of the first → the text."""
     text, at, start, found = row.get("text") or "", 0, None, {}
     for index, score in enumerate([*scores, None]):

@@ -18,6 +18,7 @@ from rocktokens.report.figures.causal import ARMS
 from rocktokens.report.formats import visible
 from rocktokens.report.html.viewer_tokens import Types, prompt_text, quoted
 from rocktokens.report.run_facts import Facts
+from rocktokens.values import Json, Row
 
 MAX_CENSUS = 24
 """Baseline rollouts of the census that are shown with their other continuations."""
@@ -25,7 +26,7 @@ MAX_OTHERS = 16
 """Continuations shown for one of them, rocks first."""
 
 
-def top_tokens(facts: Facts, rollouts: list[dict[str, Any]], types: Types, steps: Sequence[int]) -> None:
+def top_tokens(facts: Facts, rollouts: list[Row], types: Types, steps: Sequence[int]) -> None:
     """Add both models' most probable tokens to the rollouts, where scoring kept them.
 
     A rollout gets `top`: the teacher's ids (as places in the list of types) and log-probabilities, `k` per position,
@@ -38,7 +39,7 @@ def top_tokens(facts: Facts, rollouts: list[dict[str, Any]], types: Types, steps
         f"select * from top_tokens where step in ({wanted}) and rollout_id in ({quoted(shown)}) "
         f"and position < {MAX_LENGTH} order by rollout_id, step, position"
     )
-    grouped: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    grouped: dict[tuple[str, int], list[Row]] = {}
     for row in [] if found is None else found.to_pylist():
         grouped.setdefault((row["rollout_id"], row["step"]), []).append(row)
     for (name, step), rows in grouped.items():
@@ -50,7 +51,7 @@ def top_tokens(facts: Facts, rollouts: list[dict[str, Any]], types: Types, steps
         top["teacher"] = _flat(rows, "teacher", types)  # the same under every checkpoint
 
 
-def _flat(rows: list[dict[str, Any]], who: str, types: Types) -> dict[str, list[Any]]:
+def _flat(rows: list[Row], who: str, types: Types) -> dict[str, list[Any]]:
     ids = [types.place(token_id) for row in rows for token_id in row[f"{who}_top_ids"]]
     return {"ids": ids, "logprobs": [_short(value) for row in rows for value in row[f"{who}_top_logprobs"]]}
 
@@ -59,7 +60,7 @@ def _short(value: float) -> float | None:
     return float(f"{value:.3g}") if np.isfinite(value) else None
 
 
-def overlays(facts: Facts, rollouts: list[dict[str, Any]], token_ids: list[int]) -> list[dict[str, Any]]:
+def overlays(facts: Facts, rollouts: list[Row], token_ids: list[int]) -> list[Json]:
     """What selectors would keep, the shown rollouts taken as the rollouts of one step.
 
     Each has a title and, per rollout, a string with one digit per position: the weight in ninths.
@@ -84,7 +85,7 @@ def overlays(facts: Facts, rollouts: list[dict[str, Any]], token_ids: list[int])
     )
     skipped = sorted(token_id for token_id, (decision, _) in decisions(facts).items() if decision == "skip")
     rocks = sorted(facts.rock_ids)
-    wanted: list[tuple[str, str, dict[str, Any]]] = []
+    wanted: list[tuple[str, str, Json]] = []
     wanted += [("freeze: the bypass list left out", "freeze", {"rocks": skipped})] if skipped else []
     wanted += [("freeze_rocks: all rocks left out", "freeze", {"rocks": rocks})] if rocks else []
     wanted += [
@@ -99,7 +100,7 @@ def overlays(facts: Facts, rollouts: list[dict[str, Any]], token_ids: list[int])
     ]
 
 
-def _joined(rollouts: list[dict[str, Any]], name: str) -> np.ndarray:
+def _joined(rollouts: list[Row], name: str) -> np.ndarray:
     """A column of all rollouts, what is missing as 0."""
     values = [value for rollout in rollouts for value in rollout["columns"].get(name, [None] * len(rollout["tokens"]))]
     return np.array([0.0 if value is None else value for value in values])
@@ -116,7 +117,7 @@ def _kept(weigh: Callable[[], Any], lengths: list[int]) -> list[str]:
     return [digits[start:end] for start, end in pairwise(ends)]
 
 
-def census_rollouts(facts: Facts, types: Types, decode: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
+def census_rollouts(facts: Facts, types: Types, decode: Callable[[Sequence[int]], str] | None) -> list[Row]:
     """Baseline rollouts of the census with their knocked-out and grafted continuations, where their ids were kept."""
     others = _others(facts)
     if not others or "token_ids" not in facts.columns("baseline"):
@@ -148,9 +149,9 @@ def census_rollouts(facts: Facts, types: Types, decode: Callable[[Sequence[int]]
     return shown
 
 
-def _others(facts: Facts) -> dict[str, list[dict[str, Any]]]:
+def _others(facts: Facts) -> dict[str, list[Json]]:
     """Baseline rollout → its other continuations: what was changed, where, the tokens, right or wrong."""
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    found: dict[str, list[tuple[int, Row]]] = {}
     if "token_ids" in facts.columns("knockouts"):
         names = {row.get("set_id"): row for row in facts.rows("census")}
         rows = facts.query(
@@ -172,5 +173,5 @@ def _others(facts: Facts) -> dict[str, list[dict[str, Any]]]:
     return {name: [other for _, other in sorted(own, key=lambda item: item[0])] for name, own in found.items()}
 
 
-def _other(row: dict[str, Any], title: str) -> dict[str, Any]:
+def _other(row: Row, title: str) -> Json:
     return {"title": title, "at": row["resumed_at"], "correct": row["correct"], "tokens": row["token_ids"]}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from rocktokens.report.figures.causal import verdicts_by_token
 from rocktokens.report.formats import interval, points, visible
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Row
 
 Decode = Callable[[Sequence[int]], str]
 PROMPT_LENGTH = 4_000
@@ -37,14 +37,14 @@ class Types:
             return self.facts.token(token_id)
         return self.decode([token_id])
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """What the page knows about each."""
         verdicts = verdicts_by_token(self.facts)
         return [self._row(token_id, verdicts.get(token_id)) for token_id in self._place]
 
-    def _row(self, token_id: int, census: dict[str, Any] | None) -> dict[str, Any]:
+    def _row(self, token_id: int, census: Row | None) -> Row:
         row, text = self._rows.get(token_id, {}), self.text(token_id)
-        shown: dict[str, Any] = {"id": token_id, "text": visible(text), "flow": visible(text, flow=True)}
+        shown: dict[str, object] = {"id": token_id, "text": visible(text), "flow": visible(text, flow=True)}
         shown["cluster"] = row.get("cluster") or "unknown"
         shown["rock"] = token_id in self.facts.rock_ids
         if row.get("class"):
@@ -60,7 +60,7 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
 
 
-def prompt_text(facts: Facts, row: dict[str, Any], decode: Decode | None) -> str | None:
+def prompt_text(facts: Facts, row: Row, decode: Decode | None) -> str | None:
     """The prompt as text, its middle left out where it is long; None where nothing can spell it."""
     ids = row.get("prompt_ids") or []
     if decode is not None:

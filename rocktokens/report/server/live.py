@@ -22,6 +22,7 @@ from rocktokens.report.formats import visible
 from rocktokens.report.html.page import resource, served_style
 from rocktokens.report.run_facts import Facts
 from rocktokens.runs.store import open_run
+from rocktokens.values import Json, Row
 
 MAX_POINTS = 600
 NEWEST = 4
@@ -31,7 +32,7 @@ SERIES = ("loss", "loss_rocks", "loss_rest", "kept_share")
 Decode = Callable[[Sequence[int]], str]
 
 
-def live_data(path: Path, decode: Decode | None = None) -> dict[str, Any]:
+def live_data(path: Path, decode: Decode | None = None) -> Json:
     """Everything that the live page draws, as plain values."""
     run = open_run(path)
     facts = Facts(run)
@@ -109,10 +110,10 @@ def _telemetry(path: Path, last: int) -> list[pa.Table]:
     return tables
 
 
-def _newest(path: Path, facts: Facts, rocks: set[int], decode: Decode | None) -> list[dict[str, Any]]:
+def _newest(path: Path, facts: Facts, rocks: set[int], decode: Decode | None) -> list[Json]:
     """Rollouts of the newest recorded step with every token's cost."""
     for table in reversed(_telemetry(path, last=2)):
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Row] = {}
         for row in table.sort_by([("rollout_id", "ascending"), ("position", "ascending")]).to_pylist():
             if row["rollout_id"] not in found and len(found) == NEWEST:
                 continue

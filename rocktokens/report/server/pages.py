@@ -32,6 +32,7 @@ from rocktokens.report.html.page import own_policy, resource, served_style
 from rocktokens.report.html.tables import table_html
 from rocktokens.report.run_facts import Facts, estimate, understood
 from rocktokens.runs.store import MANIFEST
+from rocktokens.values import Json, Row
 
 CARDS = 24
 REPORT, TIMES = "report.html", "times.json"
@@ -178,7 +179,7 @@ def charts_over(runs: dict[str, Facts]) -> str:
     return f"<section><h2>Over the runs</h2>{''.join(parts)}</section>" if parts else ""
 
 
-def _footprint(facts: Facts) -> dict[str, Any]:
+def _footprint(facts: Facts) -> Row:
     return footprint_row(facts) if facts.rocks else {}
 
 
@@ -242,7 +243,7 @@ def _accuracy(facts: Facts) -> str:
     return interval(sampled_accuracy(facts), percent)
 
 
-def overlap(a: Facts, b: Facts) -> dict[str, Any]:
+def overlap(a: Facts, b: Facts) -> Json:
     """Rock sets of two runs by token text: shared, only in one, and their Jaccard overlap."""
     first, second = ([row["token"] for row in facts.rocks] for facts in (a, b))
     union = set(first) | set(second)

@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             HTTPStatus(code), message_page("Not possible", "This server answers requests to read its own pages.")
         )
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Requests are not worth a line each."""
         log.debug(format, *args)
 

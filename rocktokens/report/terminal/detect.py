@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,6 +12,7 @@ from rocktokens.core.detection.certified import COSTLY, LEARNING, LEVELLED, ROCK
 from rocktokens.core.detection.rock_report import RockReport
 from rocktokens.core.detection.scores import DEFINITIONS
 from rocktokens.core.stats import Estimate
+from rocktokens.values import Row
 
 LIMIT = 30
 COLUMNS = ("token", "class", "cluster", "count", "loss pre → post", "fall [95 %]", "R", "CCR", "excess [95 %]", "sets")
@@ -32,7 +31,7 @@ def render(report: RockReport, command: str | None = None, limit: int = LIMIT) -
     return table
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     named = row["class"] or ""
     return [
         repr(row["token"]),

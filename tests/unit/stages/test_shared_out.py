@@ -32,6 +32,7 @@ from rocktokens.stages.sample import sample
 from rocktokens.stages.score import score
 from rocktokens.stages.workers import number_of, workers
 
+FORKED = str(Path(__file__).parents[2] / "helpers" / "forked_ranks.py")
 ROLLOUTS = ["--rollouts.num-rollouts", "2", "--rollouts.max-new-tokens", "24"]
 CENSUS = [*("--knockout.top", "6"), "--knockout.no-controls", *("--knockout.resamples", "200")]
 CENSUS += [*("--baseline.problems", "40"), *("--baseline.rollouts", "2")]
@@ -103,38 +104,25 @@ def test_nothing_is_done_twice(tmp_path):
     script = tmp_path / "counted.py"
     script.write_text(
         f"""
-import os, sys
+import os
 from rocktokens.lm import scoring
 from rocktokens.lm.sampling import sampler
-from rocktokens.cli import main
+own = os.environ["ROCKTOKENS_RANK"]
 def counted(function, word, size):
     def call(*a, **k):
         with open({str(counter)!r}, "a") as file:
-            file.write(f"{{word}} {{os.environ['ROCKTOKENS_RANK']}} {{size(*a, **k)}}\\n")
+            file.write(f"{{word}} {{own}} {{size(*a, **k)}}\\n")
         return function(*a, **k)
     return call
 sampler.Sampler.generate = counted(sampler.Sampler.generate, "sample", lambda self, r, **k: len(r))
 scoring.score = counted(scoring.score, "score", lambda r, *a, **k: len(r))
-ranks = []
-for rank in range(3):  # three processes, forked from one that has loaded the libraries
-    ranks.append(os.fork())
-    if not ranks[-1]:
-        os.environ["ROCKTOKENS_RANK"] = str(rank)
-        status = 70
-        try:
-            main(sys.argv[1:])
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        finally:
-            os._exit(status)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in ranks))
 """
     )
     path = tmp_path / "run"
     base = {**os.environ, WORLD: "3", LAUNCH: "count", "OMP_NUM_THREADS": "1"}
     asked = ["--prompts.source", "arithmetic", "--prompts.limit", "400", *ROLLOUTS]
     for words in (["sample", path, *asked], ["score", path]):
-        done = subprocess.run([sys.executable, script, *map(str, words)], env=base, timeout=300)
+        done = subprocess.run([sys.executable, FORKED, script, *map(str, words)], env=base, timeout=300)
         assert done.returncode == 0
     rows = [line.split() for line in counter.read_text().splitlines()]
     for word in ("sample", "score"):

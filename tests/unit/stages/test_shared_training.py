@@ -16,13 +16,14 @@ from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair, scor
 
 from rocktokens.config import BaselineConfig, CompareConfig, DetectConfig, GraftConfig
 from rocktokens.config.study import StudyConfig
-from rocktokens.runs.ranks import LAUNCH, RANK, WORLD
+from rocktokens.runs.ranks import LAUNCH, WORLD
 from rocktokens.runs.store import open_run
 from rocktokens.stages import until_decided
 from rocktokens.stages.compare import compare
 from rocktokens.stages.graft import graft
 from rocktokens.stages.study import study
 
+FORKED = str(Path(__file__).parents[2] / "helpers" / "forked_ranks.py")
 GRAFT = GraftConfig(rocks=("w5", "w6", "w7"), resamples=100)
 BASELINE = BaselineConfig(problems=8, rollouts=2)
 COMPARE = CompareConfig(
@@ -96,10 +97,7 @@ def together(script: Path, words: list[object], counts: Path, *, torchrun: bool 
         assert done.returncode == 0, done.stderr[-3000:]
     else:
         environment |= {WORLD: "2", LAUNCH: counts.stem}
-        started = [
-            subprocess.Popen([sys.executable, *arguments], env={**environment, RANK: str(rank)}) for rank in range(2)
-        ]
-        assert [process.wait(500) for process in started] == [0, 0]
+        assert subprocess.run([sys.executable, FORKED, *arguments], env=environment, timeout=500).returncode == 0
     return [line.split() for line in counts.read_text().splitlines()] if counts.exists() else []
 
 
