@@ -39,11 +39,8 @@ def found_in(name: str, factory: pytest.TempPathFactory):
     return world, detect_rocks(table, run.tokenizer, config, embedding_VH=embedding_VH)
 
 
-# One world with rocks and one in which everything is learned; the others take a minute each and run with -m slow.
-WORLDS = [
-    pytest.param(name, marks=() if name in ("arithmetic", "cornerstone") else pytest.mark.slow)
-    for name in world_names()
-]
+# The default world's distillation serves test_facts too; the others take a minute each and run with -m slow.
+WORLDS = [pytest.param(name, marks=() if name == "arithmetic" else pytest.mark.slow) for name in world_names()]
 
 
 @pytest.mark.parametrize("name", WORLDS)
