@@ -6,14 +6,13 @@ is an approximation (lm/top_k.py), and every stage that uses it says so.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from rocktokens.engines.servers import Reply, ServerPool
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.states import Sequences
 from rocktokens.lm.top_k import TopK, TopKSource
+from rocktokens.values import Json
 
 
 class ServedTopK(TopKSource):
@@ -53,7 +52,7 @@ class ServedTopK(TopKSource):
 
     def _ask(self, sequences: Sequences, index: int) -> list[dict[int, float]]:
         ids, start = sequences.ids[index], sequences.starts[index]
-        body: dict[str, Any] = {"prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
+        body: Json = {"prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
         reply = self.pool.post("/v1/completions", {**body, "prompt_logprobs": self.k}, prefix=ids)
         return self._read(reply, ids, start, sequences.name(index))
 

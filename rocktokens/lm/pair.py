@@ -376,18 +376,14 @@ def no_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-class _named_errors:
+@contextmanager
+def _named_errors(name: str, what: str = "model") -> Iterator[None]:
     """Turn whatever a loader raises into one sentence that names the model and the remedy."""
-
-    def __init__(self, name: str, what: str = "model") -> None:
-        self.name, self.what = name, what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, ConfigError):
-            return
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             remedy = "it needs Python code of its own; pass --pair.trust-remote-code if you trust its author"
@@ -397,4 +393,4 @@ class _named_errors:
             remedy = f"its weights are damaged or half-written ({text[:120]}); copy or download it again"
         else:
             remedy = f"{type(error).__name__}: {text[:200]}"
-        raise ConfigError(f"cannot load the {self.what} of {self.name}: {remedy}") from error
+        raise ConfigError(f"cannot load the {what} of {name}: {remedy}") from error

@@ -78,7 +78,7 @@ def _top_k(servers: ServersConfig) -> int | None:
 
 
 def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, top_k: int | None = None) -> Stage:
-    settings: dict[str, Any] = {"top": config.top, "teacher_top_k": top_k}
+    settings: Json = {"top": config.top, "teacher_top_k": top_k}
     if step == max([0, *run.checkpoints()]):
         settings["gradients"] = config.gradients
     models = {"teacher": pair.teacher, f"checkpoint {step}": _source(run, pair, step)}

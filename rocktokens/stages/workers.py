@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.ranks import LAUNCH, RANK, WORLD, remove_signs, watch

@@ -7,7 +7,7 @@ those there were. Rollouts travel as rows of `runs/schema.ROLLOUTS`; their text 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 import pyarrow as pa
 import pyarrow.compute as pc

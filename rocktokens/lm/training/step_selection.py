@@ -78,7 +78,7 @@ class SelectionMixin(_Base):
         every = self.audit_every
         return every is not None and self.state.global_step % every == 0
 
-    def _wanted(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _wanted(self, inputs: list[Batch]) -> list[Batch]:
         """This rank's share of the rollouts that the selector wants sampled.
 
         The selector is asked about the whole step, and what it chooses is dealt out anew: every rank samples the same
