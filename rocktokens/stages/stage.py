@@ -70,8 +70,9 @@ class Stage:
 
     def changed_settings(self) -> list[str]:
         """Settings that differ from those of the recorded stage, each as “a.b was 1, now 2”."""
-        known: Json = self._record().get("settings", self.run.manifest["config"])
-        if not self._record():  # made by an older version, or by hand: believed where it does not say
+        record = self._record()
+        known: Json = record["settings"] if "settings" in record else self.run.manifest["config"]
+        if not record:  # made by an older version, or by hand: believed where it does not say
             known = {**self.settings, **{name: own for name, own in known.items() if name in self.settings}}
         return list(differences("", known, self.settings))
 
