@@ -159,7 +159,7 @@ def _parse(name: str, words: list[str]) -> Any:
     from rocktokens.commands import StudyCommand
 
     kind = _commands()[name]
-    words = [_long_form(kind, word) for word in words]
+    words = _place(kind, [_long_form(kind, word) for word in words])
     file, words = _config_file(words)
     default = None
     if kind is StudyCommand:
@@ -198,6 +198,19 @@ def _long_form(kind: type, word: str) -> str:
     inner = {item.name for item in fields(typing.get_type_hints(kind)[section])}
     near = field in inner or difflib.get_close_matches(field, inner | own, n=1)[:1] in [[name] for name in inner]
     return f"--{section}.{word[2:]}" if near and field not in own else word  # tyro names the flag nearest to a typo
+
+
+def _place(kind: type, words: list[str]) -> list[str]:
+    """`--path RUN` as `RUN` where a command takes its run without a flag."""
+    from tyro.conf import Positional
+
+    hint = typing.get_type_hints(kind, include_extras=True).get("path")
+    if Positional[str].__metadata__[0] not in getattr(hint, "__metadata__", ()):  # type: ignore[attr-defined]
+        return words
+    found = [word.removeprefix("--path=") for word in words]
+    if "--path" in found[:-1]:
+        found.remove("--path")
+    return found
 
 
 def _config_file(words: list[str]) -> tuple[str | None, list[str]]:

@@ -1,19 +1,24 @@
 """The verdict and the rocks' table for the trackers that a run logs to: W&B, TensorBoard, trackio.
 
 Training series go through transformers' own callbacks; this sends what is known only at the end. Tables where the
-tracker takes tables, text where it takes text. A package that is not installed is one sentence.
+tracker takes tables, text where it takes text, and the card as a picture where a Chromium is at hand to draw it. A
+package that is not installed is one sentence.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from rocktokens.errors import ConfigError
 from rocktokens.report.conclusions.verdict import verdict
+from rocktokens.report.figures.images import picture
 from rocktokens.report.formats import NONE, number, visible
 from rocktokens.report.notebook import run_html
 from rocktokens.report.run_facts import Facts
@@ -84,10 +89,22 @@ def send_findings(run: Run, names: Sequence[str], *, folder: str | None = None) 
     return took
 
 
+def card_picture(facts: Facts) -> Any | None:
+    """The verdict card as a Pillow image; None where no browser or no Pillow is installed."""
+    if find_spec("PIL") is None:
+        return None
+    page = f'<!doctype html><meta charset="utf-8"><body style="margin:24px;background:#fff">{run_html(facts.run)}'
+    drawn = picture(page)
+    return None if drawn is None else import_module("PIL.Image").open(io.BytesIO(drawn)).convert("RGB")
+
+
 def _to_tensorboard(facts: Facts, folder: str) -> None:
     writer = import_module("torch.utils.tensorboard").SummaryWriter(folder)
     writer.add_text("rocktokens/verdict", markdown(facts))
     writer.add_scalar("rocktokens/rocks", len(facts.rocks))
+    card = card_picture(facts)
+    if card is not None:
+        writer.add_image("rocktokens/card", np.asarray(card), dataformats="HWC")
     writer.close()
 
 
@@ -96,7 +113,9 @@ def _to_wandb(facts: Facts) -> None:
     own = wandb.run is None
     session = wandb.init(project="rocktokens", name=facts.name) if own else wandb.run
     table = wandb.Table(columns=list(COLUMNS), data=rock_rows(facts))
-    session.log({"rocktokens/rocks": table, "rocktokens/verdict": wandb.Html(run_html(facts.run))})
+    card = card_picture(facts)
+    pictures = {} if card is None else {"rocktokens/card": wandb.Image(card)}
+    session.log({"rocktokens/rocks": table, "rocktokens/verdict": wandb.Html(run_html(facts.run)), **pictures})
     if own:
         session.finish()
 
@@ -105,5 +124,8 @@ def _to_trackio(facts: Facts) -> None:
     trackio, pandas = import_module("trackio"), import_module("pandas")
     trackio.init(project="rocktokens", name=facts.name)
     frame = pandas.DataFrame(rock_rows(facts), columns=list(COLUMNS))
-    trackio.log({"rocktokens/rocks": trackio.Table(dataframe=frame), "rocktokens/verdict": verdict(facts).line})
+    card = card_picture(facts)
+    pictures = {} if card is None else {"rocktokens/card": trackio.Image(card)}
+    line = verdict(facts).line
+    trackio.log({"rocktokens/rocks": trackio.Table(dataframe=frame), "rocktokens/verdict": line, **pictures})
     trackio.finish()

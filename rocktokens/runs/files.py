@@ -31,6 +31,7 @@ REMEDIES = {
     errno.EPERM: "you may not write there; change its permissions or choose another directory",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.ENOENT: "the directory is gone; was the run moved or deleted?",
+    errno.EEXIST: "a file stands where a directory is needed; choose another directory",
     errno.ENOTDIR: "a part of the path is a file; choose another directory",
     errno.EISDIR: "a directory has that name; remove it or choose another directory",
     errno.EIO: "the disk reports an error; check it, then repeat the command",

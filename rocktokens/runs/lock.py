@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rocktokens.errors import RunError
+from rocktokens.errors import RockTokensError, RunError
+from rocktokens.runs.manifest import MANIFEST
 from rocktokens.runs.ranks import ranks
 
 log = logging.getLogger(__name__)
@@ -45,19 +46,25 @@ def working_on(path: Path) -> Iterator[None]:
     before = os.environ.get(SHARED)
     _held[own] = descriptor
     os.environ[SHARED] = os.pathsep.join([*filter(None, [before]), own])
+    refused = False
     try:
         yield
+    except (RockTokensError, OSError):
+        refused = True
+        raise
     finally:
         del _held[own]
         _restore(before)
         _release(path, descriptor)
         if is_new:
-            _remove_if_empty(path)
+            _remove_if_unused(path, refused)
 
 
-def _remove_if_empty(path: Path) -> None:
-    """A command that was refused before it made anything leaves no empty directory."""
+def _remove_if_unused(path: Path, refused: bool) -> None:
+    """A command that was refused before it made anything leaves no directory, and no manifest for the next to obey."""
     with suppress(OSError):
+        if refused and [item.name for item in path.iterdir()] == [MANIFEST]:
+            (path / MANIFEST).unlink()
         path.rmdir()
 
 

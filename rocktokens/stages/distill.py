@@ -109,8 +109,13 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
 
 
 def _require_tools(config: DistillConfig) -> None:
-    """Trackers that are asked for must be installed."""
+    """Trackers and an engine that are asked for must be installed."""
     from importlib.util import find_spec
+
+    if config.generation == "vllm" and find_spec("vllm") is None:
+        raise ConfigError(
+            "generation=vllm needs the package vllm, which is not installed; install it, or leave --generation out"
+        )
 
     modules = {"tensorboard": ("tensorboard", "tensorboardX")}
     for name in config.report_to:

@@ -14,6 +14,7 @@ work away that the user did not ask to lose (`guards`): then it refuses and name
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -271,6 +272,10 @@ def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairC
         if prompts.source in world_names() and not pair.student and not pair.teacher:
             world = get_world(prompts.source)
             pair = dataclasses.replace(pair, student=str(world.student_path), teacher=str(world.teacher_path))
+        elif not pair.student and not pair.teacher:
+            near = difflib.get_close_matches(prompts.source, world_names(), n=1, cutoff=0.75)
+            if near:  # a mistyped world rather than a file without its pair
+                raise ConfigError(f"there are no prompts called {prompts.source!r}; did you mean {near[0]!r}?")
         return pair, prompts
     run = open_run(path)
     if not pair.student and not pair.teacher:

@@ -7,7 +7,8 @@ import logging
 import os
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,7 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
     if not ranks().is_first:
         return _follow(config)
     config = with_made_pair(config)
-    _remember(config)
-    try:
-        _run_stages(config, images)
-    finally:  # a study that was stopped goes on without its flags
-        _remember(config)
+    _run_stages(config, images)
     if config.distill.report_to:
         send_findings(open_run(config.path), config.distill.report_to)
     _summary(config.path, time.monotonic() - start)
@@ -59,7 +56,7 @@ def _run_stages(config: StudyConfig, images: bool) -> None:
     with working_on(config.path), stages(expected(config, _complete(config.path))) as overall:
         for stage in (stage for stage in STAGES if stage in config.stages):
             began, before = time.monotonic(), _written(config.path)
-            with overall.stage(stage):
+            with overall.stage(stage), _remembering(config):
                 if stage in FOLLOWED or stage == "detect" or _trains_together(stage):
                     _run_stage(stage, config, images)
                 else:
@@ -71,13 +68,32 @@ def _run_stages(config: StudyConfig, images: bool) -> None:
             _tell(overall, stage, config.path)
 
 
-def _remember(config: StudyConfig) -> None:
-    """Keep the settings in the run once it is there, so that `rocktokens study RUN` goes on with them."""
-    from rocktokens.runs.store import MANIFEST
-    from rocktokens.stages.study_plan import save_settings
+@contextmanager
+def _remembering(config: StudyConfig) -> Iterator[None]:
+    """Keep the settings in the run once a stage takes them, so that `rocktokens study RUN` goes on with them.
 
-    if (config.path / MANIFEST).exists():
-        save_settings(config)
+    Those of a command that is refused take nobody's place; those of one that is stopped or killed do.
+    """
+    from rocktokens.errors import RockTokensError
+    from rocktokens.runs.store import MANIFEST
+    from rocktokens.stages.study_plan import SETTINGS, save_settings
+
+    def save() -> None:
+        if (config.path / MANIFEST).exists():
+            save_settings(config)
+
+    is_new = not _complete(config.path)
+    try:
+        yield
+    except RockTokensError:
+        made = [item.name for item in config.path.glob("*") if item.name not in (MANIFEST, SETTINGS)]
+        if is_new and made:
+            save()
+        raise
+    except BaseException:  # stopped: it goes on without its flags
+        save()
+        raise
+    save()
 
 
 def _written(path: Path) -> int | None:

@@ -27,6 +27,6 @@ def get_world(name: str) -> World:
     """A built-in world by name."""
     if name not in WORLDS:
         near = difflib.get_close_matches(name, WORLDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ConfigError(f"no built-in world is called {name!r}{hint} There are: {', '.join(WORLDS)}.")
     return WORLDS[name]

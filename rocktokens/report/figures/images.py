@@ -84,6 +84,23 @@ def export(report: Path, folder: Path, names: list[str]) -> tuple[int, str | Non
     return len(images), None
 
 
+def picture(html: str, width: int = 900, height: int = 560) -> bytes | None:
+    """A page of our own as PNG; None without a Chromium, or where it draws nothing. No script runs in it."""
+    program = browser()
+    if program is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="rocktokens-picture-") as directory:
+        page, target = Path(directory) / "page.html", Path(directory) / "page.png"
+        page.write_text(html, encoding="utf-8")
+        flags = [flag for flag in FLAGS if flag != "--dump-dom"]
+        sized = [f"--window-size={width},{height}", f"--screenshot={target}", f"--user-data-dir={directory}/profile"]
+        try:
+            subprocess.run([program, *flags, *sized, page.as_uri()], capture_output=True, timeout=SECONDS, check=False)
+            return target.read_bytes()
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+
 def _with_script(html: str, script: str) -> str:
     """The report with one more script that its policy allows."""
     allowed = content_hash(script).replace("'", "&#x27;")

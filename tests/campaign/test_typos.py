@@ -1,0 +1,101 @@
+"""A mistyped command on a finished run: refused with one sentence, and not a byte of the run is another one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from attacks import attempt
+
+
+LONG = "a" * 300
+MADE: dict[str, Path] = {}
+
+
+def state(run: Path) -> dict[str, bytes]:
+    """Every file but hidden ones: what a command writes beside takes no place until it is complete."""
+    files = {str(path.relative_to(run)): path for path in run.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if not name.startswith(".")}
+
+
+@pytest.fixture(scope="module")
+def run(finished, tmp_path_factory) -> Path:
+    MADE["pair"] = finished.parent / "pair"
+    return Path(shutil.copytree(finished, tmp_path_factory.mktemp("typos") / "run"))
+
+
+# Each of these once threw a complete stage away, or wrote over it.
+TYPOS = {
+    "knockout RUN --candidates nosuchtoken": "nosuchtoken",
+    "knockout RUN --baseline.source nosuch.jsonl": "nosuch.jsonl",
+    "knockout RUN --baseline.checkpoint 99": "99",
+    "graft RUN --rocks typo": "typo",
+    "sample RUN --again --checkpoint 99": "99",
+    "detect RUN --tau-post inf": "finite",
+    "compare RUN --regimes uniform": "nothing to compare",
+    "compare RUN --again --rocks 999999999": "rocks must be at most",
+    "compare RUN --again --rocks 99999": "99999",
+    "distill RUN --again --prompts.source nosuch.jsonl --prompts.checker exact": "nosuch.jsonl",
+    "distill RUN --again --pair.student HOME/none --pair.teacher HOME/none": "none",
+    "sample RUN --num-rollouts 3": "--again",
+    "score RUN --checkpoints 99": "99",
+    "study --path RUN --problems 7": "another configuration",
+    "study --path RUN --detection-prompts 3": "another configuration",
+}
+# Values that no setting takes, flags that a command would pass over, and sizes that are absurd.
+NONSENSE = {
+    "detect RUN --out OUT": "--out",
+    "view RUN --port 65536": "65,535",
+    "view RUN --port -1": "port",
+    "sample RUN --rollouts.seed -1": "seed must be at least 0",
+    "compare RUN --results FILE/x.json": "cannot write",
+    "compare RUN --results HOME": "directory",
+    "report HOME/LONG": "too long",
+    "sample HOME/LONG --prompts.source arithmetic": "too long",
+    "sample NEW --prompts.source LONG": "give both",
+    "sample NEW --prompts.source LONG MODELS": "too long",
+    "sample NEW --prompts.source arithmetik": "did you mean 'arithmetic'",
+    "sample NEW --prompts.source arithmetic --pair.threads 99999999": "threads must be at most",
+    "sample NEW --prompts.source arithmetic --rollouts.greedy": "alike",
+    "sample NEW --prompts.source arithmetic --prompts.split nosuch": "nosuch",
+    "distill NEW --prompts.source arithmetic --keep 1000000000": "keep must be at most",
+    "distill NEW --prompts.source arithmetic --steps 1 --generation vllm": "vllm",
+    "distill NEW --prompts.source arithmetic --learning-rate nan": "finite",
+    "study --config LATIN": "UTF-8",
+    "study nosuch": "no recipe",
+    "sample NEW --prompts.source LATIN MODELS": "UTF-8",
+    "export RUN --format nosuch": "nosuch",
+    "view HOME/none": "no directory",
+}
+
+
+def words(command: str, run: Path) -> list[str]:
+    home = run.parent
+    (home / "file").touch()
+    (home / "latin").write_bytes(b"distill: # caf\xe9\n")
+    shutil.copy(home / "latin", home / "latin.yaml")
+    shutil.copy(home / "latin", home / "latin.jsonl")
+    latin = home / ("latin.yaml" if command.startswith("study") else "latin.jsonl")
+    known = {"RUN": run, "OUT": home / "out", "FILE": home / "file", "HOME": home, "NEW": home / "new"}
+    found = []
+    for word in command.split():
+        head, _, rest = word.partition("/")
+        word = f"{known[head]}/{rest}" if head in known and rest else str(known.get(word, word))
+        if word == "MODELS":
+            found += ["--pair.student", f"{MADE['pair']}/student", "--pair.teacher", f"{MADE['pair']}/teacher"]
+            continue
+        found.append(word.replace("LONG", LONG).replace("LATIN", str(latin)))
+    return found
+
+
+@pytest.mark.parametrize(("command", "expected"), [*TYPOS.items(), *NONSENSE.items()])
+def test_a_refused_command_changes_nothing(run, command, expected):
+    before = state(run)
+    status, said, problem = attempt(words(command, run))
+    assert problem is None
+    assert status in (1, 2), said
+    assert expected in " ".join(said.replace("│", " ").split())
+    assert state(run) == before
+    assert not (run.parent / "new").exists()
+    assert not (run.parent / "out").exists()
