@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from attacks import attempt
 
-
 LONG = "a" * 300
 MADE: dict[str, Path] = {}
 
