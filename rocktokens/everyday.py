@@ -49,7 +49,7 @@ EVERYDAY = {
     "graft": ("graft.problems", "graft.rocks", "graft.clusters", "baseline.rollouts", "again"),
     "compare": (
         *("compare.regimes", "compare.seeds", "compare.steps", "compare.problems", "compare.rollouts"),
-        *("compare.margin", "compare.rocks", "results", "again"),
+        *("compare.equal", "compare.until", "compare.margin", "compare.rocks", "results", "again"),
     ),
 }
 

@@ -42,14 +42,21 @@ def league_markdown(title: str, results: Mapping[str, Any]) -> str:
         lines += _table(
             ("regime", "best control", "saved of its tokens", "answer", "accuracy over it at equal tokens, points"),
             [
-                (f"`{row['regime']}`", f"`{row['control']}`", _saved(row), row["answer"], _change(row, "over_control"))
+                (
+                    f"`{row['regime']}`",
+                    f"`{row['control']}`",
+                    saved_of(row),
+                    row["answer"],
+                    _change(row, "over_control"),
+                )
                 for row in results["savings"]
             ],
         )
     return "\n".join(lines) + "\n"
 
 
-def _saved(row: Mapping[str, Any]) -> str:
+def saved_of(row: Mapping[str, Any]) -> str:
+    """What a regime saves of the best control's tokens, with its interval."""
     if row["saved"] is None and row["saved_low"] is None and row["saved_high"] is None:
         return "did not arrive"
     value, low, high = (
