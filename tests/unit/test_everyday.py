@@ -106,7 +106,7 @@ def test_plans_grow_with_the_settings(tmp_path):
     small = dataclasses.replace(quick(recipes()["arithmetic"]()), path=tmp_path / "run")
     large = dataclasses.replace(small, distill=dataclasses.replace(small.distill, steps=6000))
     seconds = [{item.name: item.seconds for item in plan(config)} for config in (small, large)]
-    assert seconds[1]["distill"] > 50 * seconds[0]["distill"]
+    assert seconds[1]["distill"] > 10 * seconds[0]["distill"]
     assert disk_needed(large, 10**6) > disk_needed(small, 10**6)
     needed = prompts_needed(small)
     assert needed["detection"] == 150

@@ -11,13 +11,13 @@ import pytest
 from rocktokens.core.remarks import Code, Remark, in_words
 from rocktokens.report.conclusions.remarks import SENTENCES, sentence
 
-CORE = Path(__file__).parents[4] / "rocktokens" / "core"
+PACKAGE = Path(__file__).parents[4] / "rocktokens"
 
 
 def test_every_code_has_a_sentence_and_is_given_somewhere():
     given = {
         node.args[0].value
-        for path in CORE.rglob("*.py")
+        for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Remark"
     }
