@@ -75,9 +75,7 @@ def accuracy_tokens(facts: Facts) -> Figure | None:
                 "error_y": errors(accuracy, low, high, color),
                 "line": {"color": color, "dash": DASHES[place % len(DASHES)], "width": 2},
                 "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": color},
-                "text": [
-                    f"<b>{label(regime, 40)}</b>: {percent(row[1])} after {number(row[0], 0)} tokens" for row in rows
-                ],
+                "text": [f"{label(regime, 40)}: {percent(row[1])} after {number(row[0], 0)} tokens" for row in rows],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
@@ -129,7 +127,7 @@ def league(facts: Facts) -> Figure | None:
             ),
             "marker": {"color": [ROCK if row["rank"] == 1 else REST for row in rows], "size": 9},
             "text": [
-                f"<b>{label(row['regime'], 40)}</b>, rank {row['rank']}: {percent(row['accuracy'])}"
+                f"{label(row['regime'], 40)}, rank {row['rank']}: {percent(row['accuracy'])}"
                 + (f", {interval(change, points)} points against uniform" if change else "")
                 for row, change in zip(rows, changes)
             ],
