@@ -69,7 +69,7 @@ def accuracy_tokens(facts: Facts) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": regime,
+                "name": label(regime, 40),
                 "x": [row[0] for row in rows],
                 "y": accuracy,
                 "error_y": errors(accuracy, low, high, color),
