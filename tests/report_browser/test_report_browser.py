@@ -69,7 +69,7 @@ def test_no_error_and_no_request_off_the_page(page, reports):
 
 def test_every_chart_is_drawn(page):
     charts = page.find_elements(By.CSS_SELECTOR, ".chart[data-figure]")
-    assert len(charts) == 14
+    assert len(charts) == 16
     for chart in charts:
         assert chart.find_elements(By.CSS_SELECTOR, "svg.main-svg"), chart.get_attribute("data-figure")
     screenshot(page, "report_light")

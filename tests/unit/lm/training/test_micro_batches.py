@@ -65,10 +65,16 @@ def test_a_prompt_is_shared_within_its_micro_batch_only():
 def test_shared_prompts_cost_nothing():
     student, teacher = ModelShape.of(distilling.student()), ModelShape.of(distilling.teacher())
     prompts, rollouts = np.array([5.0, 5.0, 7.0]), np.array([4.0, 6.0, 3.0])
-    whole = step_flops(student, teacher, prompts, rollouts, kept=13, measured_first=True)
-    shared = step_flops(student, teacher, prompts, rollouts, kept=13, measured_first=True, shared_S=np.array([5.0]))
-    assert whole["student"] - shared["student"] == pytest.approx(3 * student.backbone(np.array([5.0])))
-    assert whole["teacher"] - shared["teacher"] == pytest.approx(teacher.backbone(np.array([5.0])))
+
+    def flops(measured_first: bool, **shared) -> dict[str, float]:
+        return step_flops(student, teacher, prompts, rollouts, kept=13, measured_first=measured_first, **shared)
+
+    prompt = np.array([5.0])
+    whole, shared = flops(False), flops(False, shared_S=prompt)
+    assert whole["student"] - shared["student"] == pytest.approx(3 * student.backbone(prompt))
+    assert whole["teacher"] - shared["teacher"] == pytest.approx(teacher.backbone(prompt))
+    select = flops(True)["select"] - flops(True, shared_S=prompt)["select"]
+    assert select == pytest.approx(student.backbone(prompt) + teacher.backbone(prompt))
     assert whole["head"] == shared["head"]
 
 
