@@ -7,9 +7,12 @@ what is computed.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
 
 Item = TypeVar("Item")
 
@@ -22,13 +25,27 @@ def num_threads() -> int:
 
 
 def for_each(work: Callable[[Item], object], items: Iterable[Item], *, threads: int | None = None) -> None:
-    """Call `work` for every item, several at a time; the first error is raised."""
+    """Call `work` for every item, several at a time; the first error is raised.
+
+    Products of matrices use one thread each meanwhile, and a `for_each` inside `work` runs one item after another:
+    more threads than cores would only wait for each other.
+    """
     number = num_threads() if threads is None else threads
     pieces = list(items)
-    if number < 2 or len(pieces) < 2:
+    if number < 2 or len(pieces) < 2 or getattr(_here, "inside", False):
         for piece in pieces:
             work(piece)
         return
-    with ThreadPoolExecutor(min(number, len(pieces))) as pool:
+    with (
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(min(number, len(pieces)), initializer=_enter) as pool,
+    ):
         for done in [pool.submit(work, piece) for piece in pieces]:
             done.result()
+
+
+_here = threading.local()
+
+
+def _enter() -> None:
+    _here.inside = True

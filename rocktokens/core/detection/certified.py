@@ -8,6 +8,7 @@ This module knows losses per type and prompt; it does not know contexts, halves,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy import stats as sps
 
 from rocktokens.core.detection.grouped import blocks, run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Floats, Intervals, benjamini_hochberg
 
 # Shapes: N occurrences, V token types, P prompts, S pairs of a type and a prompt that it occurs in.
@@ -222,13 +224,26 @@ class TypeTests:
     def of(cls, sums: PairSums, kappa: float) -> TypeTests:
         """All tests of all types."""
         number_V = sums.prompts_V
+        tests: dict[str, Callable[[], Floats]] = {
+            "neighbours": lambda: p_above_neighbours(sums),
+            "mean": lambda: p_above_mean(sums),
+            "stagnant": lambda: p_stagnant(sums, kappa),
+            "fallen": lambda: p_fallen(sums, kappa),
+            "level": lambda: p_level(sums, kappa),
+        }
+        p: dict[str, Floats] = {}
+
+        def work(name: str) -> None:
+            p[name] = tests[name]()
+
+        for_each(work, tests)
         return cls(
             observed_V=number_V > 0,
             testable_V=number_V >= MIN_PROMPTS,
-            costly_V=np.maximum(p_above_neighbours(sums), p_above_mean(sums)),
-            stagnant_V=p_stagnant(sums, kappa),
-            fallen_V=p_fallen(sums, kappa),
-            level_V=p_level(sums, kappa),
+            costly_V=np.maximum(p["neighbours"], p["mean"]),
+            stagnant_V=p["stagnant"],
+            fallen_V=p["fallen"],
+            level_V=p["level"],
             has_pre=sums.pre_S is not None,
         )
 

@@ -8,7 +8,6 @@ This module knows token types, rollouts and positions; it does not know losses, 
 from __future__ import annotations
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.similar import shares_of_types, similar_shares
@@ -18,6 +17,7 @@ from rocktokens.errors import DataError
 # Shapes: M recorded rows, Q persistent occurrences, V token types, H vector width, D distances, G thresholds.
 Floats = Array  # float32
 ENCODE_ROWS = 16_384  # contexts encoded in one go
+MIX_ROWS = 2_048  # of them mixed at once, which the cache holds
 POOL, PAIRS = 20_000, 100_000  # contexts and pairs that calibrate γ: its share of 5 % then errs by 0.1 %
 
 
@@ -48,15 +48,23 @@ def encode_windows(occurrences: Occurrences, row_Q: Array, vector_VH: Floats, wi
     wanted_QD = row_Q[:, None] + offset_D
     near_QD = np.clip(wanted_QD, 0, len(occurrences.type_M) - 1)
     # Where positions are missing from the record, distance is that of the positions, not of the rows.
-    distance_QD = np.abs(occurrences.position_M[near_QD] - occurrences.position_M[row_Q][:, None])
-    inside_QD = (near_QD == wanted_QD) & (occurrences.rollout_M[near_QD] == occurrences.rollout_M[row_Q][:, None])
+    distance_QD = np.abs(occurrences.position_M.take(near_QD) - occurrences.position_M[row_Q][:, None])
+    inside_QD = (near_QD == wanted_QD) & (occurrences.rollout_M.take(near_QD) == occurrences.rollout_M[row_Q][:, None])
     inside_QD &= distance_QD <= window
     weight_QD = np.divide(1, distance_QD, out=np.zeros(near_QD.shape, np.float32), where=inside_QD, dtype=np.float32)
-    ends = np.arange(len(row_Q) + 1) * len(offset_D)
-    mix_QV = csr_array(
-        (weight_QD.ravel(), occurrences.type_M[near_QD].ravel(), ends), shape=(len(row_Q), len(vector_VH))
-    )
-    return unit(mix_QV @ vector_VH)
+    return unit(_mixed(occurrences.type_M.take(near_QD), weight_QD, vector_VH))
+
+
+def _mixed(type_QD: Array, weight_QD: Floats, vector_VH: Floats) -> Floats:
+    """Weighted sums of the types' vectors: a product with a sparse matrix, in steps that leave the interpreter free."""
+    mixed_QH = np.zeros((len(type_QD), vector_VH.shape[1]), vector_VH.dtype)
+    for begin in range(0, len(type_QD), MIX_ROWS):
+        rows = slice(begin, begin + MIX_ROWS)
+        for d in range(type_QD.shape[1]):
+            part_qH = vector_VH.take(type_QD[rows, d], axis=0)
+            part_qH *= weight_QD[rows, d, None]
+            mixed_QH[rows] += part_qH
+    return mixed_QH
 
 
 class Contexts:

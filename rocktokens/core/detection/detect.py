@@ -41,6 +41,7 @@ from rocktokens.core.detection.scores import (
     type_intervals,
 )
 from rocktokens.core.detection.sensitivity import overlaps, sensitivity, shares
+from rocktokens.core.parallel import for_each
 from rocktokens.core.remarks import Remark
 from rocktokens.values import Row
 
@@ -286,16 +287,20 @@ def _controls(measurement: Occurrences, rocks: Array, config: DetectConfig) -> d
     rock_N = np.isin(measurement.type_N, rocks)
     if not rock_N.any():
         return {}
-    return {
-        name: matched_control(
+    found: dict[str, Control] = {}
+
+    def place(name: str) -> None:
+        found[name] = matched_control(
             rock_N,
             measurement.rollout_N,
             measurement.loss_post_N,
             rng=rng_for(config.seed, name),
             match_loss=name == "control_loss",
         )
-        for name in ("control", "control_loss")
-    }
+
+    names = ("control", "control_loss")
+    for_each(place, names)
+    return {name: found[name] for name in names}
 
 
 def _footprints(
@@ -305,24 +310,28 @@ def _footprints(
     types = {name: choice.rocks(name) for name in DEFINITIONS} | {"costly": choice.certified.costly}
     masks = {name: np.isin(measurement.type_N, own) for name, own in types.items()}
     masks |= {name: control.chosen_N for name, control in controls.items()}
-    found = {}
+    found: dict[str, Footprint] = {}
     grad_N = measurement.grad_norm_N  # read once for all sets
     held = replace(measurement, extras={} if grad_N is None else {"grad_norm": grad_N})
-    for name, chosen_N in masks.items():
-        if not chosen_N.any():
-            continue
+    observed = int((measured.count_V + choice.scores.count_V > 0).sum())
+
+    def work(name: str) -> None:
+        chosen_N = masks[name]
         found[name] = footprint(
             name,
             held,
             chosen_N,
             measured.sums.unit_N,
             num_types=len(types[name]) if name in types else len(np.unique(measurement.type_N[chosen_N])),
-            observed_types=int((measured.count_V + choice.scores.count_V > 0).sum()),
+            observed_types=observed,
             rng=rng_for(config.seed, "resamples"),
             resamples=config.resamples,
             level=config.level,
         )
-    return found
+
+    covering = [name for name, chosen_N in masks.items() if chosen_N.any()]
+    for_each(work, covering)
+    return {name: found[name] for name in covering}
 
 
 def _clusters(kinds: Array, rocks: Array, measured: Scores) -> list[ClusterRow]:

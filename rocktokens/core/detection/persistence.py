@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Estimate, Floats, bootstrap_estimate, wilcoxon
 from rocktokens.errors import DataError
 
@@ -90,15 +91,18 @@ def persistence(
     for step in steps:  # one checkpoint at a time: it may have to be read
         loss_N = losses[step]
         loss_of[step] = {name: loss_N[index] for name, index in inside.items()}
-    rows = []
-    for name, types in groups.items():
-        if len(types) == 0:
-            continue
-        inside_n = inside[name]
-        compare = _Comparison(name, types, rng, resamples, level)
+    found: dict[str, list[PersistenceRow | None]] = {}
+    filled = [name for name, types in groups.items() if len(types)]
+    draws = dict(zip(filled, rng.spawn(len(filled)), strict=True))  # so that groups can be compared side by side
+
+    def work(name: str) -> None:
+        types, inside_n = groups[name], inside[name]
+        compare = _Comparison(name, types, draws[name], resamples, level)
         own, unit = measurement.type_N[inside_n], unit_N[inside_n]
-        for step in steps[1:]:
-            rows.append(compare.paired("checkpoint", step, own, unit, loss_of[steps[0]][name], loss_of[step][name]))
+        rows = [
+            compare.paired("checkpoint", step, own, unit, loss_of[steps[0]][name], loss_of[step][name])
+            for step in steps[1:]
+        ]
         post = measurement.loss_post_N[inside_n]
         chosen_N = np.isin(selection.type_N, types)
         chosen = (selection.type_N[chosen_N], selection_unit_N[chosen_N], selection.loss_post_N[chosen_N])
@@ -106,7 +110,10 @@ def persistence(
         part = second_N[inside_n]
         halves = [(own[half], unit[half], post[half]) for half in (~part, part)]
         rows.append(compare.apart("aa_fresh", halves[0], halves[1]))
-    return [row for row in rows if row is not None]
+        found[name] = rows
+
+    for_each(work, filled)
+    return [row for name in filled for row in found[name] if row is not None]
 
 
 class _Comparison:

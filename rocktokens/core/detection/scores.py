@@ -15,6 +15,7 @@ from rocktokens.core.detection.context import Contexts, Floats
 from rocktokens.core.detection.grouped import blocks, run_bounds, run_sums
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.type_sums import Column, TypeSums
+from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Intervals, bootstrap_sums, max_t, resample_counts
 
 # Shapes: N occurrences, V token types, U units of prompts, B resamples.
@@ -117,9 +118,12 @@ def ranks_within(prompt_N: Array, loss_N: Array) -> Array:
     bound_P = run_bounds(prompt_N)
     apart = bool((prompt_N[1:] < prompt_N[:-1]).any())  # a prompt's occurrences do not lie together
     pieces = [slice(0, len(bound_P) - 1)] if apart else blocks(bound_P)
-    for piece in pieces:
+
+    def work(piece: slice) -> None:
         rows = slice(int(bound_P[piece.start]), int(bound_P[piece.stop]))
         ranks_N[rows] = _ranks(prompt_N[rows], loss_N[rows])
+
+    for_each(work, pieces)
     return ranks_N
 
 

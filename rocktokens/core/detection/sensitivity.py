@@ -28,6 +28,7 @@ from rocktokens.core.detection.scores import (
     score,
 )
 from rocktokens.core.detection.sweep import jaccard
+from rocktokens.core.parallel import for_each
 
 
 class SensitivityRow(NamedTuple):
@@ -71,14 +72,19 @@ def sensitivity(
     selection: Occurrences, config: DetectConfig, vector_VH: Floats, choice: Choice, measured: Scores
 ) -> list[SensitivityRow]:
     """Every definition's set with κ, q, τ, γ, η, w or K moved by one step; footprints on the measured half."""
-    variants = dict(choice.variants)
+    moved: dict[tuple[str, int], DetectConfig] = {}
     for step in (-1, 1):
         pre, post = loss_thresholds(selection, config, step * TAU_STEP)
-        moved = replace(config, tau_pre=pre, tau_post=post)
-        variants["tau", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
+        moved["tau", step] = replace(config, tau_pre=pre, tau_post=post)
         if config.window + step >= 1:
-            moved = replace(config, window=config.window + step)
-            variants["window", step] = score(selection, moved, vector_VH, sums=choice.scores.sums)[0]
+            moved["window", step] = replace(config, window=config.window + step)
+    found: dict[tuple[str, int], Scores] = {}
+
+    def work(name: tuple[str, int]) -> None:
+        found[name] = score(selection, moved[name], vector_VH, sums=choice.scores.sums)[0]
+
+    for_each(work, moved)
+    variants = choice.variants | {name: found[name] for name in moved}
     rows = []
     for (parameter, step), scores in {("base", 0): choice.scores, **variants}.items():
         ranked = rankings(scores, choice.excess) | {"certified": certified_rocks(choice.certified, scores, config)}

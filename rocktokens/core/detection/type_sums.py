@@ -57,12 +57,16 @@ class TypeSums:
             rows = rows_of(block)
             # A prompt's occurrences lie together, so that one unit's cells stay in the cache.
             key_n = self.unit_N[rows].astype(np.int64) * self.num_types + self.type_N[rows]
-            for name, column in columns.items():
+
+            def work(name: str, block: slice = block, key_n: Array = key_n) -> None:
+                column = columns[name]
                 weight_n = None if column is None else column(block) if callable(column) else column[block]
                 found = np.bincount(key_n, weights=weight_n, minlength=size)
                 total[name] = total[name] + found if name in total else found
-        for name, cells in total.items():
-            cells_UV = cells.reshape(self.num_units, self.num_types)
+
+            for_each(work, columns)
+        for name in columns:
+            cells_UV = total[name].reshape(self.num_units, self.num_types)
             self.totals[name] = cells_UV.sum(0)
             self.cells[name] = np.ascontiguousarray(cells_UV.T, dtype=np.float32)
 

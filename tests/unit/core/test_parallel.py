@@ -1,0 +1,52 @@
+"""Pieces of work on several threads: all are done, errors surface, and inner pieces do not multiply the threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from threadpoolctl import threadpool_info
+
+from rocktokens.core.parallel import for_each, num_threads
+
+
+def test_every_item_is_worked_on_once():
+    done: list[int] = []
+    for_each(done.append, range(50), threads=3)
+    assert sorted(done) == list(range(50))
+
+
+def test_the_first_error_is_raised():
+    def work(item: int) -> None:
+        if item == 3:
+            raise ValueError("piece 3")
+
+    with pytest.raises(ValueError, match="piece 3"):
+        for_each(work, range(10), threads=2)
+
+
+def test_work_inside_work_stays_on_its_thread():
+    seen: dict[int, set[int]] = {}
+
+    def outer(item: int) -> None:
+        own: set[int] = set()
+        for_each(lambda _: own.add(threading.get_ident()), range(5), threads=2)
+        seen[item] = own | {threading.get_ident()}
+
+    for_each(outer, range(4), threads=2)
+    assert [len(own) for own in seen.values()] == [1] * 4
+
+
+def test_products_use_one_thread_meanwhile():
+    def blas() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    before, inside = blas(), []
+    for_each(lambda _: inside.extend(blas()), range(2), threads=2)
+    assert set(inside) == {1}
+    assert blas() == before
+
+
+def test_the_limit_of_threads_is_the_usual_variable(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert num_threads() == 1
