@@ -7,6 +7,7 @@ from typing import Literal
 
 from rocktokens.config.base import Settings, immaterial, require
 from rocktokens.config.selector import SELECTOR_OPTIONS, SelectorConfig
+from rocktokens.config.servers import is_base_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,10 @@ class VllmConfig(Settings):
 
     def __post_init__(self) -> None:
         require((self.mode == "server") == (self.url is not None), "vllm.mode=server and vllm.url go together")
+        require(
+            self.url is None or is_base_url(self.url),
+            f"vllm.url takes a base URL such as http://127.0.0.1:8000, got {self.url!r}",
+        )
         require(0 < self.memory < 1, f"vllm.memory is a share in (0, 1), got {self.memory}")
         require(self.tensor_parallel >= 1, f"vllm.tensor_parallel must be at least 1, got {self.tensor_parallel}")
         require(self.timeout > 0, f"vllm.timeout must be > 0 seconds, got {self.timeout}")

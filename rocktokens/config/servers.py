@@ -43,14 +43,21 @@ class ServersConfig(Settings):
         for field in ("student", "teacher"):
             urls = getattr(self, field)
             for url in urls:
-                parts = urlsplit(url)
-                require(
-                    parts.scheme in ("http", "https") and bool(parts.hostname),
-                    f"servers.{field} takes base URLs such as http://127.0.0.1:8000, got {url!r}",
-                )
-            require(len(set(urls)) == len(urls), f"servers.{field} names a URL twice: {', '.join(urls)}")
+                require(is_base_url(url), f"servers.{field} takes base URLs such as http://127.0.0.1:8000, got {url!r}")
+            alike = {url.rstrip("/").removesuffix("/v1") for url in urls}
+            require(len(alike) == len(urls), f"servers.{field} names a URL twice: {', '.join(urls)}")
         for field in ("concurrency", "prompt_tokens"):
             require(getattr(self, field) >= 1, f"servers.{field} must be at least 1, got {getattr(self, field)}")
         require(self.top_k is None or self.top_k >= 1, f"servers.top_k must be at least 1, got {self.top_k}")
         require(self.retries >= 0, f"servers.retries must be at least 0, got {self.retries}")
         require(self.timeout > 0, f"servers.timeout must be > 0 seconds, got {self.timeout}")
+
+
+def is_base_url(url: str) -> bool:
+    """Whether it is an address that can be called: http or https, a host, and a port that exists."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # a port beyond 65535, or half a bracket
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not set(url) & set(" \t\r\n")

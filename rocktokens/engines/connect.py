@@ -7,11 +7,12 @@ to recognise it (identity.py) where it is small enough.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
 from rocktokens.engines.identity import Fingerprint, probe_ids, served_logprobs, states_logprobs, verify
-from rocktokens.engines.servers import ServerPool
+from rocktokens.engines.servers import Refused, ServerPool
 from rocktokens.engines.states import HOW_TO_SERVE, ServedStates
 from rocktokens.engines.top_k import ServedTopK
 from rocktokens.engines.vllm import VllmEngine
@@ -27,6 +28,7 @@ from rocktokens.lm.pair import (
 )
 from rocktokens.lm.sampling.requests import Engine
 from rocktokens.lm.sampling.rollouts import make_sampler
+from rocktokens.lm.tasks import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,12 @@ class Sampling:
 
 
 def open_sampling(
-    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, *, of_teacher: bool = False
+    pair: PairConfig,
+    servers: ServersConfig,
+    rollouts: RolloutConfig,
+    *,
+    of_teacher: bool = False,
+    before: Fingerprint | None = None,
 ) -> Sampling:
     """The engine that samples from the pair's student, or teacher: on servers where they are named.
 
@@ -52,6 +59,7 @@ def open_sampling(
         servers: Where they are served.
         rollouts: How is sampled.
         of_teacher: Whether the teacher samples.
+        before: What was served when the stage's finished parts were made; another model is refused.
     """
     urls = generating(servers) if of_teacher else list(servers.student)
     if not urls:
@@ -61,7 +69,7 @@ def open_sampling(
     name = pair.teacher if of_teacher else pair.student
     pool = ServerPool(urls, servers)
     ids = _probe(facts, pool)
-    served = verify(pool, served_logprobs(pool, ids), ids, name, pair, servers)
+    served = verify(pool, lambda one: served_logprobs(one, ids), ids, name, pair, servers, before)
     log.info("%s is sampled on %s", name, ", ".join(pool.urls))
     return Sampling(_engine(pool, facts, context_of(name, pair), rollouts), facts, served, tuple(pool.urls))
 
@@ -85,17 +93,22 @@ def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, roll
     )
 
 
-def open_pair(pair: PairConfig, servers: ServersConfig, *, trains: bool = False) -> tuple[Pair, Fingerprint | None]:
+def open_pair(
+    pair: PairConfig, servers: ServersConfig, *, trains: bool = False, before: Fingerprint | None = None
+) -> tuple[Pair, Fingerprint | None]:
     """The student in this process, and the teacher beside it or, where it is served, its states.
 
     Args:
         pair: The models.
         servers: Where the teacher is served; its student's URLs are not looked at.
         trains: Whether the student's weights will be trained.
+        before: What was served when the stage's finished parts were made; another teacher is refused.
 
     Returns:
         The pair, and what the teacher's servers serve; None where it is in this process.
     """
+    if servers.student:
+        log.info("the student's servers are not asked here: its states are computed in this process")
     if not servers.teacher:
         return load_pair(pair, trains=trains), None
     models = load_pair(pair, with_teacher=False, trains=trains)
@@ -106,9 +119,9 @@ def open_pair(pair: PairConfig, servers: ServersConfig, *, trains: bool = False)
             raise ConfigError(
                 f"training needs the teacher's hidden states, and servers.top_k is for scoring alone. {HOW_TO_SERVE}"
             )
-        states, served = open_top_k(pair, servers, models, urls)
+        states, served = open_top_k(pair, servers, models, urls, before)
     else:
-        states, served = open_states(pair, servers, models)
+        states, served = open_states(pair, servers, models, before)
 
     def engine(rollouts: RolloutConfig) -> Engine:
         return _engine(ServerPool(urls, servers), models, context_of(pair.teacher, pair), rollouts)
@@ -116,21 +129,39 @@ def open_pair(pair: PairConfig, servers: ServersConfig, *, trains: bool = False)
     return replace(models, remote=RemoteTeacher(states, engine if urls else None)), served
 
 
-def open_states(pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts) -> tuple[ServedStates, Fingerprint]:
+def open_states(
+    pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts, before: Fingerprint | None = None
+) -> tuple[ServedStates, Fingerprint]:
     """The served teacher's states; refused where none of its servers gives them, or another model is served."""
-    urls = giving_states(servers)
+    refusals = {url: why_no_states(url, servers) for url in servers.teacher}
+    urls = [url for url, said in refusals.items() if said is None]
     if not urls:
+        said = "; ".join(f"{url} says: {words}" for url, words in refusals.items())
         raise ConfigError(
-            f"none of {', '.join(servers.teacher)} gives hidden states, which scoring and training need. {HOW_TO_SERVE}"
-            "; or, to score approximately by the teacher's most probable tokens, pass --servers.top-k 20"
+            f"none of {', '.join(servers.teacher)} gives hidden states, which scoring and training need ({said}). "
+            f"{HOW_TO_SERVE}; or, to score approximately by the teacher's most probable tokens, pass --servers.top-k 20"
         )
     pool = ServerPool(urls, servers)
     head = read_head(pair.teacher, pair)
-    source = ServedStates(pool, head, model_context=context_of(pair.teacher, pair), wire=servers.wire)
+    context = context_of(pair.teacher, pair)
+    source = ServedStates(pool, head, model_context=context, wire=servers.wire)
     ids = _probe(facts, pool)
-    served = verify(pool, states_logprobs(source, ids), ids, pair.teacher, pair, servers)
+
+    def ask(one: ServerPool) -> tuple[float, ...]:
+        return states_logprobs(ServedStates(one, head, model_context=context, wire=servers.wire), ids)
+
+    served = verify(pool, ask, ids, pair.teacher, pair, servers, before)
     log.info("the teacher's states come from %s", ", ".join(pool.urls))
     return source, served
+
+
+def require_room(pair: Pair, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Refuse a served teacher that does not take the longest prompt with its rollout."""
+    source = None if pair.remote is None else pair.remote.states
+    if isinstance(source, ServedStates) and prompts:
+        longest = max(len(prompt.prompt_ids) for prompt in prompts) + max_new_tokens
+        own = getattr(pair.student.config.get_text_config(), "max_position_embeddings", None)
+        source.require(longest if own is None else min(longest, own))
 
 
 def uses_top_k(servers: ServersConfig) -> bool:
@@ -139,13 +170,17 @@ def uses_top_k(servers: ServersConfig) -> bool:
 
 
 def open_top_k(
-    pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts, urls: list[str]
+    pair: PairConfig,
+    servers: ServersConfig,
+    facts: Pair | PairFacts,
+    urls: list[str],
+    before: Fingerprint | None = None,
 ) -> tuple[ServedTopK, Fingerprint]:
     """The served teacher's most probable tokens: an approximation, and said to be one."""
     pool = ServerPool(urls, servers)
     source = ServedTopK(pool, servers.top_k or 1, model_context=context_of(pair.teacher, pair))
     ids = _probe(facts, pool)
-    served = verify(pool, served_logprobs(pool, ids), ids, pair.teacher, pair, servers)
+    served = verify(pool, lambda one: served_logprobs(one, ids), ids, pair.teacher, pair, servers, before)
     log.warning("%s gives no hidden states: scores are %s", ", ".join(pool.urls), source.approximation)
     return source, served
 
@@ -162,11 +197,16 @@ def generating(servers: ServersConfig) -> list[str]:
 
 def kind_of(url: str, servers: ServersConfig) -> str:
     """Whether a server gives states or generates, by asking it for a token's state."""
+    return "states" if why_no_states(url, servers) is None else "generates"
+
+
+def why_no_states(url: str, servers: ServersConfig) -> str | None:
+    """What a server says when it is asked for a token's state; None where it gives it."""
     with ServerPool([url], servers) as pool:
         try:
             pool.post("/pooling", {"input": [3], "task": "token_embed", "encoding_format": "float"})
-        except ConfigError as refusal:
-            if "refuses a request" not in str(refusal):
+        except Refused as refusal:
+            if refusal.status in (401, 403):
                 raise
-            return "generates"
-    return "states"
+            return refusal.said or str(refusal.status)
+    return None

@@ -16,6 +16,7 @@ from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Floats
 from rocktokens.engines.connect import Sampling, generating, open_sampling
+from rocktokens.engines.identity import Fingerprint
 from rocktokens.engines.vllm import VllmEngine
 from rocktokens.errors import ConfigError
 from rocktokens.lm.causal.graft import Grafter
@@ -31,19 +32,27 @@ log = logging.getLogger(__name__)
 NOT_WORTH_IT = 50
 
 
+def open_teacher(
+    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, before: Fingerprint | None = None
+) -> Sampling:
+    """The teacher on its servers that generate; refused where there is none."""
+    if not generating(servers):
+        raise ConfigError(
+            "grafts on servers need a teacher's server that generates among --servers.teacher; or leave "
+            "--servers.student out, and both models are loaded here"
+        )
+    return open_sampling(pair, servers, rollouts, of_teacher=True, before=before)
+
+
 def open_grafter(
-    sampling: Sampling, pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig
+    sampling: Sampling, teacher: Sampling | None, rollouts: RolloutConfig
 ) -> Callable[[Floats, Floats], Grafter]:
     """What makes a grafter for rules: of both models in this process, or of both on servers."""
     if isinstance(sampling.engine, VllmEngine):
-        if not generating(servers):
-            raise ConfigError(
-                "grafts on servers need a teacher's server that generates among --servers.teacher; or leave "
-                "--servers.student out, and both models are loaded here"
-            )
-        student, teacher = sampling.engine, open_sampling(pair, servers, rollouts, of_teacher=True).engine
-        assert isinstance(teacher, VllmEngine)
-        return lambda rules, own: ServedGrafter(student, teacher, rules, own)
+        assert teacher is not None
+        student, drawn = sampling.engine, teacher.engine
+        assert isinstance(drawn, VllmEngine)
+        return lambda rules, own: ServedGrafter(student, drawn, rules, own)
     assert isinstance(sampling.facts, Pair)
     local, theirs = sampling.engine, make_sampler(sampling.facts, rollouts, of_teacher=True)
     assert isinstance(local, Sampler)
@@ -66,7 +75,7 @@ class ServedGrafter:
     ) -> list[Continuation]:
         """One continuation a request, in order."""
         before = self.redraws
-        found = self.student.pool.map(self._complete, requests, progress=progress)
+        found = self.student.pool.map(self._complete, requests, progress=progress, beside=(self.teacher.pool,))
         each = 2 * (self.redraws - before) / max(len(requests), 1)
         if each > NOT_WORTH_IT:
             log.info(

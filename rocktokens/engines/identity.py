@@ -8,6 +8,7 @@ that goes on keeps it and refuses to mix rollouts or scores of two models.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class Fingerprint:
     """What a pool was found to serve."""
 
     root: str | None
+    """Where the servers say that they read it from; several places are separated by commas."""
     logprobs: tuple[float, ...]
     """Of the probe's tokens, from its second on."""
 
@@ -50,11 +52,20 @@ class Fingerprint:
         """As JSON, for a file."""
         return json.dumps(asdict(self))
 
+    def roots(self) -> set[str]:
+        """The places apart."""
+        return set(self.root.split(", ")) if self.root else set()
+
     @classmethod
     def of_text(cls, text: str) -> Fingerprint:
         """Back from JSON."""
-        found = json.loads(text)
-        return cls(found["root"], tuple(found["logprobs"]))
+        try:
+            found = json.loads(text)
+            return cls(found["root"], tuple(map(float, found["logprobs"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                "what the servers served is recorded in a damaged part; pass --again to start over"
+            ) from error
 
 
 def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[int, ...]:
@@ -103,34 +114,56 @@ def own_logprobs(name: str, config: PairConfig, ids: tuple[int, ...]) -> tuple[f
 
 def verify(
     pool: ServerPool,
-    found: tuple[float, ...],
+    ask: Callable[[ServerPool], tuple[float, ...]],
     ids: tuple[int, ...],
     name: str,
     config: PairConfig,
     asked: ServersConfig,
+    before: Fingerprint | None = None,
 ) -> Fingerprint:
-    """Refuse a pool that serves another model than `name`; returns what it serves.
+    """Ask every server of a pool for itself; refuse one that serves another model than `name`, or than `before`.
 
     Args:
         pool: The servers.
-        found: The probe's log-probabilities by them.
+        ask: Gives the probe's log-probabilities by the one server of the pool that it is given.
         ids: The probe.
-        name: The model that is meant: a directory, hub name or .gguf file.
+        name: The model that is meant.
         config: How the model would be loaded here.
         asked: Whether it is loaded here to compare.
+        before: What made the finished parts of a stage that goes on; unset: there are none.
+
+    Returns:
+        What they serve: every place, and the first one's log-probabilities.
     """
-    served = pool.models()
-    for url, model in zip(pool.urls, served):
+    found = {}
+    for url in pool.urls:
+        with pool.alone(url) as one:
+            found[url] = Fingerprint(one.models()[0].root, ask(one))
+    roots = sorted({one.root for one in found.values() if one.root})
+    whole = Fingerprint(", ".join(roots) or None, next(iter(found.values())).logprobs)
+    if before is not None:
+        for url, own in found.items():
+            check_same(own, before, [url])
+    loads = _loads(name, config, asked)
+    own_model = Fingerprint(name, own_logprobs(name, config, ids)) if loads else None
+    for (url, own), model in zip(found.items(), pool.models()):
         _check_root(url, model, name)
-    print_ = Fingerprint(served[0].root, found)
-    if _loads(name, config, asked):
-        own = Fingerprint(name, own_logprobs(name, config, ids))
-        if not print_.distance(own) < SAME_MODEL:
+        if own_model is not None:
+            _refuse_other(url, own, own_model, name)
+        elif not own.distance(whole) < SAME_MODEL:
             raise ConfigError(
-                f"{', '.join(pool.urls)} serves another model than {name}: a probe's log-probabilities differ by "
-                f"{print_.distance(own):.2g} nats on average. Serve that model, or correct the URL."
+                f"{url} serves another model than {pool.urls[0]}: a probe's log-probabilities differ by "
+                f"{own.distance(whole):.2g} nats on average. Serve {name} on all of them, or leave one out."
             )
-    return print_
+    return whole
+
+
+def _refuse_other(url: str, found: Fingerprint, own: Fingerprint, name: str) -> None:
+    if not found.distance(own) < SAME_MODEL:
+        raise ConfigError(
+            f"{url} serves another model than {name}: a probe's log-probabilities differ by "
+            f"{found.distance(own):.2g} nats on average. Serve that model, or correct the URL."
+        )
 
 
 def _check_root(url: str, model: ServedModel, name: str) -> None:
@@ -179,7 +212,7 @@ def _loads(name: str, config: PairConfig, asked: ServersConfig) -> bool:
 
 def check_same(now: Fingerprint, before: Fingerprint, urls: list[str]) -> None:
     """Refuse to go on with another model than the finished parts were made with."""
-    moved = before.root is not None and now.root is not None and before.root != now.root
+    moved = bool(before.roots()) and not now.roots() <= before.roots()
     if moved or not now.distance(before) < SAME_MODEL:
         raise RunError(
             f"{', '.join(urls)} serves another model than when this stage began (then {before.root}, now {now.root}; a "

@@ -42,6 +42,18 @@ DEAD_ENGINE = (
 )
 
 
+# Words of vLLM's about an engine that is gone, where the server still answers.
+GONE = ("enginedead", "enginecore", "engine is dead", "engine core", "does not use offset")
+
+
+class Refused(ConfigError):
+    """A 4xx status: the request, the key or the server's settings are wrong, and repeating it would not help."""
+
+    def __init__(self, message: str, status: int, said: str) -> None:
+        super().__init__(message)
+        self.status, self.said = status, said
+
+
 class Reply(NamedTuple):
     """A whole answer of a server."""
 
@@ -122,6 +134,10 @@ class ServerPool:
         """End every connection; a later request would open a new one."""
         self._hang_up()
 
+    def alone(self, url: str) -> ServerPool:
+        """One server of the pool as a pool of its own, to be asked by name."""
+        return ServerPool([url], self.config, pause=self.pause)
+
     def _hang_up(self) -> None:
         with self._turn:
             self._turn.notify_all()
@@ -152,13 +168,13 @@ class ServerPool:
         return min(found, key=lambda pair: pair[1].context or 1 << 62)[0].url
 
     def healthy(self, url: str) -> str | None:
-        """None where GET /health is answered with 200; otherwise what is wrong, in a sentence."""
+        """None unless nobody answers GET /health or the answer is a 5xx; then what is wrong, in a sentence."""
         server = next(server for server in self._servers if server.url == url)
         try:
             reply = self._send(server, "GET", "/health", None, PROBE_SECONDS)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return f"nobody answers at {url} ({_reason(error)})"
-        if reply.status == 200:
+        if reply.status < 500:  # a gateway in front of it may not know /health; only the engine's death is a 5xx
             return None
         return f"{url} says {reply.status}: {reply.text() or 'not healthy'}. {DEAD_ENGINE}"
 
@@ -170,20 +186,40 @@ class ServerPool:
                 f"nobody answers at {server.url} ({_reason(error)}); start the server, wait until it is ready, or "
                 "correct the URL"
             ) from error
+        if reply.status >= 500:
+            raise ConfigError(f"{server.url}/v1/models answers {reply.status}: {reply.text()}. {DEAD_ENGINE}")
+        if reply.status in (401, 403):
+            raise ConfigError(
+                f"{server.url} wants a key ({reply.status}: {reply.text()}); put it into the environment variable "
+                f"{KEY_VARIABLE}"
+            )
         if reply.status != 200:
             raise ConfigError(f"{server.url}/v1/models answers {reply.status}: {reply.text()}; is it a vLLM server?")
         try:
             entry = reply.json()["data"][0]
-            return ServedModel(str(entry["id"]), entry.get("root"), entry.get("max_model_len"))
-        except (KeyError, IndexError, TypeError, RunError) as error:
+            root, context = entry.get("root"), entry.get("max_model_len")
+            return ServedModel(str(entry["id"]), root and str(root), None if context is None else int(context))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RunError) as error:
             raise ConfigError(f"{server.url}/v1/models names no model; is it a vLLM server?") from error
 
     # Asking
 
     def map(
-        self, work: Callable[[J], R], jobs: Sequence[J], *, progress: Callable[[int], None] | None = None
+        self,
+        work: Callable[[J], R],
+        jobs: Sequence[J],
+        *,
+        progress: Callable[[int], None] | None = None,
+        beside: Sequence[ServerPool] = (),
     ) -> list[R]:
-        """`work` for every job in threads, as many as the servers take; results in order, the first error raised."""
+        """`work` for every job in threads, as many as the servers take; results in order, the first error raised.
+
+        Args:
+            work: Asks this pool, or one of those beside it, and returns the job's result.
+            jobs: What is worked on.
+            progress: Told of every job that is done.
+            beside: Other pools that the work asks; when a job fails, their requests end with it.
+        """
         if not jobs:
             return []
         self.models()
@@ -204,12 +240,15 @@ class ServerPool:
                     for future in done:
                         future.result()
                 except BaseException:
-                    self._stopped.set()
+                    for pool in (self, *beside):
+                        pool._stopped.set()
                     executor.shutdown(wait=False, cancel_futures=True)
-                    self._hang_up()  # what is in flight ends at once instead of being waited for
+                    for pool in (self, *beside):
+                        pool._hang_up()  # what is in flight ends at once instead of being waited for
                     raise
         finally:
-            self._stopped.clear()
+            for pool in (self, *beside):
+                pool._stopped.clear()
         return found  # type: ignore[return-value]
 
     def post(self, path: str, body: dict[str, object], *, prefix: Sequence[int] = ()) -> Reply:
@@ -241,18 +280,21 @@ class ServerPool:
                 if reply.status == 200:
                     return reply
                 if not passing:
-                    raise ConfigError(f"{server.url}{path} refuses a request ({reply.status}): {reply.text()}")
+                    said = reply.text()
+                    raise Refused(f"{server.url}{path} refuses a request ({reply.status}): {said}", reply.status, said)
                 last = f"{server.url} answers {reply.status}: {reply.text()}"
             if self._stopped.is_set():
                 raise RunError("stopped, because another request failed")
             home += attempt + 1  # elsewhere, where there is an elsewhere
         raise RunError(
-            f"{last}; given up after {self.config.retries + 1} attempts. {self._diagnosis()} Finished parts stay: "
+            f"{last}; given up after {self.config.retries + 1} attempts. {self._diagnosis(last)} Finished parts stay: "
             "repair the servers and repeat the command."
         )
 
-    def _diagnosis(self) -> str:
-        """What else is known once a request has failed for good."""
+    def _diagnosis(self, last: str) -> str:
+        """What else is known once a request has failed for good; `last`: what was said the last time."""
+        if any(word in last.lower() for word in GONE):
+            return DEAD_ENGINE
         for server in self._servers:
             if server.failures and server.answered:
                 found = self.healthy(server.url)
@@ -289,11 +331,11 @@ class ServerPool:
         with self._turn:
             server.requests -= 1
             server.prompt_tokens -= tokens
-            if failed:
+            now = time.monotonic()
+            if failed and now >= server.down_until:  # of many requests in flight the first says it for all
                 server.failures += 1
-                pause = min(self.pause * 2 ** (server.failures - 1), LONGEST_PAUSE)
-                server.down_until = time.monotonic() + pause
-            else:
+                server.down_until = now + min(self.pause * 2 ** (server.failures - 1), LONGEST_PAUSE)
+            elif not failed:
                 server.failures, server.answered = 0, server.answered + 1
             self._turn.notify_all()
 

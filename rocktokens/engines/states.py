@@ -76,6 +76,16 @@ class ServedStates:
                     f"with its prompt; start the server with --max-model-len {needed} or more"
                 )
 
+    def require(self, tokens: int) -> None:
+        """Refuse servers that do not take sequences of so many tokens, before a training begins."""
+        served = self.pool.context
+        needed = tokens if self.model_context is None else min(tokens, self.model_context)
+        if served is not None and served < needed - 1:  # the last token's state is not asked for
+            raise ConfigError(
+                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to {needed}; "
+                f"start the server with --max-model-len {needed}, or lower max_new_tokens"
+            )
+
     def _body(self, ids: tuple[int, ...]) -> dict[str, object]:
         return {
             "input": list(ids),

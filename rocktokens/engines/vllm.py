@@ -169,11 +169,13 @@ def _read(reply: Reply) -> tuple[list[int], str | None]:
     """The ids a server drew, and why it stopped."""
     try:
         choice = reply.json()["choices"][0]
-    except (KeyError, IndexError, TypeError) as error:
+        tokens = choice.get("token_ids")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise RunError(f"{reply.url}/v1/completions answered without a choice: {reply.text()}") from error
-    tokens = choice.get("token_ids")
     if tokens is None:
         raise ConfigError(
             f"{reply.url} does not return token ids; text is never re-tokenised here. vLLM 0.10.2 and later do."
         )
-    return [int(token) for token in tokens], choice.get("finish_reason")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise RunError(f"{reply.url}/v1/completions answered with token ids that are no numbers: {reply.text()[:200]}")
+    return tokens, choice.get("finish_reason")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rocktokens.engines.connect import Sampling
+    from rocktokens.engines.identity import Fingerprint
     from rocktokens.lm.checkers import Checker
     from rocktokens.lm.pair import Pair, PairFacts
     from rocktokens.lm.sampling.requests import Engine
@@ -62,9 +63,23 @@ class CausalSetup:
 
     @classmethod
     def of(
-        cls, run: Run, baseline: BaselineConfig, servers: ServersConfig | None = None, *, with_teacher: bool = False
+        cls,
+        run: Run,
+        baseline: BaselineConfig,
+        servers: ServersConfig | None = None,
+        *,
+        with_teacher: bool = False,
+        before: Fingerprint | None = None,
     ) -> CausalSetup:
-        """Everything but what is banned or grafted; the student is sampled on servers where they are named."""
+        """Everything but what is banned or grafted; the student is sampled on servers where they are named.
+
+        Args:
+            run: the run.
+            baseline: how is sampled, and on which prompts.
+            servers: where the student is served; unset: in this process.
+            with_teacher: whether both models are loaded in this process.
+            before: what was served when the stage's finished parts were made.
+        """
         from rocktokens.engines.connect import Sampling, open_sampling
         from rocktokens.lm.causal.baseline import answerable
         from rocktokens.lm.checkers import make_checker
@@ -92,7 +107,7 @@ class CausalSetup:
             pair = load_pair(meant)
             sampling = Sampling(make_sampler(pair, rollouts), pair)
         else:
-            sampling = open_sampling(meant, servers or ServersConfig(), rollouts)
+            sampling = open_sampling(meant, servers or ServersConfig(), rollouts, before=before)
         problems = _problems(run, prompts, baseline, sampling.facts.tokenizer)
         check_lengths(problems, sampling.engine.context)
         return cls(sampling.facts, prompts, baseline, rollouts, problems, checker, sampling.engine, sampling)

@@ -75,12 +75,26 @@ def _probe(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) ->
                 if trouble is not None:
                     raise ConfigError(trouble)
                 context = pool.context
+            _require_context(url, context, pair, rollouts, role)
             kind = "generates" if role == "student" else kind_of(url, servers)
             speed = _generation_speed if kind == "generates" else _states_speed
             yield (
                 f"{url} serves the {role} and {'generates' if kind == 'generates' else 'gives its hidden states'}; "
                 f"context {context or 'not said'}, {speed(pair, one, rollouts, role)}."
             )
+
+
+def _require_context(url: str, context: int | None, pair: PairConfig, rollouts: RolloutConfig, role: str) -> None:
+    """Refuse a server that would not even take a prompt of one token with the longest rollout."""
+    from rocktokens.lm.pair import context_of
+
+    own = context_of(pair.teacher if role == "teacher" else pair.student, pair)
+    needed = min(rollouts.max_new_tokens + 1, own or rollouts.max_new_tokens + 1)
+    if context is not None and context < needed:
+        raise ConfigError(
+            f"{url} takes {context} tokens, and a prompt with its rollout needs more than {needed - 1}; start it with "
+            f"a larger --max-model-len, or lower --rollouts.max-new-tokens"
+        )
 
 
 def _generation_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, role: str) -> str:

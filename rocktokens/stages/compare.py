@@ -100,6 +100,8 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
         facts["nothing_to_freeze"] = "there was nothing to freeze: no rock is declared and the bypass list is empty"
     facts["levels"] = {regime: level for (_, regime), level in levels.items()}
     readings = write_comparison(stage, arms, plan.config, facts)
+    if servers.teacher:
+        plan.parts().clear()
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)
     write_comparison_back(run)
     show(readings, plan.config, run.facts("compare"))

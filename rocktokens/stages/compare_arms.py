@@ -24,9 +24,11 @@ from rocktokens.config.base import to_mapping
 from rocktokens.core.comparison.regimes import FrozenSets
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import progress
+from rocktokens.runs.files import digest_of_value
 from rocktokens.runs.ranks import ranks, wait_for
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.stage import is_complete
+from rocktokens.stages.shared import same_model, served_before
+from rocktokens.stages.stage import Parts, is_complete
 from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,10 @@ class Plan:
         """Where a training lives."""
         return self.run.path / self.folder / regime / f"seed={seed}"
 
+    def parts(self) -> Parts:
+        """Where the unfinished comparison keeps what its served teacher was."""
+        return Parts(self.run, "compare", digest_of_value([self.folder, self.pair.teacher]))
+
     def is_read(self, key: Key) -> bool:
         """Whether a training is complete and evaluated."""
         return is_complete(self.directory(*key), "read")
@@ -79,12 +85,13 @@ class Bench:
 
 def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     """Load models and prompts; refused where there are no answers to evaluate students by."""
-    from rocktokens.engines.connect import open_pair
+    from rocktokens.engines.connect import open_pair, require_room
     from rocktokens.lm.checkers import make_checker
     from rocktokens.lm.tasks import load_prompts
 
     checker = make_checker(plan.prompts)
-    models, _ = open_pair(plan.pair, servers, trains=True)
+    parts = plan.parts()
+    models, served = open_pair(plan.pair, servers, trains=True, before=served_before(parts))
     asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
     problems = []
     if checker is not None:
@@ -98,6 +105,9 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     wanted = plan.config.train_prompts
     if wanted is not None and wanted > len(prompts):
         raise ConfigError(f"train_prompts = {wanted}, but the source has {len(prompts)} prompts to train on")
+    require_room(models, prompts, plan.base.max_new_tokens)
+    if served is not None:
+        same_model(parts, served, list(servers.teacher))
     return Bench(models, prompts[:wanted], problems, checker, _contexts(plan, models, problems))
 
 

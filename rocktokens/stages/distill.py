@@ -18,7 +18,8 @@ from rocktokens.runs.files import failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import MANIFEST, Run, open_run
 from rocktokens.stages.bypass import list_for
-from rocktokens.stages.stage import Stage, inputs_of, resolve
+from rocktokens.stages.shared import same_model, served_before
+from rocktokens.stages.stage import Parts, Stage, inputs_of, resolve
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,12 @@ def distill(
         if _is_first_rank() and (path / BESIDE / MANIFEST).exists() and open_run(path / BESIDE).done("distill"):
             _take_over(open_run(path), open_run(path / BESIDE))  # a killed process had not come to this
             again = False
+        asked = Request(pair, prompts, config, problems, servers or ServersConfig())
         if (path / MANIFEST).exists():
             run = Run.create(path, _identity(pair, prompts))
-            if not _stage(run, pair, prompts, config, problems).due(again):
+            if not _stage(run, asked).due(again):
                 return run
-        return _train(path, Request(pair, prompts, config, problems, servers or ServersConfig()), again)
+        return _train(path, asked, again)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Request:
 
 
 def _train(path: Path, asked: Request, again: bool) -> Run:
-    from rocktokens.engines.connect import open_pair
+    from rocktokens.engines.connect import open_pair, require_room
     from rocktokens.lm.checkers import make_checker
     from rocktokens.lm.tasks import load_prompts
     from rocktokens.lm.training.distill import distill as train
@@ -76,8 +78,11 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
 
     # Everything that can be refused is refused before anything is written.
     _require_tools(asked.config)
-    models, _ = open_pair(asked.pair, asked.servers, trains=True)
+    kept = _parts(path / BESIDE if again else path, asked)
+    before = None if kept is None else served_before(kept)
+    models, served = open_pair(asked.pair, asked.servers, trains=True, before=before)
     prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
+    require_room(models, prompts, asked.config.max_new_tokens)
     checker = make_checker(asked.prompts)
     held_out = []
     if checker is not None:
@@ -89,6 +94,9 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
     with ranks.main_process_first():  # the others open what the first has made
         run, target = _target(path, asked, again)
         rocks = asked.config.selector.rocks or _known_rocks(run)
+    kept = _parts(target.path, asked)
+    if served is not None and kept is not None:
+        same_model(kept, served, list(asked.servers.teacher))
     found = train(
         asked.config,
         models,
@@ -101,7 +109,9 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         on_end=show_account,
     )
     if ranks.is_main_process:
-        _stage(target, asked.pair, asked.prompts, asked.config, asked.problems).finish(found.facts)
+        if served is not None and kept is not None:
+            kept.clear()
+        _stage(target, asked).finish(found.facts)
         if target.path != run.path:
             _take_over(run, target)
     ranks.wait_for_everyone()
@@ -140,13 +150,18 @@ def _target(path: Path, asked: Request, again: bool) -> tuple[Run, Run]:
         return run, Run.create(path / BESIDE, sections)
 
 
-def _stage(run: Run, pair: PairConfig, prompts: PromptsConfig, config: DistillConfig, problems: int) -> Stage:
-    models = {"student": pair.student, "teacher": pair.teacher}
+def _parts(path: Path, asked: Request) -> Parts | None:
+    """Where an unfinished training keeps what its served teacher was; None where there is no run."""
+    return _stage(open_run(path), asked).parts("distill") if (path / MANIFEST).exists() else None
+
+
+def _stage(run: Run, asked: Request) -> Stage:
+    models = {"student": asked.pair.student, "teacher": asked.pair.teacher}
     return Stage(
         run,
         "distill",
-        {"distill": config, "evaluation": {"problems": problems}},
-        inputs_of(run, models=models, prompts=prompts),
+        {"distill": asked.config, "evaluation": {"problems": asked.problems}},
+        inputs_of(run, models=models, prompts=asked.prompts),
         guards=("settings", "inputs"),
         checks_outputs=False,  # a deleted telemetry is no reason to train for hours
     )

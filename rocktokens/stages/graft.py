@@ -16,7 +16,7 @@ from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.bypass import evidence_of
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
-from rocktokens.stages.shared import same_server
+from rocktokens.stages.shared import same_server, served_before
 from rocktokens.stages.stage import Stage, pair_of
 from rocktokens.values import Row
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rocktokens.lm.causal.graft import GraftSets
 
 log = logging.getLogger(__name__)
+
+TEACHER_SERVED = "teacher-served-by"
 
 
 def graft(
@@ -52,15 +54,24 @@ def graft(
 
 def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers: ServersConfig) -> None:
     from rocktokens.core.census.graft_report import graft_table
-    from rocktokens.engines.graft import open_grafter
+    from rocktokens.engines.graft import open_grafter, open_teacher
     from rocktokens.lm.causal.graft import graft as graft_sets
     from rocktokens.report.terminal.graft import render
 
     run, parts = stage.run, stage.parts("grafts")
     remote = bool(servers.student)
-    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote)
+    if servers.teacher and not remote:
+        log.info(
+            "graft draws from both models at every position and loads both here: the teacher's servers are not asked. "
+            "Where the teacher does not fit, name the student's servers too (--servers.student)"
+        )
+    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote, before=served_before(parts))
+    teacher = None
+    if remote:
+        teacher = open_teacher(pair_of(run), servers, stand.rollouts, served_before(parts, TEACHER_SERVED))
+        same_server(parts, teacher, TEACHER_SERVED)
     same_server(parts, stand.sampling)
-    make_grafter = open_grafter(stand.sampling, pair_of(run), servers, stand.rollouts)
+    make_grafter = open_grafter(stand.sampling, teacher, stand.rollouts)
     clusters = _clusters(run) if config.clusters else {}
     sets = _sets(run, config, stand, clusters)
     found = graft_sets(

@@ -16,7 +16,7 @@ from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
-from rocktokens.stages.shared import same_server, served_facts
+from rocktokens.stages.shared import same_server, served_before, served_facts
 from rocktokens.stages.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, se
     from rocktokens.report.terminal.knockout import render
 
     run, parts = stage.run, stage.parts("knockouts")
-    stand = CausalSetup.of(run, baseline, servers)
+    stand = CausalSetup.of(run, baseline, servers, before=served_before(parts))
     same_server(parts, stand.sampling)
     sets = _sets(run, config, stand)
     check_sets(sets, stand.pair.eos_ids, stand.pair.vocabulary)

@@ -16,7 +16,7 @@ from rocktokens.runs.lock import working_on
 from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.shared import same_server, served_facts, wait_for_run
+from rocktokens.stages.shared import same_server, served_before, served_facts, wait_for_run
 from rocktokens.stages.stage import Stage, inputs_of, resolve, student_source
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ def _sample(
     run, asked_for = stage.run, stage.settings["sample"]
     checkpoint, limit = asked_for["checkpoint"], asked_for["limit"]
     meant = dataclasses.replace(pair, student=student_source(run, pair, checkpoint))
-    sampling = open_sampling(meant, servers, rollouts, of_teacher=checkpoint == "teacher")
+    parts = stage.parts("rollouts")
+    sampling = open_sampling(meant, servers, rollouts, of_teacher=checkpoint == "teacher", before=served_before(parts))
     tokenizer = sampling.facts.tokenizer
     few = dataclasses.replace(prompts, limit=limit or prompts.limit)
     asked = load_prompts(few, tokenizer, part=asked_for["part"])
     check_lengths(asked, sampling.engine.context)
     checker = make_checker(prompts)
-    parts = stage.parts("rollouts")
     same_server(parts, sampling)
     groups = [asked[start : start + PART_PROMPTS] for start in range(0, len(asked), PART_PROMPTS)]
     with progress("sampling", len(asked) * rollouts.num_rollouts, "rollouts") as advance:

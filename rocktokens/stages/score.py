@@ -14,7 +14,7 @@ from rocktokens.runs.lock import working_on
 from rocktokens.runs.ranks import ranks
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.score_parts import ScoreParts
-from rocktokens.stages.shared import same_model
+from rocktokens.stages.shared import same_model, served_before
 from rocktokens.stages.stage import Stage, inputs_of, pair_of
 from rocktokens.values import Json
 
@@ -117,7 +117,9 @@ def _score_steps(
     rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     missing = list(stages)
     first = _source(run, pair, missing[0])
-    models, served = open_pair(dataclasses.replace(pair, student=first), servers)
+    kept = [served_before(stage.parts("scores")) for stage in stages.values()]
+    before = next((found for found in kept if found is not None), None)
+    models, served = open_pair(dataclasses.replace(pair, student=first), servers, before=before)
     source = models.teacher_source()
     if served is not None and isinstance(source, ServedStates | ServedTopK):
         for rollout in rollouts:

@@ -24,18 +24,28 @@ def wait_for_run(path: Path) -> None:
         wait_for((path / MANIFEST).exists, f"a run in {path}")
 
 
-def same_server(parts: Parts, sampling: Sampling) -> None:
+def same_server(parts: Parts, sampling: Sampling, name: str = SERVED) -> None:
     """Refuse to add to finished parts with another served model than the one that made them."""
     if sampling.served is not None:
-        same_model(parts, sampling.served, list(sampling.urls))
+        same_model(parts, sampling.served, list(sampling.urls), name)
 
 
-def same_model(parts: Parts, now: Fingerprint, urls: list[str]) -> None:
+def same_model(parts: Parts, now: Fingerprint, urls: list[str], name: str = SERVED) -> None:
     """The same for any fingerprint; the first process keeps it beside the parts."""
-    from rocktokens.engines.identity import Fingerprint, check_same
+    from rocktokens.engines.identity import check_same
 
-    kept = parts.keep(SERVED, lambda: pa.table({"fingerprint": [now.text()]}))
-    check_same(now, Fingerprint.of_text(kept["fingerprint"][0].as_py()), urls)
+    check_same(now, _fingerprint(parts.keep(name, lambda: pa.table({"fingerprint": [now.text()]}))), urls)
+
+
+def served_before(parts: Parts, name: str = SERVED) -> Fingerprint | None:
+    """What was served when the finished parts were made; None where there are none, or the model was in a process."""
+    return _fingerprint(parts.wait(name)) if parts.has(name) else None
+
+
+def _fingerprint(kept: pa.Table) -> Fingerprint:
+    from rocktokens.engines.identity import Fingerprint
+
+    return Fingerprint.of_text(kept["fingerprint"][0].as_py())
 
 
 def served_facts(sampling: Sampling) -> dict[str, object]:

@@ -37,6 +37,7 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
 
     start = time.monotonic()
     require_trackers(config.distill.report_to)
+    _require_servers(config)
     if not ranks().is_first:
         return _follow(config)
     config = with_made_pair(config)
@@ -46,6 +47,20 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
     _summary(config.path, time.monotonic() - start)
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
+
+
+def _require_servers(config: StudyConfig) -> None:
+    """Grafts on servers need a teacher that generates: said now, and not after the hours before that stage."""
+    if "graft" not in config.stages or not config.servers.student or "graft" in _complete(config.path):
+        return
+    from rocktokens.engines.connect import generating
+    from rocktokens.errors import ConfigError
+
+    if not generating(config.servers):
+        raise ConfigError(
+            "with --servers.student the stage graft needs a teacher's server that generates among --servers.teacher, "
+            "and there is none; add one, leave graft out of --stages, or run it afterwards without --servers.student"
+        )
 
 
 def _run_stages(config: StudyConfig, images: bool) -> None:

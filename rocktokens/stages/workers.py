@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 # Commands whose work is shared out; any other is done by the first process alone.
 SHARED = ("study", "sample", "score", "knockout", "graft", "compare")
 MOST = 4  # processes that a study starts by itself
+MOST_ASKED = 256  # and that a user may ask for on one machine
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
 def number_of(text: str) -> int:
     """The value of --workers."""
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--workers takes a whole number of processes, at least 1; got {text!r}")
+        raise ConfigError(f"--workers takes a whole number of processes, at least 1; got {text[:40]!r}")
+    if len(text) > 9 or int(text) > MOST_ASKED:
+        raise ConfigError(
+            f"--workers must be at most {MOST_ASKED}, got {text[:40]}; several machines are started with torchrun"
+        )
     return int(text)
 
 

@@ -33,6 +33,8 @@ class StandIn:
     """Serve states instead of generating, as `--runner pooling` does."""
     fail_first: int = 0
     """So many requests are answered with 503 first."""
+    fails_with: str = "warming up"
+    """What such an answer says."""
     refuse: str | None = None
     """Every request is answered with 400 and this text."""
     die_after: int | None = None
@@ -42,6 +44,10 @@ class StandIn:
     unit_norm: bool = False
     nan_states: bool = False
     short_states: bool = False
+    unhealthy: bool = False
+    """GET /health says 503, as a server does whose engine has died."""
+    token_ids: object = None
+    """Given in place of what was drawn."""
     stop_early: bool = False
     """End rollouts after one token without an end token, as an aborted request does."""
     requests: list[dict] = field(default_factory=list)
@@ -104,7 +110,8 @@ class StandIn:
             if self.stop_early:
                 reason = "abort"
                 break
-        choice = {"index": 0, "text": "", "token_ids": drawn, "finish_reason": reason}
+        told = drawn if self.token_ids is None else self.token_ids
+        choice = {"index": 0, "text": "", "token_ids": told, "finish_reason": reason}
         if body.get("prompt_logprobs") is not None:
             choice["prompt_logprobs"] = self.prompt_logprobs(prefix, int(body["prompt_logprobs"]))
         return {"id": "x", "object": "text_completion", "model": self.name, "choices": [choice]}
@@ -153,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         if it.dead:
             self.cut()
         elif self.path == "/health":
-            self.answer(200, {})
+            self.answer(503 if it.unhealthy else 200, {})
         elif self.path == "/v1/models":
             entry = {"id": it.name, "object": "model", "root": it.root, "max_model_len": it.context}
             self.answer(200, {"object": "list", "data": [entry]})
@@ -182,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             if it.dead:
                 self.cut()
             elif failing:
-                self.answer(503, {"error": {"message": "warming up"}})
+                self.answer(503, {"error": {"message": it.fails_with}})
             else:
                 self.respond(it, body)
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 
 import pytest
 import tiny
@@ -66,6 +68,15 @@ def test_a_503_is_repeated_and_the_draw_is_the_same():
         assert engine_of(pool).generate(requests(10)) == wanted
 
 
+def test_many_requests_that_fail_at_once_are_one_failure():
+    """A hiccup of a server with many requests in flight: a short pause and not the longest."""
+    with StandIn(MODEL, fail_first=24) as shaky, ServerPool([shaky.url], ServersConfig(concurrency=24)) as pool:
+        pool.pause = 0.2
+        start = time.monotonic()
+        engine_of(pool).generate(requests(24, length=1))
+        assert time.monotonic() - start < 10
+
+
 def test_a_server_that_dies_in_the_middle_is_replaced_by_the_other():
     with StandIn(MODEL) as calm, pool_of(calm) as pool:
         wanted = engine_of(pool).generate(requests(30))
@@ -113,10 +124,56 @@ def test_health_and_model():
         assert pool.narrowest() == server.url
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://[::1", "http://a b", ""]
+)
 def test_urls_are_checked(url):
     with pytest.raises(ConfigError, match="base URLs"):
         ServersConfig(student=(url,))
+
+
+def test_one_server_under_two_spellings_is_one():
+    with pytest.raises(ConfigError, match="twice"):
+        ServersConfig(teacher=("http://h:8000", "http://h:8000/v1/"))
+
+
+def test_somebody_who_does_not_speak_http_is_named():
+    """A port where something else listens: one sentence with the URL, whoever asks."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def talk() -> None:
+            while True:
+                try:
+                    link, _ = other.accept()
+                except OSError:
+                    return
+                with link:
+                    link.recv(65536)
+                    link.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        with ServerPool([url]) as pool:
+            with pytest.raises(ConfigError, match=f"nobody answers at {url}"):
+                pool.models()
+            assert url in (pool.healthy(url) or "")
+        other.close()
+
+
+@pytest.mark.parametrize("said", ["EngineCore encountered an issue", "CPU Generator does not use offset"])
+def test_a_dead_engine_is_recognised_by_what_it_says(said):
+    with StandIn(MODEL, fail_first=10_000, fails_with=said) as server, pool_of(server, retries=1) as pool:
+        with pytest.raises(RunError, match="--max-num-batched-tokens") as error:
+            engine_of(pool).generate(requests(1))
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize("told", ["abc", [1, None], ["5"], 7, [1.5]], ids=str)
+def test_token_ids_that_are_no_numbers_are_an_error_with_the_url(told):
+    with StandIn(MODEL, token_ids=told) as server, pool_of(server) as pool:
+        with pytest.raises(RunError, match="token ids") as error:
+            engine_of(pool).generate(requests(1))
+        assert server.url in str(error.value)
 
 
 def test_a_url_with_v1_is_understood():

@@ -124,12 +124,12 @@ def test_identity_of_a_served_teacher(tmp_path):
     with StandIn(TEACHER, pooling=True) as server:
         source = served(server)
         found = states_logprobs(source, ids)
-        print_ = verify(source.pool, found, ids, right, PairConfig(), ServersConfig())
+        print_ = verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
         assert print_.logprobs == found
         with pytest.raises(ConfigError, match="serves another model") as error:
-            verify(source.pool, found, ids, other, PairConfig(), ServersConfig())
+            verify(source.pool, lambda _: found, ids, other, PairConfig(), ServersConfig())
         assert server.url in str(error.value)
-        verify(source.pool, found, ids, other, PairConfig(), ServersConfig(verify=False))  # told not to look
+        verify(source.pool, lambda _: found, ids, other, PairConfig(), ServersConfig(verify=False))  # told not to look
 
 
 def test_a_directory_that_the_server_names_must_be_the_models(tmp_path):
@@ -145,10 +145,10 @@ def test_a_directory_that_the_server_names_must_be_the_models(tmp_path):
             source = served(server)
             found = states_logprobs(source, ids)
             if fits:
-                verify(source.pool, found, ids, right, PairConfig(), ServersConfig())
+                verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
             else:
                 with pytest.raises(ConfigError, match="start the server with --model"):
-                    verify(source.pool, found, ids, right, PairConfig(), ServersConfig())
+                    verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
 
 
 def test_another_model_on_resume_is_refused():

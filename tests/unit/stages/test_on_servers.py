@@ -23,7 +23,8 @@ from rocktokens.config import (
     ServersConfig,
 )
 from rocktokens.config.plan import BudgetConfig
-from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.config.study import StudyConfig
+from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.runs.store import open_run
 from rocktokens.stages.check import check
 from rocktokens.stages.distill import distill
@@ -31,6 +32,7 @@ from rocktokens.stages.graft import graft
 from rocktokens.stages.knockout import knockout
 from rocktokens.stages.sample import sample
 from rocktokens.stages.score import score
+from rocktokens.stages.study import study
 
 STUDENT, TEACHER = tiny.tiny_model(seed=5), tiny.tiny_model("qwen3", seed=6, width=48)
 ROLLOUTS = RolloutConfig(num_rollouts=2, max_new_tokens=10)
@@ -160,8 +162,11 @@ def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0))
     parts = len(list(path.glob("rollouts.parts/*/0*.parquet")))
     assert 1 <= parts < 6
-    with StandIn(tiny.tiny_model(seed=99)) as other, pytest.raises(RockTokensError, match="another model"):
-        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,), verify=False))
+    for verify in (None, False):  # whether or not the model is loaded here to compare
+        with StandIn(tiny.tiny_model(seed=99)) as other, pytest.raises(RunError, match="another model") as error:
+            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,), verify=verify))
+        assert other.url in str(error.value)
+        assert len(list(path.glob("rollouts.parts/*/0*.parquet"))) == parts
     with StandIn(STUDENT) as again:
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(again.url,)))
         assert len([body for body in again.requests if "prompt_logprobs" not in body]) <= 120 - 20 * parts + 5
@@ -176,3 +181,140 @@ def test_check_probes_servers_and_prints_a_budget(pair, prompts, student, states
     assert f"{states.url} serves the teacher and gives its hidden states" in said
     check(pair, prompts, ROLLOUTS, budget=BudgetConfig(prompts=100))
     assert "device-hours" in capsys.readouterr().out
+
+
+def test_every_server_of_a_pool_is_recognised(tmp_path, pair, prompts, student, states):
+    """One wrong server among right ones is named; the pool would send it a share of the requests."""
+    with StandIn(tiny.tiny_model(seed=99)) as other:
+        for verify in (None, False):
+            servers = ServersConfig(student=(student.url, other.url), verify=verify)
+            with pytest.raises(ConfigError, match=f"{other.url} serves another model"):
+                sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=servers)
+    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as other:
+        servers = ServersConfig(teacher=(states.url, other.url))
+        with pytest.raises(ConfigError, match=f"{other.url} serves another model"):
+            distill(tmp_path / "trained", pair, prompts, DistillConfig(steps=1), servers=servers)
+
+
+def test_two_copies_of_a_model_may_resume_in_any_order(tmp_path, pair, prompts, monkeypatch):
+    from rocktokens.stages import sample as stage
+
+    monkeypatch.setattr(stage, "PART_PROMPTS", 10)
+    path = tmp_path / "run"
+    with StandIn(STUDENT, root="/a/m") as one, StandIn(STUDENT, root="/b/m") as two:
+        with StandIn(STUDENT, root="/a/m", die_after=40) as dying, pytest.raises(RunError):
+            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0))
+        with pytest.raises(RunError, match="serves another model than when this stage began"):
+            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(one.url, two.url)))
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(one.url,)))
+    both = tmp_path / "both"
+    with (
+        StandIn(STUDENT, root="/a/m", die_after=30) as one,
+        StandIn(STUDENT, root="/b/m", die_after=30) as two,
+        pytest.raises(RunError),
+    ):
+        sample(both, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(one.url, two.url), retries=0))
+    with StandIn(STUDENT, root="/b/m") as two:
+        sample(both, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(two.url,)))
+    assert open_run(both).read("rollouts").equals(open_run(path).read("rollouts"))
+
+
+def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
+    with StandIn(TEACHER, pooling=True, refuse="pooling is off on Mondays") as server:
+        with pytest.raises(ConfigError, match="pooling is off on Mondays") as error:
+            score(run, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)), again=True)
+        assert server.url in str(error.value)
+    with StandIn(STUDENT, refuse="no completions on Mondays") as server:
+        with pytest.raises(ConfigError, match="no completions on Mondays") as error:
+            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)))
+        assert server.url in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "says"),
+    [
+        ({"unit_norm": True}, ConfigError, "use_activation"),
+        ({"nan_states": True}, DataError, r"not numbers for rollout"),
+        ({"short_states": True}, DataError, r"bytes of states for rollout"),
+        ({"context": 12}, ConfigError, "--max-model-len"),
+        ({"fail_first": 10_000}, RunError, "Finished parts stay"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_teacher_that_misbehaves_is_named_and_scores_stay(run, trouble, error, says):
+    before = {path: path.read_bytes() for path in sorted(run.glob("occurrences/**/*.parquet"))}
+    with StandIn(TEACHER, pooling=True, **trouble) as server:
+        servers = ServersConfig(teacher=(server.url,), retries=0)
+        with pytest.raises(error, match=says) as raised:
+            score(run, ScoreConfig(), servers=servers, again=True)
+        assert server.url in str(raised.value)
+    assert {path: path.read_bytes() for path in sorted(run.glob("occurrences/**/*.parquet"))} == before
+    assert open_run(run).done("score")
+
+
+def test_a_training_refuses_a_short_context_before_it_starts(tmp_path, pair, prompts):
+    with StandIn(TEACHER, pooling=True, context=14) as short:
+        with pytest.raises(ConfigError, match="--max-model-len") as error:
+            distill(
+                tmp_path / "run", pair, prompts, DistillConfig(steps=1, prompts_per_step=4, max_new_tokens=40),
+                problems=4, servers=ServersConfig(teacher=(short.url,)),
+            )  # fmt: skip
+        assert short.url in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_does_not_go_on_with_another_teacher(tmp_path, pair, prompts, states):
+    """The teacher dies in the middle; another one in its place is refused, whether or not it can be compared."""
+    config = DistillConfig(steps=4, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1, save_every=1)
+    path = tmp_path / "run"
+    with StandIn(TEACHER, pooling=True, die_after=20) as dying, pytest.raises(RunError, match="given up"):
+        distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(dying.url,), retries=0))
+    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as other:
+        for verify in (None, False):
+            with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
+                distill(
+                    path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(other.url,), verify=verify)
+                )
+    distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(states.url,)))
+    assert open_run(path).facts("distill")["steps"] == 4
+    assert not list(path.glob("*.parts"))
+
+
+def test_grafts_do_not_go_on_with_another_teacher(run, student):
+    asked = GraftConfig(problems=10, rocks=("w9", "w7"), clusters=False, resamples=200)
+    baseline = BaselineConfig(problems=10, rollouts=1, reuse_prompts=True)
+    with StandIn(TEACHER, die_after=40) as dying, pytest.raises(RunError, match="given up"):
+        graft(
+            run, asked, baseline, again=True,
+            servers=ServersConfig(student=(student.url,), teacher=(dying.url,), retries=0),
+        )  # fmt: skip
+    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48)) as other:
+        servers = ServersConfig(student=(student.url,), teacher=(other.url,))
+        with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
+            graft(run, asked, baseline, servers=servers, again=True)
+
+
+def test_check_recognises_a_dead_engine_by_url(pair, prompts, states):
+    with StandIn(STUDENT, unhealthy=True) as dead:
+        with pytest.raises(ConfigError, match="--max-num-batched-tokens") as error:
+            check(pair, prompts, ROLLOUTS, ServersConfig(student=(dead.url,)))
+        assert dead.url in str(error.value)
+
+
+def test_check_refuses_a_context_that_no_rollout_fits(pair, prompts):
+    with StandIn(STUDENT, context=8) as short:
+        with pytest.raises(ConfigError, match="--max-model-len") as error:
+            check(pair, prompts, ROLLOUTS, ServersConfig(student=(short.url,)))
+        assert short.url in str(error.value)
+
+
+def test_a_study_says_at_once_that_grafts_on_servers_need_a_teacher_that_generates(tmp_path, pair, prompts, states):
+    config = StudyConfig(
+        path=tmp_path / "run",
+        pair=pair,
+        prompts=prompts,
+        servers=ServersConfig(student=("http://127.0.0.1:1",), teacher=(states.url,)),
+    )
+    with pytest.raises(ConfigError, match="graft"):
+        study(config)
+    assert not (tmp_path / "run").exists()

@@ -143,6 +143,13 @@ def test_a_worker_that_fails_ends_the_command_with_its_words(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_workers_has_a_bound():
+    for text in ("257", "1000000", "9" * 5000):
+        with pytest.raises(ConfigError, match="at most 256"):
+            number_of(text)
+    assert number_of("256") == 256
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "two", ""])
 def test_workers_is_a_number(text):
     with pytest.raises(ConfigError, match="--workers takes a whole number"):
