@@ -216,5 +216,17 @@ def from_manifest(kind: type[C], values: Any, where: str) -> C:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is not a section of settings; restore run.json or start a new run")
-    withheld = {item.name for item in dataclasses.fields(kind) if item.metadata.get(PERMISSION)}  # type: ignore[arg-type]
-    return from_mapping(kind, {key: value for key, value in values.items() if key not in withheld}, f"{where}.")
+    return from_mapping(kind, without_permissions(kind, values), f"{where}.")
+
+
+def without_permissions(kind: type, values: Mapping[str, Any]) -> Json:
+    """Settings that lie in a run, of a section or of a whole study, without what only a command line may permit."""
+    hints = typing.get_type_hints(kind)
+    withheld = {item.name for item in dataclasses.fields(kind) if item.metadata.get(PERMISSION)}
+    return {
+        key: without_permissions(hints[key], value)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(hints.get(key))
+        else value
+        for key, value in values.items()
+        if key not in withheld
+    }

@@ -13,10 +13,11 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocktokens.config.base import from_mapping
+from rocktokens.config.base import from_mapping, without_permissions
 from rocktokens.config.study import STAGES, StudyConfig
-from rocktokens.errors import RunError
+from rocktokens.errors import ConfigError, RunError
 from rocktokens.progress import clock
+from rocktokens.runs.files import reading
 from rocktokens.runs.store import MANIFEST, open_run
 from rocktokens.values import Json
 
@@ -160,7 +161,7 @@ def save_settings(config: StudyConfig) -> None:
     """Keep the settings of a study in its run, beside the manifest; the same settings are not written again."""
     path = config.path / SETTINGS
     draft = path.with_name(f".{SETTINGS}.tmp")
-    values = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    values = without_permissions(StudyConfig, json.loads(json.dumps(dataclasses.asdict(config), default=str)))
     values.pop("path")
     text = json.dumps(values, indent=2)
     try:
@@ -174,17 +175,24 @@ def save_settings(config: StudyConfig) -> None:
 
 
 def load_settings(path: Path) -> StudyConfig:
-    """The settings of the study in a run: those it was started with, else what its stages recorded."""
+    """The settings of the study in a run: those it was started with, else what its stages recorded.
+
+    What permits code or pickles is asked for on the command line of every call and never taken from a run.
+    """
     run = open_run(path)
     names = {item.name for item in dataclasses.fields(StudyConfig)} - {"path"}
     kept = path / SETTINGS
     values: Json = {}
     if kept.is_file():
-        try:
+        with reading(kept, "remove it, and give the settings as flags"):
             values = json.loads(kept.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RunError(f"{kept} is not valid JSON ({error}); remove it, or give the settings as flags") from error
     else:
         values = dict(run.manifest["config"])
+    if not isinstance(values, dict):
+        raise RunError(f"{kept} holds no settings; remove it, and give them as flags")
     known = {name: value for name, value in values.items() if name in names}
-    return from_mapping(StudyConfig, {**known, "path": str(path)})
+    try:
+        return from_mapping(StudyConfig, {**without_permissions(StudyConfig, known), "path": str(path)})
+    except ConfigError as error:
+        file = kept if kept.is_file() else path / MANIFEST
+        raise RunError(f"{file} holds settings that cannot be used: {error}; mend or remove it") from error

@@ -11,14 +11,15 @@ import pyarrow as pa
 import pytest
 from small_runs import save_pair, scored_run
 
-from rocktokens.cli import main
+from rocktokens.cli import _parse, main
 from rocktokens.config import BaselineConfig, KnockoutConfig, PromptsConfig
-from rocktokens.config.permissions import granting
+from rocktokens.config.permissions import granting, permissions_of
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.checkers import MathChecker, make_checker
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.knockout import knockout
 from rocktokens.stages.stage import pair_of
+from rocktokens.stages.study_plan import load_settings
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,36 @@ def test_trust_remote_code_in_a_run_is_not_obeyed(run):
     assert not pair_of(open_run(run)).allow_pickle
     with granting("code"):
         assert pair_of(open_run(run)).trust_remote_code
+
+
+@pytest.mark.parametrize("where", ["study.json", "run.json"])
+def test_settings_of_a_study_in_a_run_permit_nothing(run, where):
+    """`rocktokens study RUN` goes on with what the run keeps, but for what a command line has to permit."""
+    evil = {"trust_remote_code": True, "allow_pickle": True}
+    if where == "run.json":
+        change(run, pair=evil)
+    else:
+        (run / "study.json").write_text(json.dumps({"pair": evil}))
+    kept = load_settings(run)
+    assert not kept.pair.trust_remote_code
+    assert not kept.pair.allow_pickle
+    command = _parse("study", [str(run)])
+    assert permissions_of(command, allow_code=False) == []
+    asked = _parse("study", [str(run), "--pair.trust-remote-code"])
+    assert permissions_of(asked, allow_code=False) == ["model code"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"[1]", b"5", b"\xff\xfe", b"{", b'{"pair": 5}', b'{"distill": {"steps": "x"}}', b""]
+)
+def test_a_damaged_study_json_is_one_sentence(run, content, capsys):
+    (run / "study.json").write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["study", str(run)])
+    said = capsys.readouterr().err
+    assert ended.value.code in (1, 2)
+    assert "study.json" in said
+    assert "should not have happened" not in said
 
 
 def test_code_of_a_tokenizer_in_a_run_is_not_run(run, tmp_path):
