@@ -61,7 +61,7 @@ def shared_commands(path: Path, scale: float) -> dict[str, list[object]]:
     trainings += ["--compare.steps", max(4, int(24 * scale)), "--compare.evaluations", 2, "--compare.rollouts", 2]
     trainings += ["--compare.problems", max(16, int(200 * scale)), "--compare.contexts", 50]
     return {
-        "sample": ["sample", path, "--detection-prompts", max(128, int(1536 * scale)), *ROLLOUTS],
+        "sample": ["sample", path, "--detection-prompts", max(128, int(6144 * scale)), *ROLLOUTS],
         "score": ["score", path],
         "knockout": ["knockout", path, *census, "--baseline.problems", max(64, int(512 * scale))],
         "compare": ["compare", path, *trainings],

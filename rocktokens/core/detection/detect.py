@@ -13,7 +13,7 @@ enough. Nothing here reads a file or loads a model. A pipeline stage calls it li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,8 @@ from rocktokens.core.detection.scores import (
     rng_for,
     type_intervals,
 )
-from rocktokens.core.detection.sensitivity import overlaps, sensitivity, shares
-from rocktokens.core.parallel import for_each
+from rocktokens.core.detection.sensitivity import SensitivityRow, overlaps, sensitivity, shares
+from rocktokens.core.parallel import for_each, together
 from rocktokens.core.remarks import Remark
 from rocktokens.values import Row
 
@@ -58,6 +58,18 @@ class Verdicts:
     pairs: PairSums
     enough: EnoughData
     concentration: Concentration
+
+
+@dataclass
+class _Parts:
+    """The parts of a report that are computed side by side."""
+
+    types: Row = field(default_factory=dict)
+    sensitivity: list[SensitivityRow] = field(default_factory=list)
+    controls: dict[str, Control] = field(default_factory=dict)
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    persistence: list[PersistenceRow] = field(default_factory=list)
+    skipped: list[Remark] = field(default_factory=list)
 
 
 def detect_rocks(
@@ -93,8 +105,10 @@ def detect_rocks(
         embedding_VH=embedding_VH,
     )
     choice = choose(halves.selection, config, vector_VH)
-    measured = measure(halves.measurement, config, vector_VH, choice.scores)
-    verdicts = _verdicts(halves, choice, config)
+    measured, verdicts = together(
+        lambda: measure(halves.measurement, config, vector_VH, choice.scores),
+        lambda: _verdicts(halves, choice, config),
+    )
     kinds = np.array(clusters_of(texts, tokenizer))
     return _report(halves, config, texts, kinds, vector_VH, choice, measured, verdicts)
 
@@ -125,14 +139,28 @@ def _report(
     measurement = halves.measurement
     rocks = choice.rocks(config.definition)
     ids_V, certified = measurement.token_ids_V, verdicts.certified
-    controls = _controls(measurement, rocks, config)
     groups = _groups(halves.selection, choice.scores, rocks, config)
-    rows, skipped = _persistence(halves, choice, measured, groups, config)
+    parts = _Parts()
+
+    def sensitive() -> None:
+        parts.sensitivity = sensitivity(halves.selection, config, vector_VH, choice, measured)
+
+    def covered() -> None:
+        parts.controls = _controls(measurement, rocks, config)
+        parts.footprints = _footprints(measurement, choice, measured, parts.controls, config)
+
+    def persisting() -> None:
+        parts.persistence, parts.skipped = _persistence(halves, choice, measured, groups, config)
+
+    def described() -> None:
+        parts.types = _types(halves, config, texts, kinds, choice, measured, verdicts)
+
+    for_each(lambda part: part(), (sensitive, described, covered, persisting))
     remarks = [
         *measurement.remarks,
         *_remarks(halves, choice, measured, verdicts),
-        *_control_remarks(controls),
-        *skipped,
+        *_control_remarks(parts.controls),
+        *parts.skipped,
     ]
     return RockReport(
         config=config,
@@ -143,16 +171,16 @@ def _report(
         confirmed=_confirmed(choice, verdicts, ids_V),
         has_pre=measurement.loss_pre_N is not None,
         thresholds=choice.scores.thresholds,
-        types=_types(halves, config, texts, kinds, choice, measured, verdicts),
+        types=parts.types,
         sweep=choice.sweep,
-        sensitivity=sensitivity(halves.selection, config, vector_VH, choice, measured),
-        footprints=_footprints(measurement, choice, measured, controls, config),
+        sensitivity=parts.sensitivity,
+        footprints=parts.footprints,
         density=density(measurement, np.isin(measurement.type_N, rocks)),
         clusters=_clusters(kinds, rocks, measured),
-        controls=controls,
+        controls=parts.controls,
         overlaps=overlaps(halves.selection, config, vector_VH, choice),
         groups={name: ids_V[types] for name, types in groups.items()},
-        persistence=rows,
+        persistence=parts.persistence,
         concentration=verdicts.concentration,
         positions=costliest_positions(halves.both, texts, config.positions),
         enough=verdicts.enough,

@@ -26,6 +26,7 @@ from rocktokens.core.detection.scores import (
     score,
 )
 from rocktokens.core.detection.sweep import SweepRow, choose_k, k_grid, sweep
+from rocktokens.core.parallel import together
 from rocktokens.core.remarks import Remark
 from rocktokens.errors import DataError
 
@@ -100,11 +101,17 @@ def selected_prompts(prompts: Array, number: int, config: DetectConfig) -> Array
 
 def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> Choice:
     """Declare rocks by tests; beside them, rank types by every other definition and settle its K."""
-    sums = base_sums(selection, config, ranks=True)
-    base, *stepped = score(selection, config, vector_VH, stepped=True, sums=sums)
-    excess = excess_test(base, config)
-    pairs = PairSums.of(selection)
-    certified = declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
+
+    def ranked_by_score() -> tuple[list[Scores], ExcessTest]:
+        sums = base_sums(selection, config, ranks=True)
+        found = score(selection, config, vector_VH, stepped=True, sums=sums)
+        return found, excess_test(found[0], config)
+
+    def declared_by_tests() -> tuple[PairSums, Certified]:
+        pairs = PairSums.of(selection)
+        return pairs, declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
+
+    ((base, *stepped), excess), (pairs, certified) = together(ranked_by_score, declared_by_tests)
     ranked = rankings(base, excess)
     num_types = int((base.count_V > 0).sum())
     grid = k_grid(num_types, config.k, *(len(ranked[name]) for name in RANKED))
