@@ -2,7 +2,8 @@
 
 One process each, taking turns; median of 5; peak memory above what was resident before the step (weights and optimiser
 state), as the system sees it and, in a second pass, of memory in use. On the world's pair and on a random pair of
-SmolLM2-135M's shape. Ours samples with our sampler, as `rocktokens distill` does.
+SmolLM2-135M's shape. Ours samples with our sampler, as `rocktokens distill` does. A given pair takes 4 rollouts of each
+of 2 prompts, at most 96 tokens long; the others take one rollout per prompt.
     python benchmarks/step.py [--pair world smollm] [--repeats 5] [--threads 2] [--no-save]
     python benchmarks/step.py --student DIR --teacher DIR      # this pair alone, on chat prompts; to step_pair.json
     python benchmarks/step.py --student DIR --teacher DIR --dtype bfloat16 --only TRL ours
@@ -27,7 +28,7 @@ from common import interleaved, save
 VOCABULARY, EOS, PAD = 49_152, 0, 1
 SETTINGS = {
     "smollm": {"rollouts": 16, "new_tokens": 48, "learning_rate": 1e-6},
-    "given": {"rollouts": 16, "new_tokens": 48, "learning_rate": 1e-6},
+    "given": {"rollouts": 8, "per_prompt": 4, "new_tokens": 96, "learning_rate": 1e-6},
     "world": {"rollouts": 64, "new_tokens": 64, "learning_rate": 3e-4},
 }
 
@@ -150,9 +151,11 @@ def prepare(
         logging_steps=1000,
         disable_tqdm=True,
         seed=0,
+        shuffle_dataset="per_prompt" not in settings,
     )
     # Stock TRL takes text only; where prompts are tokenised is no part of the comparison.
-    rows = Dataset.from_list([{"prompt": ids} for ids in prompts])
+    repeated = int(settings.get("per_prompt", 1))  # every prompt comes so many times in a row, for all contestants
+    rows = Dataset.from_list([{"prompt": ids} for ids in prompts for _ in range(repeated)])
     kind: Any = DistillationTrainer
     ours: dict[str, Any] = {}
     if contestant != "TRL":
