@@ -271,11 +271,8 @@ class _FusedDivergence(torch.autograd.Function):
                     grad_bias_V[: options.vocabulary] += grad_CV.sum(0, dtype=torch.float32)
 
         ctx.grads = (grad_hidden_NH, grad_head_VH, grad_bias_V)
-        ctx.dtypes = (
-            student_hidden_NH.dtype,
-            student_head_VH.dtype,
-            None if student_bias_V is None else student_bias_V.dtype,
-        )
+        inputs = (student_hidden_NH, student_head_VH, student_bias_V)
+        ctx.dtypes = tuple(None if given is None else given.dtype for given in inputs)
         silent_N = (factor_N == 0) | (rows.value_N.isposinf() & (options.rule.kind in SILENT_WHERE_INFINITE))
         loss = torch.where(silent_N, 0.0, factor_N * rows.value_N).sum()
         telemetry = (
@@ -296,9 +293,11 @@ class _FusedDivergence(torch.autograd.Function):
         if ctx.grads is None:
             raise RuntimeError("fused_divergence keeps its gradients for one backward; call it again for a second one")
         grads, ctx.grads = ctx.grads, None
-        scaled = [
-            None if grad is None else grad.mul_(grad_outputs[0]).to(dtype) for grad, dtype in zip(grads, ctx.dtypes)
-        ]
+        factor = grad_outputs[0]
+        # A factor of 1 needs no pass over the head's gradient; on a GPU, looking at it would wait for the device.
+        if factor.is_cuda or float(factor) != 1.0:
+            grads = tuple(None if grad is None else grad.mul_(factor) for grad in grads)
+        scaled = [None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes)]
         return (*scaled, None, None, None, None)
 
 
@@ -395,6 +394,6 @@ def _check_rows(
         low, high = int(token_N.min()), int(token_N.max())
         if token_N.is_floating_point() or low < 0 or high >= vocabulary:
             raise ConfigError(
-                f"token_N must hold integer ids of the shared vocabulary of {vocabulary}, "
-                f"got {low if low < 0 else high} ({token_N.dtype}); give rows that do not count a weight of 0"
+                f"token_N must hold integer ids of the shared vocabulary of {vocabulary}, got "
+                f"{low if low < 0 else high} ({token_N.dtype}); give rows that do not count a weight of 0"
             )
