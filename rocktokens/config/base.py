@@ -109,7 +109,7 @@ def load_yaml(path: str | Path) -> Json:
     if not path.is_file():
         raise ConfigError(f"there is no configuration file {path}")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), _loader()) or {}
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
@@ -121,6 +121,21 @@ def load_yaml(path: str | Path) -> Json:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold sections and fields, got {type(content).__name__}")
     return content
+
+
+def _loader() -> Any:
+    """YAML without Python objects, in which a key may stand once: of two the last would silently hold."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+            if twice is not None and twice != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"{twice} stands there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", default: C | None = None) -> C:

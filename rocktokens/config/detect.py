@@ -13,6 +13,9 @@ Definition = Literal["certified", "burden", "context", "excess"]
 Signal = Literal["kl", "log_ratio"]
 
 
+LONGEST_WINDOW = 512  # a context of a thousand tokens; memory grows with it
+
+
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig(Settings):
     """Which token types are called rocks, and by which thresholds."""
@@ -74,6 +77,7 @@ class DetectConfig(Settings):
         require(self.gamma is None or -1 <= self.gamma <= 1, f"gamma is a cosine, got {self.gamma}")
         for name in ("window", "max_others", "context_dims", "num_rare", "looks"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.window <= LONGEST_WINDOW, f"window must be at most {LONGEST_WINDOW}, got {self.window:,}")
         require(self.positions >= 0, f"positions must not be negative, got {self.positions}")
         require(self.budget_prompts >= 4, f"budget_prompts must be at least 4, got {self.budget_prompts}")
         require(self.resamples >= 100, f"resamples must be at least 100, got {self.resamples}")

@@ -60,6 +60,7 @@ def load_prompts(
     `part` asks for one of three disjoint shares, so that no stage sees another's prompts: a built-in task's split of
     that name; of anything else, the rows whose text falls into that share by its hash. The limit is the part's own.
     """
+    _refuse_ignored(config)
     if config.source in world_names():
         prompts = list(_built_in_prompts(replace(config, split=part or config.split), tokenizer))
     elif is_gym_source(config.source):
@@ -92,9 +93,18 @@ def part_of(text: str) -> Part:
 # ---------------------------------------------------------------- where prompts come from
 
 
-def _built_in_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Prompt]:
-    if config.split not in PART_TENTHS:
+def _refuse_ignored(config: PromptsConfig) -> None:
+    """A split or column that a source does not have is refused, also where a stage asks for a part of its own."""
+    if config.source in world_names() and config.split not in PART_TENTHS:
         raise ConfigError(f"{config.source} has no split {config.split!r}; there are {', '.join(PART_TENTHS)}.")
+    for field in ("subset", "prompt_field", "answer_field"):
+        if is_endless(config.source) and getattr(config, field) != getattr(PromptsConfig, field):
+            raise ConfigError(f"{config.source} makes its own prompts and answers; leave {field} out.")
+    if config.source.endswith(".jsonl") and config.split != PromptsConfig.split:
+        raise ConfigError(f"{config.source} is one file without splits; leave split={config.split} out.")
+
+
+def _built_in_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Prompt]:
     split = cast("Split", config.split)
     for problem in get_world(config.source).problems(split, config.limit or BUILT_IN_PROBLEMS, config.seed):
         yield Prompt(problem.id, _encode(tokenizer, problem.prompt), problem.prompt, problem.answer)

@@ -129,10 +129,12 @@ def _problems(
     asked = dataclasses.replace(
         prompts,
         source=source,
-        split=baseline.split or prompts.split,
+        split=baseline.split or (prompts.split if source == prompts.source else PromptsConfig.split),
         limit=baseline.problems if built_in else None,
         checker=prompts.checker,
     )
+    if built_in and baseline.split not in (None, "causal"):
+        raise ConfigError(f"causal tests on {source} take its prompts for causal tests; leave --baseline.split out")
     if source != prompts.source and {source, prompts.source} <= set(world_names()):
         raise ConfigError(f"this run is of {prompts.source}; its student does not speak the language of {source}")
     own = baseline.source is None and baseline.split is None

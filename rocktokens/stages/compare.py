@@ -80,6 +80,11 @@ def _stage(run: Run, config: CompareConfig) -> Stage:
 def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
     run = stage.run
     if len(plan.arms) == plan.config.seeds:  # no rocks are declared any more: an older comparison was of others
+        if run.done("compare") and stage.changed_settings():
+            raise ConfigError(
+                f"of the regimes {', '.join(plan.config.regimes)} only uniform is left to train: there is nothing to "
+                "compare, and the comparison that is there stays. Name another regime, or token ids with --rocks"
+            )
         if ranks().is_first:
             run.reopen("compare")
         log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
@@ -97,7 +102,8 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
     facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}
     facts["frozen"] = facts["frozen_by"].get("freeze") or facts["frozen_by"].get("freeze_rocks") or []
     if not facts["frozen"]:
-        facts["nothing_to_freeze"] = "there was nothing to freeze: no rock is declared and the bypass list is empty"
+        which = "no rock is declared" if not plan.sets.rocks else "no declared rock is on the bypass list"
+        facts["nothing_to_freeze"] = f"nothing was frozen: {which}"
     facts["levels"] = {regime: level for (_, regime), level in levels.items()}
     readings = write_comparison(stage, arms, plan.config, facts)
     if servers.teacher:

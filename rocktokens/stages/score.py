@@ -15,7 +15,7 @@ from rocktokens.runs.ranks import ranks
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.score_parts import ScoreParts
 from rocktokens.stages.shared import same_model, served_before
-from rocktokens.stages.stage import Stage, inputs_of, pair_of
+from rocktokens.stages.stage import Stage, inputs_of, pair_of, remove_parts
 from rocktokens.values import Json
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
         missing = [step for step in steps if again or not stages[step].is_complete()]
         if not missing and run.done("score"):
             log.info("%s: score is complete; nothing to do", path)
+            remove_parts(run, "score")
             return run
         for step in missing:
             stages[step].due(again)  # says why, or refuses

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,16 +100,18 @@ class Stage:
         settings, inputs, missing = self.changed_settings(), self.changed_inputs(), self.missing_outputs()
         if not settings and not inputs and not missing:
             log.info("%s: %s is complete; nothing to do", self.run.path, self.name)
+            remove_parts(self.run, self.name)
             return False
         if settings and "settings" in self.guards:
             raise RunError(
                 f"{self.run.path}: {self.name} is complete with another configuration: {_listed(settings)}. Pass "
-                "--again to replace its result, repeat the first command to keep it, or choose another directory."
+                f"--again to `{self._command()}` to replace its result, repeat the first command to keep it, or choose "
+                "another directory."
             )
         if inputs and "inputs" in self.guards:
             raise RunError(
                 f"{self.run.path}: {self.name} is complete, but what it read has changed since: {_listed(inputs)}. "
-                "Pass --again to replace its result, or choose another directory."
+                f"Pass --again to `{self._command()}` to replace its result, or choose another directory."
             )
         reasons = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in missing)]
         log.info("%s: %s runs again: %s", self.run.path, self.name, _listed(reasons))
@@ -130,9 +133,23 @@ class Stage:
         """Finished pieces of this stage on disk; those of other settings or inputs are never taken."""
         return Parts(self.run, name, self.key)
 
+    def _command(self) -> str:
+        """The command that takes --again; a study has no such flag."""
+        return f"rocktokens {self.name.partition('/')[0]} {shlex.quote(str(self.run.path))}"
+
     def _record(self) -> Json:
         found = self.run.manifest.get("records", {}).get(self.name, {})
         return found if isinstance(found, dict) else {}
+
+
+# Stage → what its parts are of.
+PARTS_OF = {"distill": "distill", "sample": "rollouts", "score": "scores", "knockout": "knockouts", "graft": "grafts"}
+
+
+def remove_parts(run: Run, stage: str) -> None:
+    """Remove the parts of a stage that is complete: its process was killed before it came to that."""
+    if stage in PARTS_OF and ranks().is_first and ranks().world == 1:  # others may still be reading them
+        shutil.rmtree(run.path / f"{PARTS_OF[stage]}.parts", ignore_errors=True)
 
 
 class Parts:

@@ -33,6 +33,8 @@ TYPOS = {
     "sample RUN --again --checkpoint 99": "99",
     "detect RUN --tau-post inf": "finite",
     "compare RUN --regimes uniform": "nothing to compare",
+    "compare RUN --regimes uniform freeze": "only uniform is left",
+    "knockout RUN --again --baseline.split nosuch": "nosuch",
     "compare RUN --again --rocks 999999999": "rocks must be at most",
     "compare RUN --again --rocks 99999": "99999",
     "distill RUN --again --prompts.source nosuch.jsonl --prompts.checker exact": "nosuch.jsonl",

@@ -118,8 +118,8 @@ def comparison(facts: Facts) -> Comparison:
         return Comparison(False, None, None, None, None, "", "")
     if regime is None or "uniform" not in found:
         why = f"the comparison holds {listed(list(found))}: no regime froze the rocks"
-        note = facts.stage("compare").get("nothing_to_freeze")
-        why = str(note) if note else why
+        if facts.stage("compare").get("nothing_to_freeze"):
+            why = _nothing_frozen(facts)
         return Comparison(True, None, None, None, None, why, why[0].upper() + why[1:] + ".")
     row, base = found[regime], found["uniform"]
     change = estimate(row, "delta")
@@ -143,6 +143,15 @@ def comparison(facts: Facts) -> Comparison:
             said += f"; the bypass list is {'empty' if not listed_ids else 'not compared'}"
             verdict = "undecided"
     return Comparison(True, verdict, change, saved, frozen, "", f"{said}.")
+
+
+def _nothing_frozen(facts: Facts) -> str:
+    """Why the regime `freeze` had nothing to leave out."""
+    count = len(facts.rocks)
+    if not count:
+        return "nothing was frozen: no rock is declared"
+    which = "the declared rock is not" if count == 1 else f"none of the {count} declared rocks is"
+    return f"nothing was frozen: {which} on the bypass list"
 
 
 def _verdict_of(change: Estimate | None) -> str:

@@ -12,8 +12,8 @@ from small_runs import DISTILL, save_pair
 from tiny import tiny_tokenizer
 
 from rocktokens.cli import main
-from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, RolloutConfig
-from rocktokens.config.base import from_mapping
+from rocktokens.config import DetectConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig
+from rocktokens.config.base import from_mapping, load_yaml
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.tasks import load_prompts
 from rocktokens.runs.files import require_writable
@@ -40,12 +40,24 @@ def test_bounds():
         RolloutConfig(seed=-1)
     with pytest.raises(ConfigError, match="keep must be at most 10,000"):
         DistillConfig(keep=1_000_000_000)
+    with pytest.raises(ConfigError, match="window must be at most 512"):
+        DetectConfig(window=100_000)  # 11 GB on a run of 600 rollouts
     with pytest.raises(ConfigError, match="threads must be at most"):
         PairConfig(threads=99_999_999)
     with pytest.raises(ConfigError, match="characters that are no text"):
         PromptsConfig(source="\ud800")
     with pytest.raises(ConfigError, match="all alike"):
         RolloutConfig(greedy=True)
+
+
+def test_yaml_with_a_key_twice_is_refused(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("distill:\n  steps: 3\ndistill:\n  steps: 4\n")
+    with pytest.raises(ConfigError, match="distill stands there twice"):
+        load_yaml(file)
+    file.write_text("distill:\n  steps: 3\n  keep: 1\n  steps: 4\n")
+    with pytest.raises(ConfigError, match="steps stands there twice"):
+        load_yaml(file)
 
 
 def test_yaml_reads_an_exponent_without_a_dot_as_a_number():
@@ -73,6 +85,18 @@ def test_duplicate_prompts_are_counted(tmp_path, caplog):
     (tmp_path / "double.jsonl").write_text('{"prompt": "w4 w5"}\n' * 3 + '{"prompt": "w6"}\n')
     load_prompts(PromptsConfig(source=str(tmp_path / "double.jsonl")), tiny_tokenizer())
     assert "2 of 4 prompts stand there more than once" in caplog.text
+
+
+def test_a_split_is_refused_where_a_stage_has_a_part_of_its_own(tmp_path):
+    """`distill` trains on a part of the prompts; a mistyped split must not be passed over for that."""
+    with pytest.raises(ConfigError, match="no split 'nosuch'"):
+        load_prompts(PromptsConfig(source="arithmetic", split="nosuch", limit=4), tiny_tokenizer(), part="train")
+    with pytest.raises(ConfigError, match="leave answer_field out"):
+        load_prompts(PromptsConfig(source="arithmetic", answer_field="nosuch", limit=4), tiny_tokenizer())
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "w5 w6"}\n' * 3)
+    with pytest.raises(ConfigError, match="without splits"):
+        load_prompts(PromptsConfig(source=str(file), split="test"), tiny_tokenizer())
 
 
 def test_unknown_splits_and_answer_columns(tmp_path):

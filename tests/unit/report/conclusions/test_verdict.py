@@ -199,3 +199,20 @@ def test_the_accuracies_are_explained(run):
     card = html.split('id="verdict"')[1].split("</section>")[0]
     assert "35.0\u00a0% [30.0, 40.0]" in card
     assert "78.0\u00a0%" in card  # the teacher's: the graft at every position
+
+
+def test_rocks_that_are_not_on_the_list_are_not_called_undeclared(run):
+    """Seen on a full study: six rocks declared, an empty bypass list, and a card that said no rock was declared."""
+
+    def without(table: str) -> None:
+        kept = [row for row in run.read(table).to_pylist() if row["regime"] not in ("freeze", "freeze_rocks")]
+        run.write(table, pa.Table.from_pylist(kept))
+
+    for table in ("compare", "compare_summary"):
+        without(table)
+    run.finish("compare", {**run.facts("compare"), "nothing_to_freeze": "nothing was frozen"})
+    facts = Facts(open_run(run.path))
+    found = verdict(facts)
+    tile = next(tile for tile in found.tiles if tile.name == "without")
+    assert f"none of the {len(facts.rocks)} declared rocks is on the bypass list" in tile.detail
+    assert "no rock is declared" not in found.line + tile.detail
