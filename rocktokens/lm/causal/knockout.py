@@ -138,19 +138,14 @@ class Arms:
         jobs = sorted(jobs, key=lambda job: (job.rollout, job.at, job.column, job.arm, job.repeat))
         size = chunk_of(self.keep)
         with self.bar(name, len(jobs)) as advance:
-
-            def make(some: list[Job]) -> pa.Table:
-                made = self._do(some, baseline)
-                advance(len(some))
-                return made
-
             makers = {
-                f"{name}-{start:08d}": partial(make, jobs[start : start + size]) for start in range(0, len(jobs), size)
+                f"{name}-{start:08d}": partial(self._do, jobs[start : start + size], baseline, advance)
+                for start in range(0, len(jobs), size)
             }
             tables = keep_all(self.keep, makers)
         return pa.concat_tables(tables) if tables else _empty()
 
-    def _do(self, jobs: list[Job], baseline: Baseline) -> pa.Table:
+    def _do(self, jobs: list[Job], baseline: Baseline, advance: Callable[[int], None]) -> pa.Table:
         rollouts = [baseline.rollouts[job.rollout] for job in jobs]
         asked = [
             request_for(
@@ -164,7 +159,9 @@ class Arms:
             )
             for job, rollout in zip(jobs, rollouts)
         ]
-        drawn = iter(self.engine.generate([request for request in asked if request is not None]))
+        requests = [request for request in asked if request is not None]
+        drawn = iter(self.engine.generate(requests, progress=advance))
+        advance(len(asked) - len(requests))  # copied whole
         answers = [next(drawn) if request is not None else None for request in asked]
         responses = [
             rollout.token_ids if answer is None else response_of(job, rollout, answer, self.exact)
@@ -326,7 +323,7 @@ class _Work:
         if look == 0:
             used_A = used_V[list(active)]
             _say_power(power_of(baseline.correct_N(), used_A, self.config, self.base, len(self.problems)), self)
-        table = self.arms.run(f"round-{look + 1}", jobs, baseline)
+        table = self.arms.run(f"look {look + 1}", jobs, baseline)
         self.baselines.append(rows)
         self.tables += [_baseline_rows(rows), table]
         return self._outcomes(baseline, table, used_V)
