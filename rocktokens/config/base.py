@@ -9,12 +9,15 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rocktokens.errors import ConfigError
 from rocktokens.values import Json
+
+if TYPE_CHECKING:
+    import yaml
 
 C = TypeVar("C")
 
@@ -123,12 +126,12 @@ def load_yaml(path: str | Path) -> Json:
     return content
 
 
-def _loader() -> Any:
+def _loader() -> type[yaml.SafeLoader]:
     """YAML without Python objects, in which a key may stand once: of two the last would silently hold."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
             if twice is not None and twice != "<<":
@@ -234,7 +237,7 @@ def from_manifest(kind: type[C], values: Any, where: str) -> C:
     return from_mapping(kind, without_permissions(kind, values), f"{where}.")
 
 
-def without_permissions(kind: type, values: Mapping[str, Any]) -> Json:
+def without_permissions(kind: type, values: Mapping[str, object]) -> Json:
     """Settings that lie in a run, of a section or of a whole study, without what only a command line may permit."""
     hints = typing.get_type_hints(kind)
     withheld = {item.name for item in dataclasses.fields(kind) if item.metadata.get(PERMISSION)}

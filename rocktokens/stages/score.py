@@ -66,6 +66,7 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
             run.reopen(f"score/step={step}")
             run.clear_occurrences(step)
         whole.finish({"steps": run.steps()})
+        remove_parts(run, "score")
         return run
 
 
