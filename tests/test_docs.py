@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from test_story import SETTINGS, shared, study
+from made_once import made_once
+from test_story import SETTINGS, study
 
 import rocktokens
 from rocktokens import cli
@@ -99,7 +100,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = study(folder / "study")
         return [done.said, done.seconds]
 
-    return shared(tmp_path_factory, "story", make)[0] / "study"
+    return made_once(tmp_path_factory, "story", make)[0] / "study"
 
 
 @pytest.fixture

@@ -4,13 +4,10 @@ second run does nothing, and that a run killed in every stage ends with the same
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import story_worker
 import torch
 from described import differences
-from filelock import FileLock
+from forking import ending
+from made_once import made_once
 from oracles import probabilities, reverse_kl
 from transformers import AutoModelForCausalLM
 
@@ -43,10 +42,8 @@ SETTINGS = shlex.split("""
     --compare.regimes uniform freeze freeze_rocks --compare.steps 2 --compare.evaluations 1 --compare.problems 8
     --compare.rollouts 1 --compare.contexts 20 --compare.resamples 100
 """)
-ENVIRONMENT = {**os.environ, "ROCKTOKENS_BROWSER": "", "COLUMNS": "200"}
 TIMED = re.compile("second|step_ratio")  # what a clock decides
 INTERVAL = re.compile(r"\d(?:\s%)? \[[−+]?[\d.]+, [−+]?[\d.]+\]")
-TESTS = Path(__file__).parent
 
 
 class Story(NamedTuple):
@@ -62,30 +59,23 @@ def words(path: Path) -> list[str]:
     return ["study", "arithmetic", "--path", str(path), *SETTINGS]
 
 
-def study(path: Path) -> Story:
-    start = processor()
-    command = [sys.executable, "-m", "rocktokens.cli", *words(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return Story(open_run(path), done.stdout, processor() - start)
+def study(path: Path, *before: str) -> Story:
+    """The command in a process of its own, which starts as many workers as it likes unless `before` says how many."""
+    story_worker.load_everything()
+    start, log = processor(), path.with_suffix(".log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROCKTOKENS_BROWSER", "")
+        patch.setenv("COLUMNS", "200")
+        status = ending(story_worker.child([*before, *words(path)], log))
+    said = log.with_name(f"{log.name}.err").read_text()
+    assert status == 0, said
+    assert "Traceback" not in said
+    return Story(open_run(path), log.read_text(), processor() - start)
 
 
 def processor() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def shared(factory: pytest.TempPathFactory, name: str, make: Any) -> Any:
-    """What `make(folder)` returns, made once however many workers ask for it."""
-    base = factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with FileLock(base / f"{name}.lock"):
-        folder, kept = base / name, base / f"{name}.json"
-        if not kept.exists():
-            folder.mkdir()
-            kept.write_text(json.dumps(make(folder)))
-        return folder, json.loads(kept.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +86,7 @@ def story(tmp_path_factory) -> Story:
         done = study(folder / "study")
         return [done.said, done.seconds]
 
-    folder, (said, seconds) = shared(tmp_path_factory, "story", make)
+    folder, (said, seconds) = made_once(tmp_path_factory, "story", make)
     return Story(open_run(folder / "study"), said, seconds)
 
 
@@ -105,13 +95,11 @@ def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
     """The same study, interrupted once and killed twice in every stage; how each attempt ended."""
 
     def make(folder: Path) -> dict[str, int]:
-        command = [sys.executable, str(TESTS / "helpers" / "story_worker.py"), str(folder)]
-        command += ["--workers", "1", *words(folder / "study")]
-        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ROCKTOKENS_BROWSER", "")
+            return story_worker.interrupted(folder, ["--workers", "1", *words(folder / "study")])
 
-    return shared(tmp_path_factory, "killed", make)
+    return made_once(tmp_path_factory, "killed", make)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +271,7 @@ def test_a_second_run_does_nothing(story):
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
 
     before = state()
-    again = study(story.run.path)
+    again = study(story.run.path, "--workers", "1")
     assert state() == before
     assert again.said.splitlines()[2:] == story.said.splitlines()[2:]  # but for the seconds in its heading
     assert again.seconds < story.seconds / 2
@@ -291,7 +279,7 @@ def test_a_second_run_does_nothing(story):
 
 def test_ctrl_c_leaves_one_sentence_and_a_run_that_goes_on(killed):
     folder, ended = killed
-    lines = (folder / "interrupt.log").read_text().splitlines()
+    lines = (folder / "interrupt.log.err").read_text().splitlines()
     assert ended["interrupt"] == 1
     assert lines[-1] == "rocktokens: stopped; the same command goes on where it was"
     assert sum("rocktokens:" in line for line in lines) == 1

@@ -15,7 +15,7 @@ class OffPolicyConfig(Settings):
     """Training on the teacher's own answers, before OPD."""
 
     answers: int | None = None
-    """Teacher answers to train on, one a prompt; unset: this stage is left out."""
+    """Teacher answers to train on, one per prompt; unset: this stage is left out."""
     epochs: int = 1
     """Passes over the answers."""
     learning_rate: float = 2e-5

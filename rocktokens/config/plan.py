@@ -12,7 +12,7 @@ Machine = Literal["h100", "a100", "l40s", "rtx4090", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(Settings):
-    """How large the run is; rollouts a prompt and their length are --rollouts'."""
+    """How large the run is; rollouts per prompt and their length are --rollouts'."""
 
     prompts: int = 20_000
     """Prompts that are sampled and scored."""

@@ -43,9 +43,9 @@ class MakeConfig:
     problems: int = 4000
     """Prompts of the study; by their hash six tenths train, two tenths are for detection, two for causal tests."""
     readings: int = 200
-    """Problems, apart from those, on which accuracy is read while a model learns."""
+    """Further prompts, on which accuracy is measured while a model learns."""
     final_readings: int = 400
-    """Further problems on which both finished models are measured."""
+    """Further prompts, on which both finished models are measured."""
     teach: TeachConfig = field(default_factory=TeachConfig)
     layers_left_out: int = 4
     """Layers that the student lacks."""
@@ -111,7 +111,7 @@ class _Making:
         return {"sha256": _digest(out)}
 
     def problems(self) -> Json:
-        """Three lists without a problem in common: the study's prompts, readings, lessons."""
+        """Three lists without a problem in common: the study's prompts, those for evaluations, and lessons."""
         config, counts = self.config, self._counts()
         problems = word_problems(sum(counts.values()), seed=config.seed)
         start, facts = 0, {}

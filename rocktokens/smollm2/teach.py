@@ -38,11 +38,11 @@ class TeachConfig:
     warmup: int = 30
     """Steps in which it rises."""
     target: float = 0.88
-    """Accuracy at T = 1 at which teaching stops: a little above 85 %, for the reading has an error."""
+    """Accuracy at T = 1 at which teaching stops: a little above 85 %, because the measurement has an error."""
     emphasis: float = 5.0
     """Weight of digits in the loss: the optimum does not depend on it, the time to it does."""
     look_every: int = 60
-    """Steps between two readings of the accuracy."""
+    """Steps between two evaluations of the accuracy."""
     seed: int = 0
     """Seed of the order of lessons."""
 
@@ -58,7 +58,7 @@ def teach(
     accuracy: Callable[[Any], Estimate],
     say: Callable[[int, float, Estimate], None],
 ) -> int:
-    """Train in place until the target or the last step; returns the steps taken. `say` hears every reading."""
+    """Train in place until the target or the last step; returns the steps taken. Each evaluation calls `say`."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
     weight_V = torch.ones(model.config.vocab_size)
     weight_V[list(digits)] = config.emphasis

@@ -161,7 +161,10 @@ def _replace_arms(run: Run, folder: str) -> None:
 
 
 def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
-    """The arms of a comparison, refused before anything is trained if one cannot be had or differs in anything else."""
+    """The trainings of a comparison, one per regime and seed.
+
+    Refused before anything is trained if one cannot be made or differs from the others in more than its regime.
+    """
     if not run.done("distill"):
         raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
     known = dict(run.manifest["config"].get("distill") or {})

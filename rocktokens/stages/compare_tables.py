@@ -1,7 +1,7 @@
 """From trained and evaluated regimes to compare.parquet, its companions and a results file.
 
 Seconds here are those of training: evaluation happens outside of it, and recording and saving are taken off. This
-module reads what the arms left; the numbers are core/comparison/compare.py's and the words
+module reads what the trainings left; the numbers are core/comparison/compare.py's and the words
 report/conclusions/compare.py's.
 """
 
@@ -124,7 +124,7 @@ def undecided_regimes(
 
 
 def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
-    """One row per optimiser step of an arm, and one for the start; accuracy and held-out losses where it was read."""
+    """One row per optimiser step of a training, and one for the start; accuracy and held-out losses where evaluated."""
     rows = {row["step"]: row for row in arm.read("training").to_pylist() if row["step"] > 0}
     made, seconds_total, processor_total, flops_total, spent_total = [], 0.0, 0.0, 0.0, 0
     for step in [0, *sorted(rows)]:

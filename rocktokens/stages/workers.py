@@ -115,7 +115,7 @@ def _say_failures(
 
 
 def _own_device(rank: int, count: int) -> dict[str, str]:
-    """One GPU a process where there are any; one thread each where there is none."""
+    """One GPU per process where there are any; one thread each where there is none."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = listed.split(",") if listed is not None else [str(n) for n in range(len(_gpus()))]
     devices = [device for device in devices if device]

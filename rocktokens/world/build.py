@@ -195,7 +195,7 @@ def _train_into_queue(world: World, who: str, out_dir: Path, signs: Any) -> None
 def _train_side_by_side(
     world: World, models: list[str], out_dir: Path, progress: Callable[[Progress], None] | None
 ) -> None:
-    """One process a model; a process that dies ends the other too, and what was checkpointed stays."""
+    """One process per model; a process that dies ends the other too, and what was checkpointed stays."""
     context = multiprocessing.get_context("spawn")
     signs = context.Queue()
     workers = [

@@ -1,6 +1,7 @@
-"""Started by torchrun, or alone: trains the tiny pair on this many processes; what came of it lies in a directory.
+"""Trains the tiny pair on as many processes as torchrun's environment names, or on one; leaves what it found in a
+directory. Also a script:
 
-torchrun --nproc-per-node 2 tests/distilling_worker.py plain|fewer|greedy|fsdp2 DIRECTORY
+torchrun --nproc-per-node 2 tests/helpers/distilling_worker.py plain|fewer|greedy|fsdp2 DIRECTORY
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from filelock import FileLock
+from made_once import made_once
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.world import get_world
@@ -51,14 +50,13 @@ def distilled(name: str, steps: int, factory: pytest.TempPathFactory) -> FlatRun
     before, teacher = map(AutoModelForCausalLM.from_pretrained, (world.student_path, world.teacher_path))
     student = copy.deepcopy(before)
     ends = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-    base = factory.getbasetemp()
-    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"distilled-{name}-{steps}.pt"
-    with FileLock(f"{kept}.lock"):
-        if not kept.exists():
-            prompts = [tokenizer(p.prompt)["input_ids"] for p in world.problems("train", TRAIN_PROMPTS, seed=SEED)]
-            settings = {"steps": steps, "lr": LEARNING_RATE, "rollouts": ROLLOUTS, "seed": SEED, "log_every": 0}
-            history = loop.distil(student, teacher, prompts, **settings, **ends)
-            torch.save({"student": student.state_dict(), "history": torch.tensor(history)}, kept)
-        found = torch.load(kept)
+
+    def make(folder: Path) -> None:
+        prompts = [tokenizer(p.prompt)["input_ids"] for p in world.problems("train", TRAIN_PROMPTS, seed=SEED)]
+        settings = {"steps": steps, "lr": LEARNING_RATE, "rollouts": ROLLOUTS, "seed": SEED, "log_every": 0}
+        history = loop.distil(student, teacher, prompts, **settings, **ends)
+        torch.save({"student": student.state_dict(), "history": torch.tensor(history)}, folder / "found.pt")
+
+    found = torch.load(made_once(factory, f"distilled-{name}-{steps}", make)[0] / "found.pt")
     student.load_state_dict(found["student"])
     return FlatRun(loop, tokenizer, before, student, teacher, found["history"], ends)

@@ -1,53 +1,43 @@
-"""Runs one study again and again in children of this process, each of which is killed somewhere; prints what became
-of every child as JSON.
-
-python tests/story_worker.py FOLDER WORDS...    the words after `rocktokens`
+"""Runs one study again and again in children of this process, each of which is interrupted or killed somewhere.
 
 A child dies by SIGKILL: in every stage before its second file is put in place, and before the stage is recorded as
-complete. The first of all is interrupted by SIGINT, as Ctrl-C does. Children are forked from a parent that has loaded
-the libraries once, so that each costs only what it does.
+complete. The first of all is interrupted by SIGINT, as Ctrl-C does.
 """
 
 from __future__ import annotations
 
-import json
+import importlib
 import os
+import pkgutil
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import rocktokens.lm.training.distill  # noqa: F401 - loaded once, before the first fork
-from rocktokens import cli
+from forking import ending, fork
+
+from rocktokens import cli, stages
 from rocktokens.runs.store import Run
 from rocktokens.stages import study
 
 DEATHS = ("second file", "finish")
+LOADED = ("rocktokens.lm.training.distill", "rocktokens.lm.training.trainer", "rocktokens.report.build", "plotly.io")
 
 
-def child(words: list[str], log: Path, prepare: Callable[[], None]) -> int:
-    """Fork, run the command in the child with its output in `log`, and return its process id."""
-    sys.stdout.flush()
-    number = os.fork()
-    if number:
-        return number
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def load_everything() -> None:
+    """Import what the stages import when they run, once for all children."""
+    for name in (*LOADED, *(f"rocktokens.stages.{module.name}" for module in pkgutil.iter_modules(stages.__path__))):
+        importlib.import_module(name)
+
+
+def child(words: list[str], log: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """Run the command in a child with its output beside `log`; returns its process id."""
+
+    def work() -> None:
         prepare()
-        status = 70
-        try:
-            cli.main(words)
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        except BaseException:
-            traceback.print_exc()  # a child that fails here says why in its log
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        cli.main(words)
+
+    return fork(work, log)
 
 
 def die(stage: str, death: str) -> None:
@@ -73,23 +63,19 @@ def die(stage: str, death: str) -> None:
     study._run_stage, Path.replace, Run.finish = watched, counted, recorded
 
 
-def ending(number: int) -> int:
-    """How a child ended: its exit status, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-
-
 def interrupt(words: list[str], run: Path, log: Path) -> int:
     """Start, wait until it trains, and send what Ctrl-C sends."""
-    number = child(words, log, lambda: None)
-    while not list(run.glob("checkpoints/step=*")) and os.waitpid(number, os.WNOHANG)[0] == 0:
+    number = child(words, log)
+    deadline = time.monotonic() + 120
+    while not list(run.glob("checkpoints/step=*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(number, signal.SIGINT)
     return ending(number)
 
 
-def main(folder: Path, words: list[str]) -> None:
-    """Interrupt once, kill everywhere, then run to the end."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass over Ctrl-C
+def interrupted(folder: Path, words: list[str]) -> dict[str, int]:
+    """Interrupt a study once, kill it everywhere, then run it to the end; how each child ended."""
+    load_everything()
     run = Path(words[words.index("--path") + 1])
     found = {"interrupt": interrupt(words, run, folder / "interrupt.log")}
     for stage in study.STAGES:
@@ -97,9 +83,5 @@ def main(folder: Path, words: list[str]) -> None:
             name = f"{stage}, {death}"
             number = child(words, folder / f"{name}.log", lambda stage=stage, death=death: die(stage, death))
             found[name] = ending(number)
-    found["last"] = ending(child(words, folder / "last.log", lambda: None))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    found["last"] = ending(child(words, folder / "last.log"))
+    return found

@@ -16,10 +16,11 @@ import distilling
 import distilling_worker
 import pytest
 import torch
+from forking import as_torchrun
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rocktokens import make_selector
+from rocktokens import cli, make_selector
 from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, SelectorConfig
 from rocktokens.lm.pair import load_pair
 from rocktokens.lm.tasks import load_prompts
@@ -64,10 +65,10 @@ def test_gradient_accumulation_changes_nothing(tmp_path, selector):
 
 def launch(kind: str, directory: Path) -> None:
     directory.mkdir()
-    on_two_processes(str(TESTS / "distilling_worker.py"), kind, str(directory))
+    as_torchrun(lambda: distilling_worker.main(kind, directory), directory / "logs")
 
 
-def on_two_processes(*program: str) -> str:
+def torchrun(*program: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
@@ -75,18 +76,25 @@ def on_two_processes(*program: str) -> str:
     return done.stdout
 
 
-def test_the_command_under_torchrun_makes_one_run(tmp_path):
+@pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_the_command_under_torchrun_makes_one_run(tmp_path, how):
+    """Two processes with torchrun's environment; with -m slow torchrun itself starts them."""
     settings = ["--steps", "2", "--prompts-per-step", "4", "--rollouts-per-prompt", "2", "--problems", "8"]
     settings += ["--max-new-tokens", "24", "--keep", "1", "--prompts.limit", "40", "--telemetry-every", "2"]
-    command = ["-m", "rocktokens.cli", "distill", str(tmp_path / "run"), "--prompts.source", "arithmetic", *settings]
-    printed = on_two_processes(*command)
-    assert printed.count("run: ") == 1
+    words = ["distill", str(tmp_path / "run"), "--prompts.source", "arithmetic", *settings]
+
+    def on_two_processes(name: str) -> str:
+        if how == "torchrun":
+            return torchrun("-m", "rocktokens.cli", *words)
+        return as_torchrun(lambda: cli.main(words), tmp_path / name)
+
+    assert on_two_processes("first").count("run: ") == 1
     run = open_run(tmp_path / "run")
     assert run.done("distill")
     assert run.checkpoints() == [0, 2]
     # The global batch is what was asked for, not that much on every process.
     assert run.query("select count(distinct rollout_id) from telemetry where step = 2").column(0).to_pylist() == [8]
-    assert on_two_processes(*command).count("run: ") == 1  # complete: a second call trains nothing
+    assert on_two_processes("again").count("run: ") == 1  # complete: a second call trains nothing
     assert open_run(tmp_path / "run").manifest == run.manifest
 
 
@@ -165,7 +173,7 @@ def distil_into(path: Path, generation: str) -> None:
         prompts, check = load_prompts(source, pair.tokenizer), world.check
         rocks = world.truth().rocks.ids
     config = DistillConfig(
-        steps=24,
+        steps=12,
         prompts_per_step=6,
         rollouts_per_prompt=2,
         micro_batch=4,
@@ -199,14 +207,14 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path, generat
     assert process.exitcode in (-signal.SIGKILL, 0)  # 0: it was done before the signal came
     distil_into(tmp_path / "killed", generation)
 
-    for step in (0, 12, 24):
+    for step in (0, 6, 12):
         name = f"checkpoints/step={step}/model.safetensors"
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
     whole, killed = (open_run(tmp_path / name).read("training") for name in ("whole", "killed"))
-    assert whole["step"].to_pylist() == list(range(25))
+    assert whole["step"].to_pylist() == list(range(13))
     columns = [name for name in whole.column_names if not name.startswith("seconds")]
     assert whole.select(columns) == killed.select(columns)
     for name in ("whole", "killed"):
         assert sorted(path.name for path in (tmp_path / name / "telemetry").iterdir()) == sorted(
-            f"step={step}" for step in range(4, 25, 4)
+            f"step={step}" for step in range(4, 13, 4)
         )

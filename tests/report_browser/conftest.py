@@ -5,9 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from made_once import made_once
 from report_fixture import make_run
 
 from rocktokens.report.build import REPORT, report
+
+REPORTS = {"whole": {}, "hostile": {"hostile": True, "prompts": 12}}
+# The viewer as it is when a page has been opened: what a test chose is taken back without loading the page again.
+AFRESH = """const set = (id, value, kind) => {
+  const node = document.getElementById(id); node.value = value; node.dispatchEvent(new Event(kind)); };
+set("step", document.getElementById("step").max, "input");
+set("column", "kl", "change");
+set("source", "rollouts", "change");
+document.getElementById("clear").click();
+document.activeElement.blur();
+scrollTo(0, 0);"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,13 +47,14 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory) -> dict[str, Path]:
     """Run directories with their reports."""
-    base = tmp_path_factory.mktemp("reports")
-    made = {}
-    for name, options in {"whole": {}, "hostile": {"hostile": True, "prompts": 12}}.items():
-        make_run(base / name, **options)
-        report(base / name, images=False)
-        made[name] = base / name
-    return made
+
+    def make(base: Path) -> None:
+        for name, options in REPORTS.items():
+            make_run(base / name, **options)
+            report(base / name, images=False)
+
+    base, _ = made_once(tmp_path_factory, "reports", make)
+    return {name: base / name for name in REPORTS}
 
 
 @pytest.fixture
@@ -52,8 +65,8 @@ def page(driver, reports):
     size(driver, 1280)
     prefer(driver, "light")
     address = (reports["whole"] / REPORT).as_uri()
-    if driver.current_url != address:
+    if driver.current_url.partition("#")[0] != address:  # behind the # stands what the reader looks at
         visit(driver, address)
-    driver.execute_script("document.getElementById('clear').click(); document.activeElement.blur(); scrollTo(0, 0)")
+    driver.execute_script(AFRESH)
     settle(driver, "light", 1280)
     return driver

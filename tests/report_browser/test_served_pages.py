@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from driving import drain, screenshot, size
+from forking import ending, fork
 from report_fixture import make_run
 from selenium.webdriver.common.by import By
 from small_runs import save_pair
 
+from rocktokens import cli
 from rocktokens.report.build import report
 from rocktokens.report.server.view import Viewer
 
@@ -85,15 +86,12 @@ def test_the_live_page_follows_a_real_training(driver, tmp_path):
     flags += ["--prompts.checker", "exact", "--problems", "4", "--steps", str(STEPS), "--prompts-per-step", "4"]
     flags += ["--max-new-tokens", "8", "--telemetry-every", "2", "--evaluate-every", "10", "--keep", "1"]
     (tmp_path / "runs").mkdir()
-    training = subprocess.Popen(
-        [sys.executable, "-m", "rocktokens.cli", "distill", str(run), *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    training = fork(lambda: cli.main(["distill", str(run), *flags]), tmp_path / "training.log")
     try:
         with serving(tmp_path / "runs") as server:
-            while not (run / "training.parquet").exists() and training.poll() is None:
-                threading.Event().wait(0.1)
+            deadline = time.monotonic() + 120
+            while not (run / "training.parquet").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
             size(driver, 1280)
             driver.get(f"{server.url}run/run/live")
             seen = """const [least, done] = arguments, go = () => Number(document.documentElement.dataset.step) >= least
@@ -106,5 +104,5 @@ def test_the_live_page_follows_a_real_training(driver, tmp_path):
             assert severe(driver) == []
             screenshot(driver, "live_training")
     finally:
-        training.wait(timeout=120)
-    assert training.returncode == 0, training.stderr.read().decode()[-500:] if training.stderr else ""
+        status = ending(training)
+    assert status == 0, (tmp_path / "training.log.err").read_text()[-500:]

@@ -1,6 +1,6 @@
 """What goes with an effect: Pearson's r of Δ with the nine predictors of docs/method.md §5, as far as a run has them.
 
-Knows results and one number a token type; does not know where the numbers come from.
+Knows results and one number per token type; does not know where the numbers come from.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a training regime costs and saves against the uniform one: every reading with its interval.
+"""What a training regime costs and saves against the uniform one: every number with its interval.
 
-A regime is read at a few points of its training, on the same held-out problems as every other regime with the same
-seed; so regimes are compared problem by problem and seed by seed. This module knows outcomes, seconds and FLOPs; it
+A regime is evaluated at a few points of its training, on the same held-out prompts as every other regime with the same
+seed; so regimes are compared prompt by prompt and seed by seed. This module knows outcomes, seconds and FLOPs; it
 does not know how a regime was trained, nor what a rock is. The words that follow from the numbers are in
 report/conclusions.
 
-Shapes: S seeds, E reading points (the first is the common start), P problems, B resamples.
+Shapes: S seeds, E evaluations (the first is the common start), P prompts, B resamples.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reading:
     num_seeds: int
     num_problems: int
     accuracy: Estimate
-    """Final accuracy over seeds and problems."""
+    """Final accuracy over seeds and prompts."""
     change: Estimate
     """Final accuracy minus uniform's, after the same number of optimiser steps."""
     change_same_seconds: Estimate
@@ -268,13 +268,13 @@ def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level:
 
 
 def paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], list[Arm]]:
-    """Arms of the seeds that both have, in the same order, on the same problems."""
+    """Trainings of the seeds that both have, in the same order, on the same prompts."""
     base = {arm.seed: arm for arm in uniform}
     matched = sorted((arm for arm in arms if arm.seed in base), key=lambda arm: arm.seed)
     if not matched:
-        raise DataError("a regime is read against uniform with the same seeds; there is none")
+        raise DataError("a regime is compared with uniform trained with the same seeds; there is no such training")
     if len({arm.correct_EP.shape[1] for arm in [*matched, *uniform]}) > 1:
-        raise DataError(f"regime {matched[0].regime} was evaluated on other problems than uniform")
+        raise DataError(f"regime {matched[0].regime} was evaluated on other prompts than uniform")
     return matched, [base[arm.seed] for arm in matched]
 
 

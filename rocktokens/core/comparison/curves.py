@@ -100,11 +100,11 @@ class Reach(NamedTuple):
     """Share of the resamples in which the target was reached at all."""
 
 
-# ---------------------------------------------------------------- linear readings of a curve
+# ---------------------------------------------------------------- values of a curve that are linear in its points
 
 
 def weights_at(x_E: Floats, at: float) -> Floats:
-    """Weights of the reading points in the curve's value at `at`: linear between points, held after the last."""
+    """Weights of the evaluations in the curve's value at `at`: linear between points, held after the last."""
     weight_E = np.zeros(len(x_E))
     right = int(np.searchsorted(x_E, at))
     if right == 0 or right == len(x_E):
@@ -117,7 +117,7 @@ def weights_at(x_E: Floats, at: float) -> Floats:
 
 
 def area_weights(x_E: Floats, until: float) -> Floats:
-    """Weights of the reading points in the mean of the curve from 0 to `until`."""
+    """Weights of the evaluations in the mean of the curve from 0 to `until`."""
     inside = x_E[x_E < until]
     points = np.append(inside if len(inside) else x_E[:1], until)
     value_XE = np.stack([weights_at(x_E, x) for x in points])
@@ -129,9 +129,9 @@ def area_weights(x_E: Floats, until: float) -> Floats:
 
 
 def first_reach(accuracy_E: Floats, target: float) -> float | None:
-    """Reading point, with its fraction, at which the curve comes to the target; None where it does not.
+    """Evaluation, with a fraction between two, at which the curve comes to the target; None where it does not.
 
-    The curve is made monotone first (isotonic regression): the first lucky reading of a noisy curve is no arrival.
+    The curve is made monotone first (isotonic regression): one lucky evaluation of a noisy curve does not count.
     """
     fitted_E = isotonic_regression(accuracy_E).x
     return _cross(fitted_E, target)
@@ -149,7 +149,7 @@ def _cross(fitted_E: Floats, target: float) -> float | None:
 
 
 class _Curves(NamedTuple):
-    """A regime's seeds on one grid of reading points; what stopped early holds its last value."""
+    """A regime's seeds on one grid of evaluations; what stopped early holds its last value."""
 
     correct_SEP: Floats
     x_AS_E: dict[str, Floats]

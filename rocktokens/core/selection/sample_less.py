@@ -72,7 +72,7 @@ class RandomRollouts(Selector):
         if not 0 < share <= 1:
             raise ConfigError(f"share must lie in (0, 1], got {share}")
         if any(count < 1 for count in counts):
-            raise ConfigError("counts must be at least 1 rollout a step")
+            raise ConfigError("counts must be at least 1 rollout per step")
         self.share, self.counts, self.seed = float(share), tuple(counts), seed
 
     def weights(self, batch: SelectorBatch) -> Tensor:

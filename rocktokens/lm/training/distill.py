@@ -292,7 +292,7 @@ def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, i
     """Rollouts a pass and passes a step, for this number of processes."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if rollouts % processes:
-        raise ConfigError(f"{rollouts} rollouts a step cannot be divided over {processes} processes")
+        raise ConfigError(f"{rollouts} rollouts per step cannot be divided over {processes} processes")
     own = rollouts // processes
     if micro_batch is None:
         tiny = sum(p.numel() for p in pair.student.parameters()) < TINY_PARAMETERS

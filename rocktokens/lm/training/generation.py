@@ -74,7 +74,7 @@ class GenerationMixin(_Base):
                 raise ConfigError(f"our sampler does not do {name}; use generation='trl'")
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """TRL's order of prompts, several rollouts a prompt, and the same order after a resume in a later epoch."""
+        """TRL's order of prompts, several rollouts per prompt, and the same order after a resume in a later epoch."""
         stock: Any = super()._get_train_sampler(dataset)
         return _ResumableSampler(
             data_source=stock.data_source,

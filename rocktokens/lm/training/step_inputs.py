@@ -1,4 +1,4 @@
-"""Small readings of one micro-batch and of the models' output heads, shared by the trainer's loss and its weights."""
+"""Small quantities of one micro-batch and of the output heads, shared by the trainer's loss and its weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The optimiser hypothesis, read from a trainer: does Adam give the rocks less of the step than of the gradient?
 
-Takes the gradient and Adam's moments of the output head right after an optimiser step, while both exist. One step's
-reading: the gradient is that of its own rollouts, the moments remember the steps before.
+Takes the gradient and Adam's moments of the output head right after an optimiser step, while both exist. It covers one
+step: the gradient is that of its own rollouts, the moments remember the steps before.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
             )
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         if (rows * self.accelerator.num_processes) % self.rollouts_per_prompt:
-            raise ConfigError(f"{rows} rollouts a step cannot be divided into {self.rollouts_per_prompt} a prompt")
+            raise ConfigError(f"{rows} rollouts per step cannot be divided into {self.rollouts_per_prompt} per prompt")
         if self.generation not in ("trl", "ours"):
             raise ConfigError(f"generation must be trl or ours, got {self.generation!r}")
         if self.generation == "ours":

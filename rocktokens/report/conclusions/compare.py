@@ -1,6 +1,7 @@
-"""The comparison in words: sentences that follow from readings and from nothing else.
+"""The comparison in words: sentences that follow from the numbers of the regimes and from nothing else.
 
-This module knows `Reading`s and the names of regimes; it decides no verdict and computes no interval.
+This module knows `Reading`s, a regime's numbers relative to uniform, and the names of regimes; it decides no verdict
+and computes no interval.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def graft_sentence(facts: Facts) -> str:
     gains = {row["arm"]: item for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None}
     said = [f"{interval(gains[arm], points)} points at {arm}" for arm in main if arm in gains]
     if not said:
-        return "No arm of the grafts was measured."
+        return "No graft was measured."
     kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo")}
     best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
     most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""

@@ -121,7 +121,7 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
         title="What does training without them cost, and save?",
         sentence=compare_sentence(facts),
         estimator="Every regime starts from the same checkpoint with the same prompts, seeds and schedule. Curves: "
-        "mean over seeds at every reading; bars span the seeds. Seconds are wall-clock seconds of training. "
+        "mean over seeds at every evaluation; bars span the seeds. Seconds are wall-clock seconds of training. "
         + str(facts.stage("compare").get("estimators") or ""),
         rows=table,
         data=data,

@@ -58,15 +58,15 @@ def summary(census: Census) -> list[str]:
     accuracy = census.accuracy
     lines = [
         f"baseline accuracy {100 * accuracy.value:.1f} % [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] on "
-        f"{accuracy.num_prompts} problems, {census.baseline_rollouts} rollouts; "
+        f"{accuracy.num_prompts} prompts, {census.baseline_rollouts} rollouts; "
         f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
     ]
     full = last_look(census)
     floors = [r.placebo_floor for r in full if np.isfinite(r.placebo_floor)]
     lines.append(
-        f"on all {accuracy.num_prompts} problems: smallest effect seen at 80 % power "
+        f"on all {accuracy.num_prompts} prompts: smallest effect seen at 80 % power "
         f"{100 * median_detectable(full):.2f} points (median of {len(full)} sets)"
-        + (f"; without a ban, two arms differ by up to ±{100 * max(floors):.1f} by chance" if floors else "")
+        + (f"; two runs without a ban differ by up to ±{100 * max(floors):.1f} points by chance" if floors else "")
     )
     strong, placebos = census.placebo_strong
     if placebos:

@@ -268,7 +268,7 @@ def _second_rank(port: int, results) -> None:
 
 def test_gathered_adds_up_all_ranks(unused_port):
     """This process and another."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")
     results = context.SimpleQueue()
     other = context.Process(target=_second_rank, args=(unused_port, results))
     other.start()

@@ -22,7 +22,7 @@ from rocktokens.lm.sampling.sampler import Sampler
 ROWS, VOCABULARY, EOS = 10, 8, 1
 MODEL = tiny.tiny_model(vocabulary=ROWS, seed=11)
 PROMPT = (3, 4, 5)
-DRAWS = 3000
+DRAWS = 1200
 
 
 @pytest.fixture(scope="module")

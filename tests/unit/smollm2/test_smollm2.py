@@ -316,7 +316,7 @@ def test_the_whole_study_runs_on_a_pair_of_the_same_make(made, tmp_path):
         graft=GraftConfig(problems=4, resamples=200),
         detect=dataclasses.replace(recipe.detect, definition="burden", k=5, resamples=100),
         compare=dataclasses.replace(
-            recipe.compare, steps=2, problems=4, rollouts=1, contexts=4, evaluations=1, resamples=100
+            recipe.compare, seeds=1, steps=2, problems=4, rollouts=1, contexts=4, evaluations=1, resamples=100
         ),
     )
     study(config)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from forking import as_workers
 
 from rocktokens.cli import main
 from rocktokens.config import (
@@ -24,7 +25,7 @@ from rocktokens.config import (
 )
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs import ranks as ranks_module
-from rocktokens.runs.ranks import LAUNCH, RANK, WORLD, Ranks, alone, ranks, wait_for
+from rocktokens.runs.ranks import RANK, WORLD, Ranks, alone, ranks, wait_for
 from rocktokens.runs.store import open_run
 from rocktokens.stages.detect import detect
 from rocktokens.stages.knockout import knockout
@@ -32,33 +33,28 @@ from rocktokens.stages.sample import sample
 from rocktokens.stages.score import score
 from rocktokens.stages.workers import number_of, workers
 
-FORKED = str(Path(__file__).parents[2] / "helpers" / "forked_ranks.py")
 ROLLOUTS = ["--rollouts.num-rollouts", "2", "--rollouts.max-new-tokens", "24"]
 CENSUS = [*("--knockout.top", "6"), "--knockout.no-controls", *("--knockout.resamples", "200")]
 CENSUS += [*("--baseline.problems", "40"), *("--baseline.rollouts", "2")]
 
 
-def command(*words: object, torchrun: bool = False) -> None:
-    """A command; its first process is this one, which has loaded the libraries, unless torchrun starts them all."""
-    if not torchrun:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        assert not ended.value.code
-        return
+ASKED = ["--prompts.source", "arithmetic", "--prompts.limit", "150", *ROLLOUTS]
+
+
+def command(*words: object) -> None:
+    """A command; its first process is this one, which has loaded the libraries."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert not ended.value.code
+
+
+def torchrun(*words: object) -> None:
+    """The same, all of whose processes torchrun starts."""
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
     start += ["--no-python", sys.executable, "-m", "rocktokens.cli"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*start, *map(str, words)], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def make_run(path: Path, *how: str, torchrun: bool = False) -> Path:
-    asked = ["--prompts.source", "arithmetic", "--prompts.limit", "150", *ROLLOUTS]
-    command(*how, "sample", path, *asked, torchrun=torchrun)
-    command(*how, "score", path, torchrun=torchrun)
-    detect(path, DetectConfig())
-    command(*how, "knockout", path, *CENSUS, torchrun=torchrun)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +82,13 @@ def equal_runs(first: Path, second: Path) -> None:
 
 
 def test_two_workers_make_the_run_that_one_process_makes(one, tmp_path):
-    two = make_run(tmp_path / "run", "--workers", "2")
+    """`score` starts its second process itself; those of the other stages are forked with the same environment."""
+    two, nothing = tmp_path / "run", tmp_path / "nothing.py"
+    nothing.touch()
+    as_workers(["sample", two, *ASKED], nothing, tmp_path / "sampling", 2)
+    command("--workers", "2", "score", two)
+    detect(two, DetectConfig())
+    as_workers(["knockout", two, *CENSUS], nothing, tmp_path / "census", 2)
     equal_runs(one, two)
     manifest = json.loads((two / "run.json").read_text())
     assert {"sample", "score", "detect", "knockout"} <= manifest["stages"].keys()
@@ -94,8 +96,14 @@ def test_two_workers_make_the_run_that_one_process_makes(one, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_makes_the_run_that_one_process_makes(one, tmp_path):
-    equal_runs(one, make_run(tmp_path / "run", torchrun=True))
+@pytest.mark.parametrize("start", [torchrun, lambda *words: command("--workers", "2", *words)], ids=["torchrun", "own"])
+def test_processes_of_their_own_make_the_run_that_one_process_makes(one, tmp_path, start):
+    path = tmp_path / "run"
+    start("sample", path, *ASKED)
+    start("score", path)
+    detect(path, DetectConfig())
+    start("knockout", path, *CENSUS)
+    equal_runs(one, path)
 
 
 def test_nothing_is_done_twice(tmp_path):
@@ -119,11 +127,9 @@ scoring.score = counted(scoring.score, "score", lambda r, *a, **k: len(r))
 """
     )
     path = tmp_path / "run"
-    base = {**os.environ, WORLD: "3", LAUNCH: "count", "OMP_NUM_THREADS": "1"}
     asked = ["--prompts.source", "arithmetic", "--prompts.limit", "400", *ROLLOUTS]
     for words in (["sample", path, *asked], ["score", path]):
-        done = subprocess.run([sys.executable, FORKED, script, *map(str, words)], env=base, timeout=300)
-        assert done.returncode == 0
+        as_workers(words, script, tmp_path / f"count-{words[0]}", 3)
     rows = [line.split() for line in counter.read_text().splitlines()]
     for word in ("sample", "score"):
         own = [(rank, int(size)) for kind, rank, size in rows if kind == word]
@@ -131,16 +137,13 @@ scoring.score = counted(scoring.score, "score", lambda r, *a, **k: len(r))
         assert {rank for rank, _ in own} == {"0", "1", "2"}
 
 
-def test_a_worker_that_fails_ends_the_command_with_its_words(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "rocktokens.cli", "--workers", "2", "score", str(tmp_path / "none")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1
-    assert "is no run" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_worker_that_fails_ends_the_command_with_its_words(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--workers", "2", "score", str(tmp_path / "none")])
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "is no run" in said
+    assert "Traceback" not in said
 
 
 def test_workers_has_a_bound():

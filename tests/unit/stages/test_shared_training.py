@@ -12,18 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forking import as_workers
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair, scored_run
 
 from rocktokens.config import BaselineConfig, CompareConfig, DetectConfig, GraftConfig
 from rocktokens.config.study import StudyConfig
-from rocktokens.runs.ranks import LAUNCH, WORLD
 from rocktokens.runs.store import open_run
 from rocktokens.stages import until_decided
 from rocktokens.stages.compare import compare
 from rocktokens.stages.graft import graft
 from rocktokens.stages.study import study
 
-FORKED = str(Path(__file__).parents[2] / "helpers" / "forked_ranks.py")
 GRAFT = GraftConfig(rocks=("w5", "w6", "w7"), resamples=100)
 BASELINE = BaselineConfig(problems=8, rollouts=2)
 COMPARE = CompareConfig(
@@ -89,15 +88,15 @@ def one(base, tmp_path_factory) -> Path:
 
 def together(script: Path, words: list[object], counts: Path, *, torchrun: bool = False) -> list[list[str]]:
     """Run a command in two processes; returns what was counted: word, process, size."""
-    environment = {**os.environ, "COUNTS": str(counts), "OMP_NUM_THREADS": "1"}
-    arguments = [str(script), *map(str, words)]
-    if torchrun:
-        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-        done = subprocess.run([*start, *arguments], env=environment, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr[-3000:]
-    else:
-        environment |= {WORLD: "2", LAUNCH: counts.stem}
-        assert subprocess.run([sys.executable, FORKED, *arguments], env=environment, timeout=500).returncode == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COUNTS", str(counts))
+        if torchrun:
+            start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+            arguments, own = [str(script), *map(str, words)], {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run([*start, *arguments], env=own, capture_output=True, text=True, timeout=500)
+            assert done.returncode == 0, done.stderr[-3000:]
+        else:
+            as_workers(words, script, counts.with_suffix(""), 2)
     return [line.split() for line in counts.read_text().splitlines()] if counts.exists() else []
 
 

@@ -14,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forking import ending, fork
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pair, scored_run
 
+from rocktokens.cli import main
 from rocktokens.config import GeometryConfig, PairConfig, PromptsConfig, ScoreConfig
 from rocktokens.errors import DataError, RunError
 from rocktokens.runs.lock import LOCK, working_on
@@ -374,21 +376,22 @@ def test_processes_of_one_command_share_the_lock(run):
 
 
 def test_two_studies_on_one_directory_end_with_a_clear_sentence(tmp_path):
-    words = [sys.executable, "-m", "rocktokens.cli", "study", "arithmetic", "--path", str(tmp_path / "study")]
+    words = ["--workers", "1", "study", "arithmetic", "--path", str(tmp_path / "study")]
     words += ["--distill.steps", "1000", "--stages", "distill"]
-    first = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = fork(lambda: main(words), tmp_path / "first.log")
     try:
-        for _ in range(600):
+        for _ in range(6000):
             if (tmp_path / "study" / LOCK).exists():
                 break
-            time.sleep(0.1)
-        second = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+            time.sleep(0.01)
+        second = ending(fork(lambda: main(words), tmp_path / "second.log"))
     finally:
-        first.kill()
-        first.wait()
-    assert second.returncode == 1
-    assert f"in use: process {first.pid}" in second.stderr
-    assert "Traceback" not in second.stderr
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    said = (tmp_path / "second.log.err").read_text()
+    assert second == 1
+    assert f"in use: process {first}" in said
+    assert "Traceback" not in said
 
 
 def test_drafts_of_the_manifest_have_a_name_per_process(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import queue
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,7 +141,9 @@ def test_build_writes_a_manifest_last_and_does_nothing_again(tiny_world, tmp_pat
     assert signs == []
 
 
-def test_build_side_by_side_gives_the_same_files(tiny_world, tmp_path):
+def test_build_side_by_side_gives_the_same_files(tiny_world, tmp_path, monkeypatch):
+    forked = multiprocessing.get_context("fork")  # has loaded the libraries already
+    monkeypatch.setattr(build.multiprocessing, "get_context", lambda method: forked)
     one = build_world(tiny_world, tmp_path / "one", processes=1, problems=8)
     signs = []
     two = build_world(tiny_world, tmp_path / "two", progress=signs.append, processes=2, problems=8)

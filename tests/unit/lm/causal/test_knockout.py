@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import markov
 import numpy as np
@@ -16,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from causal_runs import make_tiny_run
+from forking import ending, fork
 
+from rocktokens.cli import main
 from rocktokens.config import BaselineConfig, KnockoutConfig, PairConfig
 from rocktokens.config.base import from_mapping
 from rocktokens.core.census.census import BannedSet
@@ -403,17 +402,6 @@ def tiny_run(tmp_path_factory):
     return make_tiny_run(tmp_path_factory.mktemp("tiny"))
 
 
-def rocktokens(*words):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "helpers")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "rocktokens.cli", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
-
-
 KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "3000")
 
 
@@ -429,14 +417,12 @@ def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
     knockout(whole, config, base)
 
     flags = ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32", "--allow-code")
-    process = rocktokens("knockout", killed, *KNOCKOUT, *flags)
+    process = fork(lambda: main(["knockout", str(killed), *KNOCKOUT, *flags]), tmp_path / "killed.log")
     deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if len(list(killed.glob("knockouts.parts/*/*.parquet"))) >= 3:
-            process.send_signal(signal.SIGKILL)
-            break
+    while len(list(killed.glob("knockouts.parts/*/*.parquet"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    assert ending(process) == -signal.SIGKILL
     assert not open_run(killed).done("knockout")
     before = {path.name: path.stat().st_mtime_ns for path in killed.glob("knockouts.parts/*/*.parquet")}
     assert len(before) >= 3
@@ -460,8 +446,6 @@ def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
 
 
 def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_path, capfd):
-    from rocktokens.cli import main
-
     path = tmp_path / "run"
     shutil.copytree(tiny_run, path)
     for said in ("baseline accuracy", "nothing to do"):
