@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _unexpected(error: Exception) -> str:
-    """An error that nobody foresaw, in one sentence with what helps to mend it."""
+    """An unexpected error as one sentence, with what helps to fix it."""
     import traceback
 
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -145,7 +145,7 @@ def _commands() -> dict[str, type]:
 
 
 def _workers(words: list[str]) -> tuple[int | None, list[str]]:
-    """The number after --workers, wherever it stands, and the words without it; None where nobody said one."""
+    """The number after --workers, wherever it stands, and the words without it; None where it is not given."""
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--workers":

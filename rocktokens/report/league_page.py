@@ -102,7 +102,7 @@ def league_svg(title: str, results: Mapping[str, Any]) -> str:
     parts.append(line((x(0), x(0), TOP, height - 36), MUTED, 'stroke-dasharray="3 3"'))
     for place, row in enumerate(rows):
         y, color = TOP + ROW * (place + 0.5), FIRST if row["rank"] == 1 else REST
-        said = f"{100 * row['accuracy']:.1f} %" + ("" if row["regime"] == "uniform" else f"  {points(row['change'])}")
+        said = percent(row["accuracy"]) + ("" if row["regime"] == "uniform" else f"  {points(row['change'])}")
         parts.append(text(LEFT - 10, y + 4, f"{row['rank']}. {row['regime']}", anchor="end"))
         parts.append(line((x(row["change_low"]), x(row["change_high"]), y, y), color, 'stroke-width="2"'))
         parts.append(f'<circle cx="{x(row["change"]):.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')

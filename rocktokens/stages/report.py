@@ -1,4 +1,4 @@
-"""The stage that reports: finds the tokenizer that spells the prompts, where there is one, and calls the report's room.
+"""The report stage: finds the tokenizer that spells the prompts, where there is one, and calls the report package.
 
 The report itself reads tables only; a run whose tokenizer is not at hand gets the same report with prompts by name.
 """

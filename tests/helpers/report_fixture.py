@@ -7,7 +7,10 @@ place of ordinary ones.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from rocktokens.core.shown import shown_rollouts
 from rocktokens.core.stats import Estimate
 from rocktokens.lm.training.step_record import TrainingRecord
 from rocktokens.runs.schema import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
-from rocktokens.runs.store import Run
+from rocktokens.runs.store import Run, open_run
 from rocktokens.runs.tables import PartWriter
 from rocktokens.stages.compare_tables import write_comparison
 from rocktokens.stages.stage import Stage
@@ -75,7 +78,25 @@ class FakeTokenizer:
 
 
 def make_run(path: Path, *, stages: str = "all", hostile: bool = False, prompts: int = 40, seed: int = 0) -> Run:
-    """Write a run; `stages`: all, or detect for one that stopped there, or score."""
+    """Write a run; `stages`: all, or detect for one that stopped there, or score. The same run again is a copy."""
+    shutil.copytree(_made(stages, hostile, prompts, seed), path)
+    return open_run(path)
+
+
+@cache
+def _home() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rocktokens-reports-")
+
+
+@cache
+def _made(stages: str, hostile: bool, prompts: int, seed: int) -> Path:
+    """A run that was written, to be copied."""
+    path = Path(_home().name) / f"{stages}-{hostile}-{prompts}-{seed}"
+    _write(path, stages=stages, hostile=hostile, prompts=prompts, seed=seed)
+    return path
+
+
+def _write(path: Path, *, stages: str, hostile: bool, prompts: int, seed: int) -> Run:
     rng = np.random.default_rng(seed)
     texts = list(VOCABULARY)
     if hostile:

@@ -64,19 +64,7 @@ def uniform(tmp_path_factory) -> dict[tuple[str, int], int]:
     "regime",
     [
         *("freeze", "random", "random_loss", "soft", "adaptive", "divergence", "fewer", "merit", "entropy", "tip"),
-        *(
-            "teachable",
-            "todi",
-            "iw",
-            "fire",
-            "selectkd",
-            "position",
-            "adakd",
-            "prefix",
-            "scheduled_prefix",
-            "esr",
-            "cut",
-        ),
+        *("teachable", "iw", "fire", "selectkd", "position", "adakd", "prefix", "scheduled_prefix", "esr", "cut"),
     ],
 )
 def test_first_step_rollouts_are_the_same(regime, uniform, tmp_path):
@@ -332,7 +320,7 @@ def test_a_pair_without_rocks_is_left_out_and_says_so(tmp_path, run_path, caplog
 
 TOURNAMENT = replace(
     QUICK,
-    regimes=("small", "tip", "no_teacher", "cut", "random_rollouts"),
+    regimes=("small", "tip", "no_teacher", "cut", "random_rollouts", "todi"),
     rollouts_of="cut",
     seeds=2,
     evaluations=1,

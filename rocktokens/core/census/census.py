@@ -179,7 +179,7 @@ class Census:
     alpha: float
     num_rounds: int
     placebo_strong: tuple[int, int]
-    """Placebos, treated as if they were knock-outs, that came out as strong; of how many."""
+    """(Placebos with a strong verdict when treated as knock-outs, placebos tested)."""
     placebo_problems: int
     baseline_tokens: int
     baseline_rollouts: int

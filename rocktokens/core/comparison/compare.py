@@ -110,7 +110,7 @@ class Reading:
 
     @property
     def over_seeds(self) -> bool:
-        """Whether intervals speak of seeds, too; else of problems only."""
+        """Whether intervals account for seeds as well as prompts; else for prompts only."""
         return self.num_seeds >= MIN_SEEDS
 
     @property
@@ -274,7 +274,7 @@ def paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], list
     if not matched:
         raise DataError("a regime is compared with uniform trained with the same seeds; there is no such training")
     if len({arm.correct_EP.shape[1] for arm in [*matched, *uniform]}) > 1:
-        raise DataError(f"regime {matched[0].regime} was evaluated on other prompts than uniform")
+        raise DataError(f"regime {matched[0].regime} was evaluated on other problems than uniform")
     return matched, [base[arm.seed] for arm in matched]
 
 

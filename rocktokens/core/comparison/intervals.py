@@ -22,7 +22,7 @@ def crossed_estimate(value_SP: ArrayLike, *, level: float = 0.95) -> Estimate:
 
     Every seed is tried on every problem, so the variance of the mean has a part for seeds, one for problems and one
     for the rest (two-way layout); t with Satterthwaite's degrees of freedom, few where the seeds' part is the large
-    one. With fewer than three seeds the interval speaks of problems only: whoever shows it must say so.
+    one. With fewer than three seeds the interval accounts for prompts only, and every display of it must say so.
     """
     values = np.atleast_2d(np.asarray(value_SP, float))
     seeds, problems = values.shape

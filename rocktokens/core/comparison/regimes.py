@@ -16,7 +16,7 @@ from typing import Any
 from rocktokens.config import CompareConfig, DistillConfig, OffPolicyConfig, Regime, SelectorConfig
 from rocktokens.errors import ConfigError
 
-# Regimes that cannot be had without declared rocks, and those that need something frozen to be the control of.
+# Regimes that cannot be trained without declared rocks, and those that need something frozen to be the control of.
 from rocktokens.values import Row
 
 NEED_ROCKS: tuple[Regime, ...] = ("freeze_rocks", "soft", "fewer", "saturated", "merit")

@@ -152,7 +152,7 @@ def _skipped(reading: Reading, what: str, margin: float) -> str:
     """One frozen set in one sentence."""
     change = f"{points(reading.change.value)} points {_interval(reading.change)}"
     if not reading.over_seeds:
-        change += " (an interval over problems only: it takes three seeds to speak of seeds)"
+        change += " (an interval over problems only: an interval over seeds needs three of them)"
     inside = f"±{points(margin, signed=False)} points"
     if reading.verdict == "costs":
         return f"The {what} are cornerstones here: trained without them, accuracy changed by {change}."
@@ -193,7 +193,7 @@ def savings_sentence(readings: Sequence[Reading], *, margin: float, goal: float 
 
 
 def _price(reading: Reading) -> str:
-    """What a regime took and what came of it."""
+    """What a regime cost in time and what it did to accuracy."""
     ratio = reading.seconds_ratio
     return (
         f"{ratio.value:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}] of uniform's seconds for "

@@ -142,13 +142,13 @@ def _stage_table(readings: Mapping[str, Reading]) -> Table:
     for name, r in readings.items():
         total = max(sum(r.stages.values()), 1e-9)
         shares = ((r.stages.get(stage, 0.0), r.stages.get(stage, 0.0) / total) for stage in stages)
-        table.add_row(name, *(f"{seconds:.1f} ({100 * share:.0f} %)" for seconds, share in shares))
+        table.add_row(name, *(f"{seconds:.1f} ({percent(share, 0)})" for seconds, share in shares))
     return table
 
 
 def _over(reading: Reading) -> str:
-    """What the intervals speak of."""
-    return "seeds and problems" if reading.over_seeds else "problems only (it takes three seeds to speak of seeds)"
+    """What the intervals account for."""
+    return "seeds and problems" if reading.over_seeds else "problems only (an interval over seeds needs three of them)"
 
 
 def _signed(estimate: Estimate) -> str:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rocktokens.core.detection.certified import COSTLY, LEARNING, LEVELLED, ROCK, UNCLEAR
 from rocktokens.core.detection.rock_report import RockReport
 from rocktokens.core.detection.scores import DEFINITIONS
-from rocktokens.core.stats import Estimate
+from rocktokens.report.formats import interval, number, percent
+from rocktokens.report.run_facts import estimate
 from rocktokens.values import Row
 
 LIMIT = 30
@@ -38,43 +39,41 @@ def _cells(row: Row) -> list[str]:
         f"{named} (not confirmed)" if named and not row["confirmed"] else named,
         row["cluster"],
         f"{row['count']:,}",
-        f"{_number(row['loss_pre'])} → {_number(row['loss_post'])}",
-        "–"
-        if row["fall"] is None
-        else f"{_share(row['fall'])} [{_share(row['fall_low'])}, {_share(row['fall_high'])}]",
-        _number(row["r"], 1),
-        _number(row["ccr"], 2),
-        f"{_number(row['excess'], 1)} [{_number(row['excess_low'], 1)}, {_number(row['excess_high'], 1)}]",
+        f"{number(row['loss_pre'], 3)} → {number(row['loss_post'], 3)}",
+        interval(estimate(row, "fall"), percent, digits=0),
+        number(row["r"], 1),
+        number(row["ccr"], 2),
+        interval(estimate(row, "excess"), digits=1),
         " ".join(name for name in DEFINITIONS if row[f"in_{name}"]),
     ]
 
 
 def title(report: RockReport) -> str:
     """One line that says how many rocks, by what; or that there are none."""
-    number, signal = len(report.rocks), report.config.signal
+    count, signal = len(report.rocks), report.config.signal
     if report.definition != "certified":
-        return f"{number or 'No'} rocks by `{report.definition}` on {signal}, K = {report.k}"
+        return f"{count or 'No'} rocks by `{report.definition}` on {signal}, K = {report.k}"
     if not report.has_pre:
         return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks cannot be declared"
     counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}
     others = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     rest = f"; of other costly types: {others}" if others else ""
-    if not number:
+    if not count:
         return f"No rocks are declared on {signal}{rest or '; no token type is costly beyond doubt'}"
-    dropped = len(report.classes[ROCK]) - number
+    dropped = len(report.classes[ROCK]) - count
     filtered = f" ({dropped} more in contexts that do not recur)" if dropped else ""
-    return f"{number} rocks declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
+    return f"{count} rocks declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
 
 
 def footprint_lines(report: RockReport) -> list[str]:
     """The footprint of every set, and the overlaps."""
     lines = []
     for name, found in report.footprints.items():
-        grad = "" if found.share_grad is None else f", gradient norm {_percent(found.share_grad)}"
+        grad = "" if found.share_grad is None else f", gradient norm {interval(found.share_grad, percent)}"
         lines.append(
-            f"{name}: {found.num_types} types, positions {_percent(found.share_positions)} "
-            f"(median rollout {100 * found.share_positions_median.value:.1f} %), loss {_percent(found.share_loss)}"
-            f"{grad}, enrichment {_ratio(found.enrichment)}"
+            f"{name}: {found.num_types} types, positions {interval(found.share_positions, percent)} "
+            f"(median rollout {percent(found.share_positions_median.value)}), "
+            f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment, number)}"
         )
     named = ", ".join(f"{o.first}/{o.second} {o.jaccard:.2f}" for o in report.overlaps)
     return [*lines, f"overlap (Jaccard): {named}"]
@@ -85,13 +84,11 @@ def spread_lines(report: RockReport) -> list[str]:
     found = report.concentration
     if found.positions_50 != found.positions_50:  # there is no loss
         return []
-    shares = " / ".join(
-        f"{100 * share:.1f} %" for share in (found.positions_50, found.positions_80, found.positions_95)
-    )
+    shares = " / ".join(map(percent, (found.positions_50, found.positions_80, found.positions_95)))
     explained = found.variance_by_type
     line = f"50 / 80 / 95 % of the loss lie in {shares} of the positions"
     if explained.value == explained.value:
-        line += f"; the token type explains {_percent(explained)} of its variance"
+        line += f"; the token type explains {interval(explained, percent)} of its variance"
     if found.a_matter_of_positions:
         line += ". The cost is a matter of single positions; the table `positions` names them"
     return [line]
@@ -109,19 +106,3 @@ def enough_lines(report: RockReport, command: str | None) -> list[str]:
         f"{enough.num_unclear} costly types are unclear; about {enough.prompts_needed:,} prompts (there are "
         f"{enough.num_prompts:,}) would settle {enough.num_in_reach} of them{how}"
     ]
-
-
-def _percent(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _ratio(estimate: Estimate) -> str:
-    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rocktokens.core.saturation import Saturation
 from rocktokens.progress import console
+from rocktokens.report.formats import percent
 from rocktokens.runs.schema import STEP_STAGES
 
 
@@ -38,11 +39,11 @@ def account_table(title: str, summary: Mapping[str, float]) -> Table:
         if seconds > 0:
             speed = f"{flops / seconds / 1e9:.1f}" if flops else ""
             work = f"{flops / 1e12:.3g}" if flops else ""
-            table.add_row(stage, f"{seconds:.1f}", f"{seconds / total:.1%}", work, speed)
+            table.add_row(stage, f"{seconds:.1f}", percent(seconds / total), work, speed)
     other = total - named
-    table.add_row("other", f"{other:.1f}", f"{other / total:.1%}", "", "")
+    table.add_row("other", f"{other:.1f}", percent(other / total), "", "")
     table.add_section()
-    table.add_row("all", f"{total:.1f}", "100.0%", "", "")
+    table.add_row("all", f"{total:.1f}", percent(1.0), "", "")
     return table
 
 
@@ -50,7 +51,8 @@ def _caption(summary: Mapping[str, float]) -> str:
     return (
         f"{summary['steps']:.0f} steps, {summary['tokens']:.0f} rollout tokens, "
         f"{summary['tokens_per_second']:.0f} per second; "
-        f"{summary['kept_share']:.1%} of them carried loss, which allows at most {summary['ceiling']:.2f}× the speed"
+        f"{percent(summary['kept_share'])} of them carried loss, "
+        f"which allows at most {summary['ceiling']:.2f}× the speed"
     )
 
 
@@ -58,7 +60,7 @@ def saturation_sentence(found: Saturation) -> str:
     """Whether the loss had stopped falling, with the slope test's numbers."""
     verdict = "the loss has stopped falling" if found.saturated else "the loss may still fall"
     return (
-        f"saturation: {verdict}: over the last {found.num_steps} steps it fell by {found.fall:.1%} "
-        f"[{found.low:.1%}, {found.high:.1%}] of its level; over {found.horizon} more its slope "
-        f"would bring at most {max(found.still_high, 0.0):.1%}"
+        f"saturation: {verdict}: over the last {found.num_steps} steps it fell by {percent(found.fall)} "
+        f"[{percent(found.low)}, {percent(found.high)}] of its level; over {found.horizon} more its slope "
+        f"would bring at most {percent(max(found.still_high, 0.0))}"
     )

@@ -12,6 +12,8 @@ from rocktokens.core.census.census import Census, SetResult
 from rocktokens.core.census.census_report import last_look, median_detectable
 from rocktokens.core.census.correlates import Correlation
 from rocktokens.core.census.inference import NEVER_USED, UNDECIDED, VERDICTS
+from rocktokens.core.stats import Estimate
+from rocktokens.report.formats import interval, percent, points
 
 
 def render(census: Census, correlations: Sequence[Correlation] = (), limit: int = 40) -> Table:
@@ -41,7 +43,7 @@ def _cells(r: SetResult) -> tuple[str, ...]:
         f"{r.banned.token!r}{kind}",
         _used(r.used_share),
         str(r.num_problems),
-        f"{100 * r.delta:+.1f} [{100 * r.low:+.1f}, {100 * r.high:+.1f}]",
+        interval(Estimate(r.delta, r.low, r.high, r.num_problems), points),
         "–" if np.isnan(r.p_bh) else f"{r.p_bh:.2g}",
         f"{UNDECIDED}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
     )
@@ -50,14 +52,14 @@ def _cells(r: SetResult) -> tuple[str, ...]:
 def _used(share: float) -> str:
     if np.isnan(share):  # outcomes that were brought along do not say
         return "–"
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+    return percent(share, 0 if share >= 0.1 else 1)
 
 
 def summary(census: Census) -> list[str]:
     """What the table rests on, in a few lines."""
     accuracy = census.accuracy
     lines = [
-        f"baseline accuracy {100 * accuracy.value:.1f} % [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] on "
+        f"baseline accuracy {interval(accuracy, percent)} on "
         f"{accuracy.num_prompts} prompts, {census.baseline_rollouts} rollouts; "
         f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
     ]
@@ -65,14 +67,18 @@ def summary(census: Census) -> list[str]:
     floors = [r.placebo_floor for r in full if np.isfinite(r.placebo_floor)]
     lines.append(
         f"on all {accuracy.num_prompts} prompts: smallest effect seen at 80 % power "
-        f"{100 * median_detectable(full):.2f} points (median of {len(full)} sets)"
-        + (f"; two runs without a ban differ by up to ±{100 * max(floors):.1f} points by chance" if floors else "")
+        f"{points(median_detectable(full), 2, signed=False)} points (median of {len(full)} sets)"
+        + (
+            f"; two runs without a ban differ by up to ±{points(max(floors), signed=False)} points by chance"
+            if floors
+            else ""
+        )
     )
     strong, placebos = census.placebo_strong
     if placebos:
         lines.append(
-            f"A/A on {census.placebo_problems} problems: resumed with nothing banned, {strong} of {placebos} came out "
-            f"as strong ({100 * census.alpha:g} % expected on average; they share one baseline)"
+            f"A/A on {census.placebo_problems} prompts: resumed with nothing banned, {strong} of {placebos} had a "
+            f"strong verdict ({100 * census.alpha:g} % expected on average; they share one baseline)"
         )
     resumed = sum(r.num_tokens for r in census.results)
     whole = sum(r.num_problems for r in census.results) * census.baseline_tokens / max(accuracy.num_prompts, 1)

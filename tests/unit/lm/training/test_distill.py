@@ -349,7 +349,7 @@ def test_evaluation_uses_the_same_problems_and_draws_every_time(tmp_path):
 
 def test_training_stops_when_the_loss_has_stopped_falling(tmp_path):
     # The learning rate is too small to change anything: flat from the start.
-    shape = {"prompts_per_step": 8, "rollouts_per_prompt": 1, "max_new_tokens": 6, "telemetry_every": None}
+    shape = {"prompts_per_step": 4, "rollouts_per_prompt": 1, "max_new_tokens": 3, "telemetry_every": None}
     config = small(steps=400, until="saturated", learning_rate=1e-9, save_every=400, **shape)
     found, run = distilled(tmp_path / "run", config, problems=())
     assert found.facts["stopped"] == "saturated"
