@@ -13,7 +13,7 @@ from flat_loop import distilled
 from rocktokens.world import get_world
 
 STEPS = 150  # those of tests/invariants/test_planted_rocks.py: one distillation serves both
-PROBLEMS = 250
+PROBLEMS = 600
 
 
 @pytest.fixture(scope="module")
