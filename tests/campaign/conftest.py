@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 from attacks import finished_run
+from faults import Faults
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
     """A small study with every stage complete; attempts work on copies."""
     return finished_run(tmp_path_factory.mktemp("campaign"))
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory) -> Faults:
+    """A small study stage by stage, with the number of its file operations."""
+    return Faults(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(autouse=True)
