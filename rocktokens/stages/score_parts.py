@@ -194,7 +194,6 @@ class Gradients:
 
         self._mine.append(number)
         self.numbers.add(number)
-        self.folder.mkdir(parents=True, exist_ok=True)
         with writing(self.own) as draft:
             save_file({**self._sums.state(), "numbers": torch.tensor(self._mine)}, draft)
 
