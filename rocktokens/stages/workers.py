@@ -33,7 +33,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 
 def number_of(text: str) -> int:
     """The value of --workers."""
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or (len(text) < 10 and int(text) < 1):
         raise ConfigError(f"--workers takes a whole number of processes, at least 1; got {text[:40]!r}")
     if len(text) > 9 or int(text) > MOST_ASKED:
         raise ConfigError(
