@@ -112,7 +112,7 @@ def load_yaml(path: str | Path) -> Json:
     if not path.is_file():
         raise ConfigError(f"there is no configuration file {path}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _loader()) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), _loader())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
@@ -121,6 +121,8 @@ def load_yaml(path: str | Path) -> Json:
         raise ConfigError(f"{path} cannot be read as settings: {str(error).splitlines()[0]}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        raise ConfigError(f"{path} holds no setting; leave the file out to run with the defaults")
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold sections and fields, got {type(content).__name__}")
     return content

@@ -67,11 +67,13 @@ def for_each(work: Callable[[Item], object], items: Iterable[Item], *, threads: 
             helper.result()
 
 
-def together(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+def together(
+    first: Callable[[], First], second: Callable[[], Second], *, threads: int | None = None
+) -> tuple[First, Second]:
     """What both give, computed side by side."""
     firsts: list[First] = []
     seconds: list[Second] = []
-    for_each(lambda task: task(), (lambda: firsts.append(first()), lambda: seconds.append(second())))
+    for_each(lambda task: task(), (lambda: firsts.append(first()), lambda: seconds.append(second())), threads=threads)
     return firsts[0], seconds[0]
 
 

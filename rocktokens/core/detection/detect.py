@@ -26,7 +26,7 @@ from rocktokens.core.detection.context import Floats, type_vectors
 from rocktokens.core.detection.controls import Control, matched_control
 from rocktokens.core.detection.enough import EnoughData, enough_data
 from rocktokens.core.detection.footprint import Footprint, density, footprint
-from rocktokens.core.detection.grouped import run_bounds
+from rocktokens.core.detection.grouped import run_bounds, threads_for
 from rocktokens.core.detection.halves import Choice, Halves, choose, measure, second_opinion, split_halves
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.persistence import PersistenceRow, make_groups, persistence, type_means
@@ -108,6 +108,7 @@ def detect_rocks(
     measured, verdicts = together(
         lambda: measure(halves.measurement, config, vector_VH, choice.scores),
         lambda: _verdicts(halves, choice, config),
+        threads=threads_for(len(halves)),
     )
     kinds = np.array(clusters_of(texts, tokenizer))
     return _report(halves, config, texts, kinds, vector_VH, choice, measured, verdicts)
@@ -155,7 +156,7 @@ def _report(
     def described() -> None:
         parts.types = _types(halves, config, texts, kinds, choice, measured, verdicts)
 
-    for_each(lambda part: part(), (sensitive, described, covered, persisting))
+    for_each(lambda part: part(), (sensitive, described, covered, persisting), threads=threads_for(len(halves)))
     remarks = [
         *measurement.remarks,
         *_remarks(halves, choice, measured, verdicts),
@@ -327,7 +328,7 @@ def _controls(measurement: Occurrences, rocks: Array, config: DetectConfig) -> d
         )
 
     names = ("control", "control_loss")
-    for_each(place, names)
+    for_each(place, names, threads=threads_for(2 * len(measurement)))
     return {name: found[name] for name in names}
 
 
@@ -358,7 +359,7 @@ def _footprints(
         )
 
     covering = [name for name, chosen_N in masks.items() if chosen_N.any()]
-    for_each(work, covering)
+    for_each(work, covering, threads=threads_for(2 * len(measurement)))
     return {name: found[name] for name in covering}
 
 

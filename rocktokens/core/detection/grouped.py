@@ -16,6 +16,13 @@ from rocktokens.core.stats import Floats
 
 # Shapes: N occurrences, P runs of equal codes.
 BLOCK_ROWS = 2_000_000
+SIDE_BY_SIDE = 20_000_000
+"""Occurrences up to which several parts, each with columns of its own, are computed at once."""
+
+
+def threads_for(num_rows: int) -> int | None:
+    """Threads for parts that each hold columns of so many rows: all cores, or one where memory would run short."""
+    return None if num_rows <= SIDE_BY_SIDE else 1
 
 
 def run_bounds(code_N: Array) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ import numpy as np
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.certified import Certified, PairSums, TypeTests, confirm, declare
 from rocktokens.core.detection.context import Floats
-from rocktokens.core.detection.grouped import run_bounds
+from rocktokens.core.detection.grouped import run_bounds, threads_for
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.scores import (
     RANKED,
@@ -111,7 +111,9 @@ def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> C
         pairs = PairSums.of(selection)
         return pairs, declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
 
-    ((base, *stepped), excess), (pairs, certified) = together(ranked_by_score, declared_by_tests)
+    ((base, *stepped), excess), (pairs, certified) = together(
+        ranked_by_score, declared_by_tests, threads=threads_for(2 * len(selection))
+    )
     ranked = rankings(base, excess)
     num_types = int((base.count_V > 0).sum())
     grid = k_grid(num_types, config.k, *(len(ranked[name]) for name in RANKED))

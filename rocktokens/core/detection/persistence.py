@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rocktokens.core.detection.grouped import BLOCK_ROWS, threads_for
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Estimate, Floats, bootstrap_estimate, wilcoxon
@@ -61,8 +62,11 @@ def make_groups(
 
 def type_means(type_N: Array, loss_N: Array, num_types: int) -> Floats:
     """Mean loss per type; NaN for a type that does not occur."""
-    count_V = np.bincount(type_N, minlength=num_types)
-    total_V = np.bincount(type_N, weights=loss_N, minlength=num_types)
+    count_V, total_V = np.zeros(num_types, np.int64), np.zeros(num_types)
+    for start in range(0, len(type_N), BLOCK_ROWS):  # bincount widens what it is given
+        rows = slice(start, start + BLOCK_ROWS)
+        count_V += np.bincount(type_N[rows], minlength=num_types)
+        total_V += np.bincount(type_N[rows], weights=loss_N[rows], minlength=num_types)
     return np.divide(total_V, count_V, out=np.full(num_types, np.nan), where=count_V > 0)
 
 
@@ -112,7 +116,7 @@ def persistence(
         rows.append(compare.apart("aa_fresh", halves[0], halves[1]))
         found[name] = rows
 
-    for_each(work, filled)
+    for_each(work, filled, threads=threads_for(2 * len(measurement)))
     return [row for name in filled for row in found[name] if row is not None]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.certified import PairSums, TypeTests, declare, p_stagnant
 from rocktokens.core.detection.context import Floats
+from rocktokens.core.detection.grouped import threads_for
 from rocktokens.core.detection.halves import Choice, certified_rocks
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.scores import (
@@ -83,7 +84,7 @@ def sensitivity(
     def work(name: tuple[str, int]) -> None:
         found[name] = score(selection, moved[name], vector_VH, sums=choice.scores.sums)[0]
 
-    for_each(work, moved)
+    for_each(work, moved, threads=threads_for(2 * len(selection)))
     variants = choice.variants | {name: found[name] for name in moved}
     rows = []
     for (parameter, step), scores in {("base", 0): choice.scores, **variants}.items():

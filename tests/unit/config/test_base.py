@@ -51,6 +51,13 @@ def test_whole_numbers_become_floats_where_floats_are_meant() -> None:
     assert isinstance(from_mapping(RolloutConfig, {"temperature": 2}).temperature, float)
 
 
+@pytest.mark.parametrize("text", ["", "# nothing here\n", "---\n", "null\n"])
+def test_an_empty_file_does_not_start_what_nobody_asked_for(tmp_path, text):
+    (tmp_path / "empty.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="holds no setting"):
+        load_yaml(tmp_path / "empty.yaml")
+
+
 def test_yaml_faults_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no configuration file"):
         load_yaml(tmp_path / "none.yaml")
