@@ -10,6 +10,7 @@ import numpy as np
 from rocktokens.config import GeometryConfig
 from rocktokens.errors import ConfigError
 from rocktokens.report.terminal.geometry import show
+from rocktokens.runs.files import reading
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.stage import Stage, inputs_of
@@ -32,13 +33,16 @@ def _geometry(stage: Stage, config: GeometryConfig) -> None:
     from rocktokens.core.geometry import GradientGeometry, compare_groups
 
     run, path = stage.run, stage.run.path
-    groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
+    with reading(path / "run.json", f"run `rocktokens detect {path} --again`"):
+        groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
+        rocks = groups["rocks"]
     gathered = run.path / "gradients.safetensors"
     if not gathered.exists():
         raise ConfigError(f"{path} holds no gradients; score it again: `rocktokens score {path} --again`")
-    result = GradientGeometry.restore(run.read_tensors("gradients"), config).result()
+    with reading(gathered, f"score it again: `rocktokens score {path} --again`"):
+        result = GradientGeometry.restore(run.read_tensors("gradients"), config).result()
     comparisons = compare_groups(result, groups)
-    rock_N = np.isin(result.token_id_T, groups["rocks"])
+    rock_N = np.isin(result.token_id_T, rocks)
     stage.publish(
         {"geometry": result.table(groups)},
         {
@@ -47,7 +51,7 @@ def _geometry(stage: Stage, config: GeometryConfig) -> None:
             "rock_grad_share": float(result.grad_share_T[rock_N].sum()),
             "rock_position_share": float(result.position_share_T[rock_N].sum()),
             "comparisons": [row._asdict() for row in comparisons],
-            **_optimiser(run, groups["rocks"]),
+            **_optimiser(run, rocks),
         },
     )
     show(comparisons, run.facts("geometry"))
@@ -58,11 +62,11 @@ def _optimiser(run: Run, rocks: np.ndarray) -> dict[str, object]:
     if not run.has("updates"):
         return {}
     table = run.read("updates")
-    rock_T = np.isin(table["token_id"].to_numpy(), rocks)
-    return {
-        "optimiser": {
+    with reading(run.path / "updates.parquet", f"run `rocktokens distill {run.path} --again`, or remove it"):
+        rock_T = np.isin(table["token_id"].to_numpy(), rocks)
+        found = {
             "grad_share": float(table["grad_share"].to_numpy()[rock_T].sum()),
             "update_share": float(table["update_share"].to_numpy()[rock_T].sum()),
             "tied": bool(table["tied"].to_numpy(zero_copy_only=False).any()),
         }
-    }
+    return {"optimiser": found}
