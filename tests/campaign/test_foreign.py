@@ -3,9 +3,51 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from attacks import SEED, Account, attempt, pair_and_prompts
+
+TEXTS = {
+    "empty": b"",
+    "latin": "prompt: caf\xe9".encode("latin-1"),
+    "json": b'{"a": 1}',
+    "list": b"[1, 2, 3]\n",
+    "deep": b"[" * 100_000,
+    "surrogate": b'{"prompt": "\\ud800", "answer": "1"}\n',
+    "huge number": b'{"prompt": ' + b"9" * 5000 + b"}\n",
+    "no prompt": b'{"question": "1"}\n',
+    "number": b'{"prompt": 5}\n',
+    "nul": b'{"prompt": "a\\u0000b"}\n' * 20,
+    "nested": b'{"prompt": {"a": [1]}}\n',
+}
+READERS = ("sample", "distill", "detect", "study", "student", "report")
+ACCEPTED = {("nul", "sample"), ("nul", "distill")}
+"""A NUL inside a prompt's text is a character like any other."""
+
+
+def command_of(reader: str, file: Path, pair) -> list[str]:
+    """The command line that reads `file` as prompts, occurrences, settings, a model or a run."""
+    new, models = str(file.parent / "new"), ["--pair.student", pair[0].student, "--pair.teacher", pair[0].teacher]
+    return {
+        "sample": ["sample", new, "--prompts.source", str(file), *models],
+        "distill": ["distill", new, "--prompts.source", str(file), *models],
+        "detect": ["detect", "--occurrences", str(file), "--out", str(file.parent / "out")],
+        "study": ["study", str(file), "--path", new],
+        "student": ["sample", new, "--pair.student", str(file), "--pair.teacher", pair[0].teacher],
+        "report": ["report", str(file)],
+    }[reader]
+
+
+def try_one(case: dict, folder: Path, pair) -> str | None:
+    """What went wrong, or None: `case` names the content of the file, the seed of random bytes and the command."""
+    content, reader = case["content"], case["command"]
+    file = folder / f"{content}.{'yaml' if reader == 'study' else 'jsonl'}"
+    file.write_bytes(random.Random(case["seed"]).randbytes(500) if content == "bytes" else TEXTS[content])
+    status, said, problem = attempt(command_of(reader, file, pair))
+    if not problem and status == 0 and (content, reader) not in ACCEPTED:
+        problem = f"accepted: {said[-200:]}"
+    return problem
 
 
 @pytest.fixture(scope="module")
@@ -16,38 +58,8 @@ def pair(tmp_path_factory):
 @pytest.mark.campaign
 def test_foreign_files(tmp_path, pair):
     account = Account("foreign files")
-    rng = random.Random(f"{SEED}/foreign")
-    deep = "[" * 100_000
-    contents = {
-        "empty": b"",
-        "bytes": rng.randbytes(500),
-        "latin": "prompt: caf\xe9".encode("latin-1"),
-        "json": b'{"a": 1}',
-        "list": b"[1, 2, 3]\n",
-        "deep": deep.encode(),
-        "surrogate": b'{"prompt": "\\ud800", "answer": "1"}\n',
-        "huge number": b'{"prompt": ' + b"9" * 5000 + b"}\n",
-        "no prompt": b'{"question": "1"}\n',
-        "number": b'{"prompt": 5}\n',
-        "nul": b'{"prompt": "a\\u0000b"}\n' * 20,
-        "nested": b'{"prompt": {"a": [1]}}\n',
-    }
-    models = ["--pair.student", pair[0].student, "--pair.teacher", pair[0].teacher]
-    for name, content in contents.items():
-        file = tmp_path / f"{name}.jsonl"
-        file.write_bytes(content)
-        for command in (
-            ["sample", str(tmp_path / "new"), "--prompts.source", str(file), *models],
-            ["distill", str(tmp_path / "new"), "--prompts.source", str(file), *models],
-            ["detect", "--occurrences", str(file), "--out", str(tmp_path / "out")],
-            ["study", str(tmp_path / f"{name}.yaml"), "--path", str(tmp_path / "new")],
-            ["sample", str(tmp_path / "new"), "--pair.student", str(file), "--pair.teacher", pair[0].teacher],
-            ["report", str(file)],
-        ):
-            (tmp_path / f"{name}.yaml").write_bytes(content)
-            status, said, problem = attempt(command)
-            accepted = name == "nul" and command[0] in ("sample", "distill")
-            if not problem and status == 0 and not accepted:
-                problem = f"accepted: {said[-200:]}"
-            account.note({"content": name, "command": command[0]}, problem)
+    for content in ("bytes", *TEXTS):
+        for reader in READERS:
+            case = {"content": content, "seed": f"{SEED}/foreign", "command": reader}
+            account.note(case, try_one(case, tmp_path, pair))
     account.close()
