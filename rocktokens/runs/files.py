@@ -44,11 +44,16 @@ REMEDIES = {
 
 def draft_of(path: Path) -> Path:
     """A name of this process's own to write under; drafts of the same file that ended processes left are removed."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    remove_left_drafts(path.parent, glob.escape(path.name))
+    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:6]}.tmp")
+
+
+def remove_left_drafts(folder: Path, pattern: str = "*") -> None:
+    """Remove the drafts in a folder, of files whose names fit the pattern, that ended processes left."""
+    for left in folder.glob(f".{pattern}.*.tmp"):
         owner = left.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
         if not owner.isdigit() or int(owner) == os.getpid() or not _is_alive(int(owner)):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:6]}.tmp")
 
 
 def is_draft(path: Path) -> bool:

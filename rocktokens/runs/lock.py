@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rocktokens.errors import RockTokensError, RunError
+from rocktokens.runs.files import remove_left_drafts
 from rocktokens.runs.manifest import MANIFEST
 from rocktokens.runs.ranks import ranks
 
@@ -98,6 +99,8 @@ def _take(path: Path) -> int | None:
     left = _read(descriptor)
     if left:
         log.info("%s: a lock of process %s, which has ended, is taken over", path, left.get("process", "unknown"))
+        with suppress(OSError):
+            remove_left_drafts(path)
     text = json.dumps(
         {"process": os.getpid(), "host": socket.gethostname(), "since": time.time(), "command": _command()}
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats as sps
 
-from rocktokens.core.detection.grouped import blocks, run_bounds
+from rocktokens.core.detection.grouped import BLOCK_ROWS, blocks, run_bounds, threads_for
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Floats, Intervals, benjamini_hochberg
@@ -78,11 +78,20 @@ class PairSums:
 
     def by_type(self, value_S: Floats) -> Floats:
         """Sums over prompts."""
-        return np.bincount(self.type_S, weights=value_S, minlength=self.num_types)
+        return _sums(self.type_S, value_S, self.num_types)
 
     def by_prompt(self, value_S: Floats) -> Floats:
         """Sums over types."""
-        return np.bincount(self.prompt_S, weights=value_S, minlength=self.num_prompts)
+        return _sums(self.prompt_S, value_S, self.num_prompts)
+
+
+def _sums(code_S: Array, value_S: Floats, size: int) -> Floats:
+    """Sum of the values of each code, a block of pairs at a time: bincount widens what it is given."""
+    total = np.zeros(size)
+    for start in range(0, len(code_S), BLOCK_ROWS):
+        pairs = slice(start, start + BLOCK_ROWS)
+        total += np.bincount(code_S[pairs], weights=value_S[pairs], minlength=size)
+    return total
 
 
 def _pairs(
@@ -144,9 +153,12 @@ def _p_of_pairs(sums: PairSums, value_S: Floats) -> Floats:
     number_V = sums.prompts_V
     safe_V = np.maximum(number_V, 2)
     mean_V = sums.by_type(value_S) / np.maximum(number_V, 1)
-    centred_S = value_S - mean_V[sums.type_S]
-    variance_V = sums.by_type(centred_S**2) / (safe_V - 1)
-    return p_mean_positive(mean_V, variance_V, sums.by_type(centred_S**3) / safe_V, number_V)
+    centred_S = mean_V[sums.type_S]
+    np.subtract(value_S, centred_S, out=centred_S)
+    power_S = centred_S**2
+    variance_V = sums.by_type(power_S) / (safe_V - 1)
+    power_S *= centred_S
+    return p_mean_positive(mean_V, variance_V, sums.by_type(power_S) / safe_V, number_V)
 
 
 def p_above_neighbours(sums: PairSums) -> Floats:
@@ -236,7 +248,7 @@ class TypeTests:
         def work(name: str) -> None:
             p[name] = tests[name]()
 
-        for_each(work, tests)
+        for_each(work, tests, threads=threads_for(len(sums.type_S)))
         return cls(
             observed_V=number_V > 0,
             testable_V=number_V >= MIN_PROMPTS,

@@ -16,7 +16,7 @@ from rocktokens.core.stats import Floats
 
 # Shapes: N occurrences, P runs of equal codes.
 BLOCK_ROWS = 2_000_000
-SIDE_BY_SIDE = 20_000_000
+SIDE_BY_SIDE = 12_000_000
 """Occurrences up to which several parts, each with columns of its own, are computed at once."""
 
 

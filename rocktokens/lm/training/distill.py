@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,12 +96,14 @@ def distill(
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
-    _make_directory(run.path / "checkpoints")
+    with _writing_to(run.path / "checkpoints"):
+        (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if config.off_policy.answers is not None:
         off_policy(config, pair, prompts, run, problems=problems, check=check, show=show, on_end=on_end)
     selector = selector_of(config.selector, rocks, bypass)
     shadows = {name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows}
-    trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
+    with _writing_to(run.path):  # TRL makes its output directory, and the run keeps the tokenizer
+        trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
     if problems and check is not None:
         _evaluate(trainer, config, problems, check, config.evaluate_every or max(1, config.steps // 10))
     _train(trainer, "on-policy distillation", show, on_step, on_end)
@@ -281,11 +284,13 @@ def _train(
         on_end(title, trainer.record.summary(), trainer.saturation)
 
 
-def _make_directory(path: Path) -> None:
+@contextmanager
+def _writing_to(path: Path) -> Iterator[None]:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}. Choose a directory you can write to.") from error
+        remedy = "Free some space there, or choose a directory you can write to."
+        raise RunError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
 
 
 def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, int]:
