@@ -41,11 +41,12 @@ import plotly.graph_objects as go  # noqa: E402
 from oracles_detect import shuffle_within_prompts, simulate  # noqa: E402
 
 from rocktokens.config import DetectConfig  # noqa: E402
-from rocktokens.core.detection.certified import ROCK, PairSums, TypeTests, confirm, declare, falls  # noqa: E402
+from rocktokens.core.detection.certified import ROCK, TypeTests, confirm, declare, falls  # noqa: E402
 from rocktokens.core.detection.detect import detect_rocks  # noqa: E402
 from rocktokens.core.detection.footprint import footprint  # noqa: E402
 from rocktokens.core.detection.halves import split_halves  # noqa: E402
 from rocktokens.core.detection.occurrences import Occurrences  # noqa: E402
+from rocktokens.core.detection.pair_sums import PairSums  # noqa: E402
 from rocktokens.core.detection.persistence import type_means  # noqa: E402
 from rocktokens.core.detection.scores import base_sums, excess_statistic  # noqa: E402
 from rocktokens.core.stats import resample_counts, wilcoxon, wilson_interval  # noqa: E402

@@ -32,6 +32,7 @@ from rocktokens.errors import DataError
 
 # Shapes: N rows, V vocabulary, D width kept (V, or the sketch's), T token types with a gradient of their own, H hidden.
 ROW_BLOCK = 512  # types for which memory is taken at once
+UPDATE_ROWS = 4096  # of an output head that are widened to float64 at once
 METRICS = ("mean_grad_norm", "cos_balanced", "cos_global", "cos_others", "contrib", "grad_share")
 
 
@@ -295,10 +296,13 @@ def update_shares(
         raise DataError("gradient and Adam state have different shapes; give those of one and the same matrix")
     if step < 1:
         raise DataError(f"Adam has a state after its first step; step = {step}")
-    first_VH = exp_avg_VH.double() / (1 - betas[0] ** step)
-    second_VH = exp_avg_sq_VH.double() / (1 - betas[1] ** step)
-    update_V = (first_VH / (second_VH.sqrt() + eps)).norm(dim=1)
-    norm_V = grad_VH.double().norm(dim=1)
+    update_V, norm_V = (torch.zeros(len(grad_VH), dtype=torch.float64) for _ in range(2))
+    for start in range(0, len(grad_VH), UPDATE_ROWS):  # float64 copies of a whole head would take gigabytes
+        rows = slice(start, start + UPDATE_ROWS)
+        first_RH = exp_avg_VH[rows].double() / (1 - betas[0] ** step)
+        second_RH = exp_avg_sq_VH[rows].double() / (1 - betas[1] ** step)
+        update_V[rows] = (first_RH / (second_RH.sqrt() + eps)).norm(dim=1).cpu()
+        norm_V[rows] = grad_VH[rows].double().norm(dim=1).cpu()
     if norm_V.sum() == 0 or update_V.sum() == 0:
         raise DataError("the gradient or the update is zero everywhere; take them after a backward pass and a step")
-    return UpdateShares((norm_V / norm_V.sum()).cpu().numpy(), (update_V / update_V.sum()).cpu().numpy())
+    return UpdateShares((norm_V / norm_V.sum()).numpy(), (update_V / update_V.sum()).numpy())

@@ -50,6 +50,21 @@ class Layout:
         """Rows of the table."""
         return int(self.size_R.sum())
 
+    def of(self, kept_R: Array) -> Layout:
+        """Some of the rollouts, given as a mask, as if the table held no others."""
+        start_R, size_R = np.cumsum(self.size_R) - self.size_R, np.where(kept_R, self.size_R, 0)
+        rollout_K = np.searchsorted(start_R, self.place_K, side="right") - 1
+        kept_K = kept_R[rollout_K]
+        earlier_R = np.cumsum(size_R) - size_R
+        return Layout(
+            names=[name for name, kept in zip(self.names, kept_R) if kept],
+            size_R=self.size_R[kept_R],
+            group_K=self.group_K[kept_K],
+            offset_K=self.offset_K[kept_K],
+            length_K=self.length_K[kept_K],
+            place_K=(self.place_K + (earlier_R - start_R)[rollout_K])[kept_K],
+        )
+
 
 @dataclass
 class _Found:

@@ -17,6 +17,7 @@ from rocktokens.core.detection.counted import CorpusTotals, CountedReport, detec
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.interop.measured import read_counts
 from rocktokens.progress import console
+from rocktokens.report.formats import significant
 from rocktokens.report.terminal.counts import render
 from rocktokens.runs.files import digest
 from rocktokens.runs.lock import working_on
@@ -81,7 +82,7 @@ def refuse_other_runs(out: Path) -> None:
     if not (out / MANIFEST).exists():
         return
     run = open_run(out)
-    made = {stage.split("/")[0] for stage in run.manifest["stages"]} - {"detect", "knockout", "report"}
+    made = {stage.split("/")[0] for stage in run.manifest["stages"]} - {"detect", "knockout", "bypass", "report"}
     known = set(run.manifest["config"])
     ours = known & set(BROUGHT)
     if made or (known and not ours) or (run.manifest["stages"] and not ours):
@@ -176,5 +177,10 @@ def _notes(report: CountedReport) -> list[str]:
         notes.append(
             "Enrichment is not known: it needs the corpus' totals (--corpus-positions and --corpus-loss); coverage is "
             "a share of the listed types' loss unless --corpus-loss is given."
+        )
+    if report.chosen.share_of_listed is None:
+        notes.append(
+            f"The listed types' losses add up to {significant(report.listed_loss)} nats, which is not above 0: there "
+            "is no share of it to give."
         )
     return notes

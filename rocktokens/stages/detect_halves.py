@@ -139,17 +139,15 @@ class _Common:
         kept_R = chosen_P[table.prompt_R]
         kept_M = np.repeat(kept_R, table.size_R)
         finite_m = self.finite_M[kept_M]
-        measured: Array | slice = slice(None) if finite_m.all() else finite_m
+        complete = bool(finite_m.all())
+        measured: Array | slice = slice(None) if complete else finite_m
         size_R = table.size_R[kept_R]
-        rows, start_R = int(size_R.sum()), np.cumsum(size_R) - size_R
-
-        def cut(column_M: Array) -> Array:
-            return column_M[kept_M][measured]
+        layouts = {step: layout.of(kept_R) for step, layout in table.layouts.items()}
 
         def reader(step: int, name: str) -> Callable[[], Array]:
-            return lambda: cut(table.read(step, name))
+            return lambda: table.scored[step].read(name, layouts[step], np.float32)[measured]
 
-        losses = {step: cut(loss_M) for step, loss_M in self.losses.items()}
+        losses = {step: loss_M[kept_M][measured] for step, loss_M in self.losses.items()}
         by_step: dict[Any, Callable[[], Array]] = {}
         for step in steps if len(steps) > 1 else []:
             by_step[step] = partial(losses.__getitem__, step) if step in losses else reader(step, table.config.signal)
@@ -157,8 +155,8 @@ class _Common:
             token_ids_V=self.token_ids_V,
             type_M=self.code[self.token_M[kept_M]],
             rollout_M=np.repeat(np.flatnonzero(kept_R).astype(np.int32), size_R),
-            position_M=np.arange(rows, dtype=np.int32) - np.repeat(start_R.astype(np.int32), size_R),
-            row_N=np.flatnonzero(finite_m).astype(np.int32),
+            position_M=_positions(size_R),
+            row_N=None if complete else np.flatnonzero(finite_m).astype(np.int32),
             prompt_N=np.repeat(table.prompt_R[kept_R], size_R)[measured],
             loss_post_N=losses[table.last],
             loss_pre_N=losses[table.first] if len(steps) > 1 else None,
@@ -168,7 +166,7 @@ class _Common:
             prompt_ids=pa.array(table.prompt_ids),
             rollout_ids=table.rollout_ids,
             rollout_prompt_R=table.prompt_R,
-            num_left_out=rows - int(finite_m.sum()),
+            num_left_out=len(finite_m) - int(finite_m.sum()),
             remarks=self.remarks,
         )
 
@@ -189,6 +187,14 @@ class _Common:
         }
         sources |= {"student_entropy_pre": (table.first, "student_entropy")} if table.first != table.last else {}
         return {name: reader(*source) for name, source in sources.items() if table.recorded(*source)}
+
+
+def _positions(size_R: Array) -> Array:
+    """0 up to the size of each rollout, rollout by rollout; in 16 bits where they hold it."""
+    start_R = (np.cumsum(size_R) - size_R).astype(np.int32)
+    position_M = np.arange(size_R.sum(), dtype=np.int32)
+    position_M -= np.repeat(start_R, size_R)
+    return position_M.astype(np.int16) if size_R.max() < 2**15 else position_M
 
 
 def _distinct(value_M: Array) -> Array:

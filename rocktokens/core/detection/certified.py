@@ -14,118 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats as sps
 
-from rocktokens.core.detection.grouped import BLOCK_ROWS, blocks, run_bounds, threads_for
-from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.detection.grouped import threads_for
+from rocktokens.core.detection.occurrences import Array
+from rocktokens.core.detection.pair_sums import PairSums
 from rocktokens.core.parallel import for_each
 from rocktokens.core.stats import Floats, Intervals, benjamini_hochberg
 
-# Shapes: N occurrences, V token types, P prompts, S pairs of a type and a prompt that it occurs in.
+# Shapes: V token types, P prompts, S pairs of a type and a prompt that it occurs in, s those of one block.
 ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY = "rock", "learning", "learning, levelled off", "unclear", "costly"
 CLASSES = (ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY)
 MIN_PROMPTS = 5
-MAX_CELLS = 5_000_000  # type-prompt pairs that are counted in one dense table
-DENSE = 4  # cells of such a table for each occurrence; beyond, pairs are sorted
+KAPPA_STEP = 0.1  # how far sensitivity moves κ
 ROUNDING = 1e-6  # differences below this share of the prompt's mean loss are float32 rounding
-
-
-@dataclass(frozen=True)
-class PairSums:
-    """Sums over the occurrences of each type within each prompt; only pairs that occur are held."""
-
-    num_types: int
-    num_prompts: int
-    type_S: Array
-    prompt_S: Array
-    n_S: Floats
-    loss_S: Floats
-    pre_S: Floats | None
-    """Loss before OPD; None where it was not recorded."""
-    late_S: Floats | None
-    """Loss at the checkpoint that begins the last third of training; None where no checkpoint lies between."""
-    late_share: float | None
-    """Share of training after that checkpoint."""
-
-    @classmethod
-    def of(cls, occurrences: Occurrences) -> PairSums:
-        """Sums of the losses after OPD, before it, and at the start of the last third where they are known."""
-        step, late_share = last_third(occurrences)
-        columns: dict[str, Array | None] = {"n_S": None, "loss_S": occurrences.loss_post_N}
-        columns |= {} if occurrences.loss_pre_N is None else {"pre_S": occurrences.loss_pre_N}
-        columns |= {} if step is None else {"late_S": occurrences.loss_by_step[step]}
-        bound_P = run_bounds(occurrences.prompt_N)
-        num_types, type_N = len(occurrences.token_ids_V), occurrences.type_N
-        parts = [
-            _pairs(type_N, bound_P[prompts.start : prompts.stop + 1], columns, num_types, prompts.start)
-            for prompts in blocks(bound_P, most_runs=max(1, MAX_CELLS // num_types))
-        ]
-        found = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
-        return cls(
-            num_types=num_types,
-            num_prompts=len(bound_P) - 1,
-            type_S=found["type_S"],
-            prompt_S=found["prompt_S"],
-            n_S=found["n_S"],
-            loss_S=found["loss_S"],
-            pre_S=found.get("pre_S"),
-            late_S=found.get("late_S"),
-            late_share=late_share,
-        )
-
-    @property
-    def prompts_V(self) -> Array:
-        """Number of prompts that each type occurs in."""
-        return np.bincount(self.type_S, minlength=self.num_types)
-
-    def by_type(self, value_S: Floats) -> Floats:
-        """Sums over prompts."""
-        return _sums(self.type_S, value_S, self.num_types)
-
-    def by_prompt(self, value_S: Floats) -> Floats:
-        """Sums over types."""
-        return _sums(self.prompt_S, value_S, self.num_prompts)
-
-
-def _sums(code_S: Array, value_S: Floats, size: int) -> Floats:
-    """Sum of the values of each code, a block of pairs at a time: bincount widens what it is given."""
-    total = np.zeros(size)
-    for start in range(0, len(code_S), BLOCK_ROWS):
-        pairs = slice(start, start + BLOCK_ROWS)
-        total += np.bincount(code_S[pairs], weights=value_S[pairs], minlength=size)
-    return total
-
-
-def _pairs(
-    type_N: Array, bound_P: Array, columns: dict[str, Array | None], num_types: int, first: int
-) -> dict[str, Array]:
-    """Sums of columns over the pairs of some prompts, whose rows lie together; `first` is the first of them."""
-    rows = slice(int(bound_P[0]), int(bound_P[-1]))
-    num_prompts = len(bound_P) - 1
-    key_n = np.repeat(np.arange(num_prompts, dtype=np.int64) * num_types, np.diff(bound_P))
-    key_n += type_N[rows]
-    cells = num_prompts * num_types
-    if cells <= DENSE * len(key_n):
-        pair_n, key_S = key_n, np.flatnonzero(np.bincount(key_n, minlength=cells))
-        size, chosen = cells, key_S
-    else:
-        key_S, pair_n = np.unique(key_n, return_inverse=True)
-        size, chosen = len(key_S), np.arange(len(key_S))
-    found: dict[str, Array] = {"type_S": (key_S % num_types).astype(np.int32)}
-    found["prompt_S"] = (key_S // num_types + first).astype(np.int32)
-    for name, column_N in columns.items():
-        weight_n = None if column_N is None else column_N[rows]
-        found[name] = np.bincount(pair_n, weights=weight_n, minlength=size)[chosen].astype(float)
-    return found
-
-
-def last_third(occurrences: Occurrences) -> tuple[int | None, float | None]:
-    """The last checkpoint that leaves at least a third of training, and the share it leaves; (None, None) if none."""
-    steps = sorted(occurrences.loss_by_step)
-    if len(steps) < 3:
-        return None, None
-    first, last = steps[0], steps[-1]
-    # Steps are whole numbers, so two thirds of the way may fall one step beyond a checkpoint meant to stand there.
-    early = [step for step in steps[1:-1] if step - first <= 2 / 3 * (last - first) + 1]
-    return (early[-1], (last - early[-1]) / (last - first)) if early else (None, None)
 
 
 def p_mean_positive(mean_V: Floats, variance_V: Floats, third_V: Floats, number_V: Array) -> Floats:
@@ -148,74 +48,96 @@ def p_mean_positive(mean_V: Floats, variance_V: Floats, third_V: Floats, number_
     return np.where(enough_V & (mean_V > 0), p_V, 1.0)
 
 
-def _p_of_pairs(sums: PairSums, value_S: Floats) -> Floats:
-    """p of "mean over a type's prompts is not above 0" for one value per pair."""
+def _p_of_pairs(sums: PairSums, value: Callable[[slice], Floats]) -> Floats:
+    """p of "mean over a type's prompts is not above 0" for one value per pair, given a block at a time."""
     number_V = sums.prompts_V
     safe_V = np.maximum(number_V, 2)
-    mean_V = sums.by_type(value_S) / np.maximum(number_V, 1)
-    centred_S = mean_V[sums.type_S]
-    np.subtract(value_S, centred_S, out=centred_S)
-    power_S = centred_S**2
-    variance_V = sums.by_type(power_S) / (safe_V - 1)
-    power_S *= centred_S
-    return p_mean_positive(mean_V, variance_V, sums.by_type(power_S) / safe_V, number_V)
+    (total_V,) = sums.by_type(lambda pairs: (value(pairs),))
+    mean_V = total_V / np.maximum(number_V, 1)
+
+    def powers(pairs: slice) -> tuple[Floats, Floats]:
+        centred_s = value(pairs) - mean_V[sums.type_S[pairs]]
+        square_s = centred_s**2
+        return square_s, square_s * centred_s
+
+    square_V, cube_V = sums.by_type(powers)
+    return p_mean_positive(mean_V, square_V / (safe_V - 1), cube_V / safe_V, number_V)
 
 
 def p_above_neighbours(sums: PairSums) -> Floats:
     """H1: mean over prompts of (the type's mean loss − the mean loss of the other tokens of that prompt) > 0."""
-    n_P, loss_P = sums.by_prompt(sums.n_S), sums.by_prompt(sums.loss_S)
-    other_n_S = n_P[sums.prompt_S] - sums.n_S
-    other_S = (loss_P[sums.prompt_S] - sums.loss_S) / np.maximum(other_n_S, 1)
-    contrast_S = sums.loss_S / sums.n_S - other_S
-    scale_S = np.abs(loss_P / n_P)[sums.prompt_S]
-    alone_S = other_n_S == 0
-    contrast_S = np.where(alone_S | (np.abs(contrast_S) <= ROUNDING * scale_S), 0.0, contrast_S)
-    return _p_of_pairs(sums, contrast_S)
+    n_P, loss_P = sums.by_prompt(lambda pairs: (sums.n_S[pairs], sums.loss_S[pairs]))
+    scale_P = np.abs(loss_P / n_P)
+
+    def contrast(pairs: slice) -> Floats:
+        prompt_s, n_s, loss_s = sums.prompt_S[pairs], sums.n_S[pairs], sums.loss_S[pairs]
+        other_n_s = n_P[prompt_s] - n_s
+        other_s = (loss_P[prompt_s] - loss_s) / np.maximum(other_n_s, 1)
+        contrast_s = loss_s / n_s - other_s
+        alone_s = other_n_s == 0
+        return np.where(alone_s | (np.abs(contrast_s) <= ROUNDING * scale_P[prompt_s]), 0.0, contrast_s)
+
+    return _p_of_pairs(sums, contrast)
 
 
 def p_above_mean(sums: PairSums) -> Floats:
     """H2: the type's mean loss > the mean loss of all occurrences, both means estimated on the same prompts."""
-    number_V = sums.prompts_V
-    n_V = np.maximum(sums.by_type(sums.n_S), 1)
-    mean_V, mean = sums.by_type(sums.loss_S) / n_V, sums.loss_S.sum() / sums.n_S.sum()
+    number_V, num_prompts, num_all = sums.prompts_V, sums.num_prompts, sums.n_S.sum()
+    n_V, loss_V = sums.by_type(lambda pairs: (sums.n_S[pairs], sums.loss_S[pairs]))
+    n_P, loss_P = sums.by_prompt(lambda pairs: (sums.n_S[pairs], sums.loss_S[pairs]))
+    n_V = np.maximum(n_V, 1)
+    mean_V, mean = loss_V / n_V, sums.loss_S.sum() / num_all
     rounding = ROUNDING * abs(mean)
     # Influence of each prompt on the difference; prompts without the type act through the mean of all alone.
-    all_P = (sums.by_prompt(sums.loss_S) - mean * sums.by_prompt(sums.n_S)) * sums.num_prompts / sums.n_S.sum()
-    own_S = (sums.loss_S - mean_V[sums.type_S] * sums.n_S) * sums.num_prompts / n_V[sums.type_S]
-    all_S = all_P[sums.prompt_S]
-    square_V = sums.by_type((own_S - all_S) ** 2 - all_S**2) + (all_P**2).sum()
-    cube_V = sums.by_type((own_S - all_S) ** 3 + all_S**3) - (all_P**3).sum()
+    all_P = (loss_P - mean * n_P) * num_prompts / num_all
+
+    def powers(pairs: slice) -> tuple[Floats, Floats]:
+        type_s, all_s = sums.type_S[pairs], all_P[sums.prompt_S[pairs]]
+        own_s = (sums.loss_S[pairs] - mean_V[type_s] * sums.n_S[pairs]) * num_prompts / n_V[type_s]
+        return (own_s - all_s) ** 2 - all_s**2, (own_s - all_s) ** 3 + all_s**3
+
+    square_V, cube_V = sums.by_type(powers)
+    square_V, cube_V = square_V + (all_P**2).sum(), cube_V - (all_P**3).sum()
     few_V = number_V / np.maximum(number_V - 1, 1)
-    variance_V, third_V = few_V * np.maximum(square_V, 0) / sums.num_prompts, cube_V / sums.num_prompts
+    variance_V, third_V = few_V * np.maximum(square_V, 0) / num_prompts, cube_V / num_prompts
     above_V = np.where(np.abs(mean_V - mean) <= rounding, 0.0, mean_V - mean)
     # The t statistic grows with the root of all prompts; its degrees of freedom with the prompts the type occurs in.
-    scale = np.sqrt(sums.num_prompts / np.maximum(number_V, 1))
+    scale = np.sqrt(num_prompts / np.maximum(number_V, 1))
     return p_mean_positive(above_V * scale, variance_V, third_V / scale, number_V)
 
 
 def p_stagnant(sums: PairSums, kappa: float) -> Floats:
     """H3: loss after OPD > κ · loss before it, on the same occurrences; 1 where the loss before is unknown."""
-    if sums.pre_S is None:
+    pre_S = sums.pre_S
+    if pre_S is None:
         return np.ones(sums.num_types)
-    return _p_of_pairs(sums, _rounded(sums.loss_S - kappa * sums.pre_S, sums.pre_S))
+    return _p_of_pairs(sums, lambda pairs: _rounded(sums.loss_S[pairs] - kappa * pre_S[pairs], pre_S[pairs]))
 
 
 def p_fallen(sums: PairSums, kappa: float) -> Floats:
     """The other side of H3: loss after OPD < κ · loss before it."""
-    if sums.pre_S is None:
+    pre_S = sums.pre_S
+    if pre_S is None:
         return np.ones(sums.num_types)
-    return _p_of_pairs(sums, _rounded(kappa * sums.pre_S - sums.loss_S, sums.pre_S))
+    return _p_of_pairs(sums, lambda pairs: _rounded(kappa * pre_S[pairs] - sums.loss_S[pairs], pre_S[pairs]))
 
 
 def p_level(sums: PairSums, kappa: float) -> Floats:
     """Has it stopped falling? At the pace of the last third a whole run would fall by less than 1 − κ."""
-    if sums.late_S is None or sums.late_share is None:
+    late_S = sums.late_S
+    if late_S is None or sums.late_share is None:
         return np.ones(sums.num_types)
-    return _p_of_pairs(sums, _rounded(sums.loss_S - kappa**sums.late_share * sums.late_S, sums.late_S))
+    pace = kappa**sums.late_share
+    return _p_of_pairs(sums, lambda pairs: _rounded(sums.loss_S[pairs] - pace * late_S[pairs], late_S[pairs]))
 
 
-def _rounded(value_S: Floats, scale_S: Floats) -> Floats:
-    return np.where(np.abs(value_S) <= ROUNDING * np.abs(scale_S), 0.0, value_S)
+def _rounded(value_s: Floats, scale_s: Floats) -> Floats:
+    return np.where(np.abs(value_s) <= ROUNDING * np.abs(scale_s), 0.0, value_s)
+
+
+def moved_kappa(kappa: float, step: int) -> float:
+    """κ, so many steps further, within what is possible."""
+    return float(np.clip(kappa + step * KAPPA_STEP, 0.01, 0.99))
 
 
 @dataclass(frozen=True)
@@ -335,20 +257,27 @@ def falls(sums: PairSums, level: float, *, non_negative: bool) -> Intervals:
     The interval holds the falls that a two-sided t test over prompts does not reject. A fall of losses that are not
     negative never exceeds 1; an end that no data bound is infinite.
     """
-    number_V = sums.prompts_V
-    if sums.pre_S is None:
+    number_V, whole_S = sums.prompts_V, sums.pre_S
+    if whole_S is None:
         nothing = np.full(sums.num_types, np.nan)
         return Intervals(nothing, nothing, nothing)
     safe_V = np.maximum(number_V, 1)
-    post_V, pre_V = sums.by_type(sums.loss_S) / safe_V, sums.by_type(sums.pre_S) / safe_V
-    post_S, pre_S = sums.loss_S - post_V[sums.type_S], sums.pre_S - pre_V[sums.type_S]
+    totals = sums.by_type(lambda pairs: (sums.loss_S[pairs], whole_S[pairs]))
+    post_V, pre_V = (total_V / safe_V for total_V in totals)
+
+    def products(pairs: slice) -> tuple[Floats, Floats, Floats]:
+        type_s = sums.type_S[pairs]
+        post_s, pre_s = sums.loss_S[pairs] - post_V[type_s], whole_S[pairs] - pre_V[type_s]
+        return pre_s**2, post_s * pre_s, post_s**2
+
+    pre_pre_V, post_pre_V, post_post_V = sums.by_type(products)
     freedom_V = np.maximum(number_V - 1, 1)
     squared_V = sps.t.ppf((1 + level) / 2, freedom_V) ** 2 / safe_V
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio_V = post_V / pre_V
-        a_V = pre_V**2 - squared_V * sums.by_type(pre_S**2) / freedom_V
-        b_V = post_V * pre_V - squared_V * sums.by_type(post_S * pre_S) / freedom_V
-        c_V = post_V**2 - squared_V * sums.by_type(post_S**2) / freedom_V
+        a_V = pre_V**2 - squared_V * pre_pre_V / freedom_V
+        b_V = post_V * pre_V - squared_V * post_pre_V / freedom_V
+        c_V = post_V**2 - squared_V * post_post_V / freedom_V
         root_V = np.sqrt(np.maximum(b_V**2 - a_V * c_V, 0))
         bounded_V = (a_V > 0) & (number_V >= 2)
         low_V = np.where(bounded_V, (b_V - root_V) / a_V, -np.inf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rocktokens.core.detection.grouped import index_type
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.similar import shares_of_types, similar_shares
 from rocktokens.core.parallel import for_each
@@ -74,16 +75,17 @@ class Contexts:
         self.occurrences = occurrences
         self.vector_VH = vector_VH
         self.window = window
-        self.index_Q = np.flatnonzero(persistent_N)
-        type_Q = occurrences.type_N[self.index_Q]
-        by_type = np.argsort(type_Q, kind="stable")
-        self.index_Q = self.index_Q[by_type]
+        index_Q = np.flatnonzero(persistent_N).astype(index_type(len(persistent_N)))
+        type_Q = occurrences.type_N[index_Q]
+        # Codes of 16 bits are sorted by their digits, five times as fast.
+        by_type = np.argsort(type_Q.astype(np.min_scalar_type(len(vector_VH))), kind="stable")
+        self.index_Q = index_Q[by_type]
         self.type_Q = type_Q[by_type]
 
     def encode(self, chosen: Array | slice) -> Floats:
         """Unit encodings of some of the persistent occurrences."""
         index = self.index_Q[chosen]
-        return encode_windows(self.occurrences, self.occurrences.row_N[index], self.vector_VH, self.window)
+        return encode_windows(self.occurrences, self.occurrences.rows(index), self.vector_VH, self.window)
 
     def similarity_thresholds(self, shares: list[float], rng: np.random.Generator) -> list[float]:
         """The cosines that the given shares of random pairs of DIFFERENT types exceed; drawn by row, not by id."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rocktokens.core.detection.grouped import BLOCK_ROWS, index_type
 from rocktokens.core.detection.occurrences import Array
+from rocktokens.core.stats import Floats
 from rocktokens.errors import DataError
 
 # Shapes: N occurrences in rollout and position order, S slots that a run could take, J runs.
@@ -36,10 +38,22 @@ def run_starts_lengths(mask_N: Bools, rollout_N: Array) -> tuple[Array, Array]:
     edge_N = np.empty(len(mask_N), bool)
     edge_N[:1] = True
     edge_N[1:] = (mask_N[1:] != mask_N[:-1]) | (rollout_N[1:] != rollout_N[:-1])
-    starts = np.flatnonzero(edge_N)
-    lengths = np.diff(starts, append=len(mask_N))
+    starts = np.flatnonzero(edge_N).astype(index_type(len(mask_N)))
+    lengths = np.diff(starts, append=starts.dtype.type(len(mask_N)))
     inside = mask_N[starts]
     return starts[inside], lengths[inside]
+
+
+class _Losses:
+    """Mean losses of runs; found from the running sum of all losses."""
+
+    def __init__(self, loss_N: Array) -> None:
+        self.mass_N = np.zeros(len(loss_N) + 1)
+        np.cumsum(loss_N, dtype=float, out=self.mass_N[1:])
+
+    def means(self, begin_J: Array, length: Array | int) -> Floats:
+        """Mean loss of the runs that begin there."""
+        return (self.mass_N[begin_J + length] - self.mass_N[begin_J]) / length
 
 
 def matched_control(
@@ -53,22 +67,23 @@ def matched_control(
     if len(rock_N) == 0 or not rock_N.any():
         raise DataError("a control needs rock occurrences to be matched to; there are none")
     starts, lengths = run_starts_lengths(rock_N, rollout_N)
-    mass_N = np.concatenate([[0.0], np.cumsum(loss_N, dtype=float)])
-    mean_J = (mass_N[starts + lengths] - mass_N[starts]) / lengths
-    wanted = {int(length): mean_J[lengths == length].tolist() for length in np.unique(lengths)}
+    losses = _Losses(loss_N) if match_loss else None
+    # Of runs that need no certain loss, the number alone counts.
+    mean_J = np.zeros(len(starts)) if losses is None else losses.means(starts, lengths)
+    wanted = {int(length): mean_J[lengths == length] for length in np.unique(lengths)}
     free_N = ~rock_N
     chosen_N = np.zeros(len(rock_N), bool)
     num_split, length = 0, max(wanted)
     while length >= 1:
-        means = wanted.get(length, [])
-        if means:
-            begin_S = _draw(free_N, rollout_N, mass_N, length, means, match_loss, rng)
+        means = wanted.get(length, mean_J[:0])
+        if len(means):
+            begin_S = _draw(free_N, rollout_N, losses, length, means, rng)
             _occupy(chosen_N, free_N, begin_S, length)
             left = means[len(begin_S) :]
-            if left and length > 1:
+            if len(left) and length > 1:
                 num_split += len(left)
                 for half in (length - length // 2, length // 2):
-                    wanted.setdefault(half, []).extend(left)
+                    wanted[half] = np.concatenate([wanted.get(half, mean_J[:0]), left])
         length = max((n for n in wanted if n < length), default=0)
     return Control(
         chosen_N=chosen_N,
@@ -83,35 +98,53 @@ def matched_control(
 def _draw(
     free_N: Bools,
     rollout_N: Array,
-    mass_N: Array,
+    losses: _Losses | None,
     length: int,
-    means: list[float],
-    match_loss: bool,
+    means: Floats,
     rng: np.random.Generator,
 ) -> Array:
     """Starts of up to len(means) places for runs of one length, one free position apart at least."""
-    starts, lengths = run_starts_lengths(free_N, rollout_N)
-    count = (lengths + 1) // (length + 1)
-    fits = count > 0
-    starts, lengths, count = starts[fits], lengths[fits], count[fits]
-    slack = lengths - (count * (length + 1) - 1)
-    offset = rng.integers(0, slack + 1)
-    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    begin_S = np.repeat(starts + offset, count) + number * (length + 1)
+    begin_S = _slots(free_N, rollout_N, length, rng)
     num = min(len(means), len(begin_S))
     if num == len(begin_S):
         return begin_S
     key_S = rng.gumbel(size=len(begin_S))
-    if match_loss:
-        mean_S = (mass_N[begin_S + length] - mass_N[begin_S]) / length
-        key_S += _tilt(mean_S, num, float(np.mean(means)), rng) * mean_S
-    return begin_S[np.argpartition(-key_S, num)[:num]]
+    if losses is not None:
+        tilt = _tilt(losses, begin_S, length, num, float(np.mean(means)), rng)
+        for first in range(0, len(begin_S), BLOCK_ROWS):
+            slots = slice(first, first + BLOCK_ROWS)
+            key_S[slots] += tilt * losses.means(begin_S[slots], length)
+    np.negative(key_S, out=key_S)
+    return begin_S[np.argpartition(key_S, num)[:num]]
 
 
-def _tilt(mean_S: Array, num: int, target: float, rng: np.random.Generator, sample: int = 50_000) -> float:
+def _slots(free_N: Bools, rollout_N: Array, length: int, rng: np.random.Generator) -> Array:
+    """Where runs of one length could begin: as many as fit into each free stretch, shifted together at random."""
+    starts, lengths = run_starts_lengths(free_N, rollout_N)
+    count = (lengths + 1) // (length + 1)
+    fits = count > 0
+    starts, lengths, count = starts[fits], lengths[fits], count[fits]
+    offset = rng.integers(0, lengths - (count * (length + 1) - 1) + 1)
+    earlier = np.cumsum(count, dtype=count.dtype) - count
+    begin_S = np.arange(count.sum(), dtype=starts.dtype)
+    begin_S *= length + 1
+    begin_S += np.repeat((starts + offset - earlier * (length + 1)).astype(starts.dtype), count)
+    return begin_S
+
+
+def _tilt(
+    losses: _Losses,
+    begin_S: Array,
+    length: int,
+    num: int,
+    target: float,
+    rng: np.random.Generator,
+    sample: int = 50_000,
+) -> float:
     """β for which the `num` places drawn with weight exp(β · mean loss) have the target mean, by bisection."""
-    some = mean_S if len(mean_S) <= sample else rng.choice(mean_S, sample, replace=False)
-    picked = max(1, round(num * len(some) / len(mean_S)))
+    few_S = begin_S if len(begin_S) <= sample else begin_S[rng.choice(len(begin_S), sample, replace=False)]
+    some = losses.means(few_S, length)
+    picked = max(1, round(num * len(some) / len(begin_S)))
     noise = rng.gumbel(size=len(some))
 
     def drawn_mean(beta: float) -> float:

@@ -59,14 +59,15 @@ class Coverage:
     k: int
     positions: int
     loss: float
-    share_of_listed: float
-    """Share of the loss of the types that are listed."""
+    share_of_listed: float | None
+    """Share of the loss of the types that are listed; None where that is not above 0."""
     share_positions: float | None
     share_loss: float | None
     """Shares of the corpus; None where its total is not given."""
     enrichment: float | None
     """Share of the loss ÷ share of the positions; None unless both totals are given."""
-    mean_loss: float
+    mean_loss: float | None
+    """Nats; None where the types do not occur."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class CountedReport:
     k: int
     chosen: Coverage
     sweep: tuple[Coverage, ...]
+
+    @property
+    def listed_loss(self) -> float:
+        """Loss of all types that are listed, nats."""
+        return float(self.counts.burden_V.sum())
 
     @property
     def rocks(self) -> Array:
@@ -113,11 +119,11 @@ def _coverage(counts: TypeCounts, totals: CorpusTotals, own: Array) -> Coverage:
         k=len(own),
         positions=positions,
         loss=loss,
-        share_of_listed=loss / listed if listed else float("nan"),
+        share_of_listed=loss / listed if listed > 0 else None,
         share_positions=share_positions,
         share_loss=share_loss,
         enrichment=enrichment,
-        mean_loss=loss / positions if positions else float("nan"),
+        mean_loss=loss / positions if positions else None,
     )
 
 

@@ -1,8 +1,8 @@
 """Which token types stay expensive: the story of detection, from occurrences to a report (docs/method.md §3).
 
 Types are declared on one half of the prompts, and every number about them is measured on the other half. Read this
-file top to bottom; the verbs live in certified, scores, context, sweep, footprint, controls, persistence, positions and
-enough. Nothing here reads a file or loads a model. A pipeline stage calls it like this:
+file top to bottom; the verbs live in certified, scores, context, sweep, verdicts, footprint, controls, persistence,
+positions and enough. Nothing here reads a file or loads a model. A pipeline stage calls it like this:
 
     by_step = {step: table of occurrences/step=N}           # all kept checkpoints, scored on the same rollouts
     report = detect_rocks(Occurrences.from_checkpoints(by_step, signal=config.signal), tokenizer, config,
@@ -20,17 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import DetectConfig
-from rocktokens.core.detection.certified import CLASSES, LEARNING, MIN_PROMPTS, Certified, PairSums, falls
+from rocktokens.core.detection.certified import CLASSES, LEARNING, MIN_PROMPTS
 from rocktokens.core.detection.clusters import CLUSTERS, clusters_of, token_texts
 from rocktokens.core.detection.context import Floats, type_vectors
 from rocktokens.core.detection.controls import Control, matched_control
-from rocktokens.core.detection.enough import EnoughData, enough_data
 from rocktokens.core.detection.footprint import Footprint, density, footprint
 from rocktokens.core.detection.grouped import run_bounds, threads_for
-from rocktokens.core.detection.halves import Choice, Halves, choose, measure, second_opinion, split_halves
+from rocktokens.core.detection.halves import Choice, Halves, choose, measure, split_halves
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.detection.persistence import PersistenceRow, make_groups, persistence, type_means
-from rocktokens.core.detection.positions import FEW_PROMPTS, Concentration, concentration, costliest_positions
+from rocktokens.core.detection.positions import FEW_PROMPTS, costliest_positions
 from rocktokens.core.detection.rock_report import ClusterRow, RockReport
 from rocktokens.core.detection.scores import (
     DEFINITIONS,
@@ -41,6 +40,7 @@ from rocktokens.core.detection.scores import (
     type_intervals,
 )
 from rocktokens.core.detection.sensitivity import SensitivityRow, overlaps, sensitivity, shares
+from rocktokens.core.detection.verdicts import Verdicts, reach_verdicts
 from rocktokens.core.parallel import for_each, together
 from rocktokens.core.remarks import Remark
 from rocktokens.values import Row
@@ -48,16 +48,6 @@ from rocktokens.values import Row
 __all__ = ["DetectConfig", "Occurrences", "RockReport", "burden_from_counts", "detect_rocks"]
 
 # Shapes: N occurrences, V token types.
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """The declared classes with the other half's opinion, and what rests on both halves' sums."""
-
-    certified: Certified
-    pairs: PairSums
-    enough: EnoughData
-    concentration: Concentration
 
 
 @dataclass
@@ -107,24 +97,11 @@ def detect_rocks(
     choice = choose(halves.selection, config, vector_VH)
     measured, verdicts = together(
         lambda: measure(halves.measurement, config, vector_VH, choice.scores),
-        lambda: _verdicts(halves, choice, config),
+        lambda: reach_verdicts(halves, choice, config),
         threads=threads_for(len(halves)),
     )
     kinds = np.array(clusters_of(texts, tokenizer))
     return _report(halves, config, texts, kinds, vector_VH, choice, measured, verdicts)
-
-
-def _verdicts(halves: Halves, choice: Choice, config: DetectConfig) -> Verdicts:
-    certified, pairs = second_opinion(halves.measurement, config, choice)
-    enough = enough_data(choice.pairs, pairs, certified, kappa=config.kappa, q=config.q_of_a_look)
-    spread = concentration(
-        halves.selection,
-        halves.measurement,
-        rng=rng_for(config.seed, "concentration"),
-        resamples=config.resamples,
-        level=config.level,
-    )
-    return Verdicts(certified, pairs, enough, spread)
 
 
 def _report(
@@ -176,7 +153,7 @@ def _report(
         sweep=choice.sweep,
         sensitivity=parts.sensitivity,
         footprints=parts.footprints,
-        density=density(measurement, np.isin(measurement.type_N, rocks)),
+        density=density(measurement, measurement.among(rocks)),
         clusters=_clusters(kinds, rocks, measured),
         controls=parts.controls,
         overlaps=overlaps(halves.selection, config, vector_VH, choice),
@@ -227,7 +204,7 @@ def _remarks(halves: Halves, choice: Choice, measured: Scores, verdicts: Verdict
     for name in RANKED:
         if (found := len(choice.rocks(name))) < choice.ks[name]:
             remarks.append(Remark("fewer_than_k", {"definition": name, "found": found, "k": choice.ks[name]}))
-    if verdicts.pairs.late_S is None and (verdicts.certified.class_V == LEARNING).any():
+    if not verdicts.has_late and (verdicts.certified.class_V == LEARNING).any():
         remarks.append(Remark("two_checkpoints"))
     return remarks
 
@@ -263,10 +240,10 @@ def _types(
         "token_id": occurrences.token_ids_V,
         "token": np.array(texts, dtype=object),
         "cluster": kinds.astype(object),
-        **_class_columns(choice, verdicts, config, non_negative=halves.loss_range[0] >= 0),
+        **_class_columns(choice, verdicts),
         "count": count_V,
         "count_all": count_V + choice.scores.count_V,
-        "num_prompts": choice.pairs.prompts_V + verdicts.pairs.prompts_V,
+        "num_prompts": choice.pairs.prompts_V + verdicts.prompts_V,
         "rock_count": measured.sums.totals["rock"].astype(np.int64),
     }
     losses = {"loss_pre": occurrences.loss_pre_N, "loss_post": occurrences.loss_post_N}
@@ -291,13 +268,13 @@ def _types(
     return {name: values[observed_V] for name, values in columns.items()}
 
 
-def _class_columns(choice: Choice, verdicts: Verdicts, config: DetectConfig, *, non_negative: bool) -> Row:
+def _class_columns(choice: Choice, verdicts: Verdicts) -> Row:
     """Class, confirmation, p values (of the choosing half) and fall (on the other half) of every type."""
     tests, class_V = choice.certified.tests, verdicts.certified.class_V.copy()
     costly_V = class_V != ""
     confirmed_V = np.asarray(verdicts.certified.confirmed_V, dtype=object)
     class_V[~costly_V] = confirmed_V[~costly_V] = None
-    fall = falls(verdicts.pairs, config.level, non_negative=non_negative)
+    fall = verdicts.fall
     stagnant_V = tests.stagnant_V if tests.has_pre else np.full(len(class_V), np.nan)
     return {
         "class": class_V,
@@ -313,7 +290,7 @@ def _class_columns(choice: Choice, verdicts: Verdicts, config: DetectConfig, *, 
 
 def _controls(measurement: Occurrences, rocks: Array, config: DetectConfig) -> dict[str, Control]:
     """Control occurrences of the measured half: matched on count and run lengths, and on loss mass too."""
-    rock_N = np.isin(measurement.type_N, rocks)
+    rock_N = measurement.among(rocks)
     if not rock_N.any():
         return {}
     found: dict[str, Control] = {}
@@ -337,15 +314,13 @@ def _footprints(
 ) -> dict[str, Footprint]:
     """Footprint of every rock set, of all costly types and of the controls, where they cover anything."""
     types = {name: choice.rocks(name) for name in DEFINITIONS} | {"costly": choice.certified.costly}
-    masks = {name: np.isin(measurement.type_N, own) for name, own in types.items()}
-    masks |= {name: control.chosen_N for name, control in controls.items()}
     found: dict[str, Footprint] = {}
     grad_N = measurement.grad_norm_N  # read once for all sets
     held = replace(measurement, extras={} if grad_N is None else {"grad_norm": grad_N})
     observed = int((measured.count_V + choice.scores.count_V > 0).sum())
 
     def work(name: str) -> None:
-        chosen_N = masks[name]
+        chosen_N = measurement.among(types[name]) if name in types else controls[name].chosen_N
         found[name] = footprint(
             name,
             held,
@@ -358,7 +333,8 @@ def _footprints(
             level=config.level,
         )
 
-    covering = [name for name, chosen_N in masks.items() if chosen_N.any()]
+    covering = [name for name, own in types.items() if measured.count_V[own].any()]
+    covering += [name for name, control in controls.items() if control.num_placed]
     for_each(work, covering, threads=threads_for(2 * len(measurement)))
     return {name: found[name] for name in covering}
 

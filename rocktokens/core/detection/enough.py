@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats as sps
 
-from rocktokens.core.detection.certified import LEARNING, LEVELLED, MIN_PROMPTS, Certified, PairSums
+from rocktokens.core.detection.certified import LEARNING, LEVELLED, MIN_PROMPTS, Certified
 from rocktokens.core.detection.occurrences import Array
+from rocktokens.core.detection.pair_sums import PairSums
 from rocktokens.core.stats import Floats
 
 # Shapes: V token types.
@@ -34,12 +35,15 @@ class EnoughData(NamedTuple):
 
 
 def enough_data(chosen: PairSums, other: PairSums, certified: Certified, *, kappa: float, q: float) -> EnoughData:
-    """Prompts at which the stagnation test of each unclear type, at the level it now faces, has a power of 0.8."""
+    """Prompts at which the stagnation test of each unclear type, at the level it now faces, has a power of 0.8.
+
+    Of the pairs of types and prompts, those of unclear types are enough.
+    """
     unclear = certified.unclear
     num_prompts = chosen.num_prompts + other.num_prompts
     needed_V = np.full(chosen.num_types, np.nan)
     if len(unclear) and chosen.pre_S is not None and other.pre_S is not None:
-        number_V, mean_V, sd_V = _both_halves(chosen, other, kappa)
+        number_V, mean_V, sd_V = _both_halves(chosen.of_types(unclear), other.of_types(unclear), kappa)
         level = np.where(mean_V > 0, *(_level(certified, q, rocks) for rocks in (True, False)))
         with np.errstate(divide="ignore", invalid="ignore"):
             prompts_V = np.ceil(((sps.norm.isf(level) + sps.norm.ppf(POWER)) * sd_V / mean_V) ** 2)

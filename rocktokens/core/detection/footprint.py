@@ -72,20 +72,26 @@ def footprint(
     def sums(column_N: Array | None) -> tuple[Floats, Floats]:
         if column_N is None:
             return by_unit(run_sums(bound_P, chosen_N)), by_unit(np.diff(bound_P))
-        own_N = np.where(chosen_N, column_N, column_N.dtype.type(0))
-        return by_unit(run_sums(bound_P, own_N)), by_unit(run_sums(bound_P, column_N))
+
+        def known(rows: slice) -> Array:
+            return np.nan_to_num(column_N[rows])
+
+        def own(rows: slice) -> Array:
+            return np.where(chosen_N[rows], known(rows), column_N.dtype.type(0))
+
+        return by_unit(run_sums(bound_P, own)), by_unit(run_sums(bound_P, known))
 
     def estimate(statistic: Callable[..., Floats], *columns: Floats) -> Estimate:
         found = bootstrap_sums(statistic, columns, counts_BU, level=level)
         return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), num_prompts)
 
-    least = 0.0 if (occurrences.loss_post_N >= 0).all() else -np.inf  # a sampled log-ratio may be negative
+    least = 0.0 if occurrences.loss_post_N.min() >= 0 else -np.inf  # a sampled log-ratio may be negative
     greatest = 1.0 if least == 0 else np.inf
     own_n, all_n = sums(None)
     own_loss, all_loss = sums(occurrences.loss_post_N)
     share_grad, grad_N = None, occurrences.grad_norm_N
     if grad_N is not None:
-        share_grad = estimate(_share, *sums(np.nan_to_num(grad_N))).within(0.0, 1.0)
+        share_grad = estimate(_share, *sums(grad_N)).within(0.0, 1.0)
     return Footprint(
         name=name,
         num_types=num_types,

@@ -6,7 +6,7 @@ columns; it does not know what they stand for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,11 @@ SIDE_BY_SIDE = 12_000_000
 def threads_for(num_rows: int) -> int | None:
     """Threads for parts that each hold columns of so many rows: all cores, or one where memory would run short."""
     return None if num_rows <= SIDE_BY_SIDE else 1
+
+
+def index_type(num_rows: int) -> type[np.int32] | type[np.int64]:
+    """The smaller type of whole numbers that holds indices into so many rows, and twice as many."""
+    return np.int32 if 2 * num_rows < 2**31 else np.int64
 
 
 def run_bounds(code_N: Array) -> NDArray[np.int64]:
@@ -42,11 +47,23 @@ def blocks(bound_P: Array, rows: int = BLOCK_ROWS, most_runs: int | None = None)
         first = last
 
 
-def run_sums(bound_P: Array, column_N: Array) -> Floats:
-    """Sum of a column over each run, in double precision."""
+def run_sums(bound_P: Array, column: Array | Callable[[slice], Array]) -> Floats:
+    """Sum of a column, or of what a function gives for some rows, over each run, in double precision."""
     total_P = np.empty(len(bound_P) - 1)
     for runs in blocks(bound_P):
         start, stop = int(bound_P[runs.start]), int(bound_P[runs.stop])
-        part_N = np.asarray(column_N[start:stop], float)
+        rows = slice(start, stop)
+        part_N = np.asarray(column(rows) if callable(column) else column[rows], float)
         total_P[runs] = np.add.reduceat(part_N, bound_P[runs.start : runs.stop] - start)
     return total_P
+
+
+def counts_and_totals(code_N: Array, value_N: Array, size: int) -> tuple[NDArray[np.int64], Floats]:
+    """How often each code occurs, and the sum of its values in the order of rows: what bincount gives, in blocks."""
+    count, total = np.zeros(size, np.int64), np.zeros(size)
+    for start in range(0, len(code_N), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        code_n = code_N[rows].astype(np.intp)
+        count += np.bincount(code_n, minlength=size)
+        np.add.at(total, code_n, value_N[rows].astype(float))
+    return count, total

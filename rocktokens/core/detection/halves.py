@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rocktokens.config import DetectConfig
-from rocktokens.core.detection.certified import Certified, PairSums, TypeTests, confirm, declare
+from rocktokens.core.detection.certified import Certified, TypeTests, declare, moved_kappa, p_stagnant
 from rocktokens.core.detection.context import Floats
 from rocktokens.core.detection.grouped import run_bounds, threads_for
 from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.detection.pair_sums import PairSums
 from rocktokens.core.detection.scores import (
     RANKED,
     ExcessTest,
@@ -65,6 +66,9 @@ class Choice:
     """The same half at one step either way of γ and η."""
     excess: ExcessTest
     pairs: PairSums
+    """Of the unclear types alone: those of all types would fill gigabytes."""
+    stagnant: dict[int, Floats]
+    """p of the stagnation test at one step either way of κ."""
     certified: Certified
     ranked: dict[str, Array]
     """Types in order by each definition; for `certified`, the declared rocks by burden."""
@@ -107,11 +111,13 @@ def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> C
         found = score(selection, config, vector_VH, stepped=True, sums=sums)
         return found, excess_test(found[0], config)
 
-    def declared_by_tests() -> tuple[PairSums, Certified]:
+    def declared_by_tests() -> tuple[PairSums, dict[int, Floats], Certified]:
         pairs = PairSums.of(selection)
-        return pairs, declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
+        certified = declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
+        stagnant = {step: p_stagnant(pairs, moved_kappa(config.kappa, step)) for step in (-1, 1)}
+        return pairs.of_types(certified.unclear), stagnant, certified
 
-    ((base, *stepped), excess), (pairs, certified) = together(
+    ((base, *stepped), excess), (pairs, stagnant, certified) = together(
         ranked_by_score, declared_by_tests, threads=threads_for(2 * len(selection))
     )
     ranked = rankings(base, excess)
@@ -123,7 +129,7 @@ def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> C
     ranked["certified"] = certified_rocks(certified, base, config)
     ks = {"certified": len(ranked["certified"]), **{name: k for name, (k, _) in found.items()}}
     remarks = tuple(remark for _, remark in found.values() if remark)
-    return Choice(base, dict(zip(STEPS, stepped)), excess, pairs, certified, ranked, rows, ks, remarks)
+    return Choice(base, dict(zip(STEPS, stepped)), excess, pairs, stagnant, certified, ranked, rows, ks, remarks)
 
 
 def certified_rocks(certified: Certified, scores: Scores, config: DetectConfig) -> Array:
@@ -133,12 +139,6 @@ def certified_rocks(certified: Certified, scores: Scores, config: DetectConfig) 
     if config.consistent:
         rock_V &= scores.consistent_V
     return ordered(scores.r_V, rock_V)
-
-
-def second_opinion(measurement: Occurrences, config: DetectConfig, choice: Choice) -> tuple[Certified, PairSums]:
-    """The classes with what the other half of the prompts says of each, and that half's sums."""
-    pairs = PairSums.of(measurement)
-    return confirm(choice.certified, TypeTests.of(pairs, config.kappa), config.q_of_a_look), pairs
 
 
 def measure(measurement: Occurrences, config: DetectConfig, vector_VH: Floats, chosen: Scores) -> Scores:

@@ -42,8 +42,8 @@ class Occurrences:
     type_M: Array
     rollout_M: Array
     position_M: Array
-    row_N: Array
-    """Where each measured occurrence lies among the recorded rows."""
+    row_N: Array | None
+    """Where each measured occurrence lies among the recorded rows; None where every row is measured."""
     prompt_N: Array
     loss_post_N: Array
     loss_pre_N: Array | None = None
@@ -65,17 +65,27 @@ class Occurrences:
         return in_words(self.remarks)
 
     def __len__(self) -> int:
-        return len(self.row_N)
+        return len(self.loss_post_N)
 
     @property
     def type_N(self) -> Array:
         """Type of each measured occurrence, as an index into `token_ids_V`."""
-        return self.type_M if len(self.row_N) == len(self.type_M) else self.type_M[self.row_N]
+        return self.type_M if self.row_N is None else self.type_M[self.row_N]
+
+    def rows(self, index: Array) -> Array:
+        """The recorded rows of some of the measured occurrences."""
+        return index if self.row_N is None else self.row_N[index]
+
+    def among(self, types: Array) -> Array:
+        """Mask of the measured occurrences of some types."""
+        wanted_V = np.zeros(len(self.token_ids_V), bool)
+        wanted_V[types] = True
+        return wanted_V[self.type_N]
 
     @property
     def rollout_N(self) -> Array:
         """Rollout of each measured occurrence."""
-        return self.rollout_M if len(self.row_N) == len(self.rollout_M) else self.rollout_M[self.row_N]
+        return self.rollout_M if self.row_N is None else self.rollout_M[self.row_N]
 
     @property
     def grad_norm_N(self) -> Array | None:
@@ -94,18 +104,20 @@ class Occurrences:
 
     def take(self, chosen_N: Array) -> Occurrences:
         """Some of the measured occurrences, in their order; the rows around them stay."""
-        return replace(self, **self._measured(chosen_N))
+        rows = np.arange(len(self.type_M), dtype=np.int32) if self.row_N is None else self.row_N
+        return replace(self, **{**self._measured(chosen_N), "row_N": rows[chosen_N]})
 
     def of_prompts(self, chosen_P: Array) -> Occurrences:
         """The occurrences of some prompts, given as a mask over prompt codes, with their own rows alone."""
         if self.rollout_prompt_R is None:
             raise DataError("these occurrences do not say which prompt a rollout belongs to")
         kept_M = chosen_P[self.rollout_prompt_R][self.rollout_M]
-        kept_N = kept_M[self.row_N]
-        row_N = (np.cumsum(kept_M, dtype=np.int32) - 1)[self.row_N[kept_N]]
+        kept_N, row_N = kept_M if self.row_N is None else kept_M[self.row_N], None
+        num_left_out = int(kept_M.sum()) - int(kept_N.sum())
+        if self.row_N is not None and num_left_out:
+            row_N = (np.cumsum(kept_M, dtype=np.int32) - 1)[self.row_N[kept_N]]
         rows = {name: getattr(self, name)[kept_M] for name in ("type_M", "rollout_M", "position_M")}
-        changed = {**self._measured(kept_N), **rows, "row_N": row_N, "num_prompts": 0}
-        changed["num_left_out"] = int(kept_M.sum()) - len(row_N)
+        changed = {**self._measured(kept_N), **rows, "row_N": row_N, "num_prompts": 0, "num_left_out": num_left_out}
         return replace(self, **changed)
 
     def _measured(self, chosen_N: Array) -> Row:
@@ -300,7 +312,7 @@ def _assemble(
         type_M=type_M[order],
         rollout_M=rollout_M[order],
         position_M=position_M[order].astype(np.int32),
-        row_N=np.flatnonzero(finite_M).astype(np.int32),
+        row_N=None if finite_M.all() else np.flatnonzero(finite_M).astype(np.int32),
         prompt_N=prompt_N,
         **{f"{name}_N": column[keep] for name, column in measured.items() if name.startswith("loss")},
         extras={name: column[keep] for name, column in measured.items() if name.startswith("other")}

@@ -90,7 +90,7 @@ def persistence(
         raise DataError("persistence needs the loss at two checkpoints or more")
     fresh_U = rng.permutation(int(unit_N.max()) + 1) % 2 == 1
     second_N = fresh_U[unit_N]
-    inside = {name: np.flatnonzero(np.isin(measurement.type_N, types)) for name, types in groups.items()}
+    inside = {name: np.flatnonzero(measurement.among(types)) for name, types in groups.items()}
     loss_of: dict[int, dict[str, Array]] = {}
     for step in steps:  # one checkpoint at a time: it may have to be read
         loss_N = losses[step]
@@ -108,7 +108,7 @@ def persistence(
             for step in steps[1:]
         ]
         post = measurement.loss_post_N[inside_n]
-        chosen_N = np.isin(selection.type_N, types)
+        chosen_N = selection.among(types)
         chosen = (selection.type_N[chosen_N], selection_unit_N[chosen_N], selection.loss_post_N[chosen_N])
         rows.append(compare.apart("aa_selected", chosen, (own, unit, post)))
         part = second_N[inside_n]

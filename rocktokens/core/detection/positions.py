@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rocktokens.core.detection.grouped import blocks, run_bounds
+from rocktokens.core.detection.grouped import blocks, counts_and_totals, run_bounds
 from rocktokens.core.detection.occurrences import Array, Occurrences
 from rocktokens.core.stats import Estimate, Floats, bootstrap_estimate
 
@@ -59,7 +59,9 @@ def concentration(
 
 def smallest_shares(loss_N: Array, wanted: tuple[float, ...]) -> list[float]:
     """Smallest shares of positions that carry the wanted shares of the loss; NaN where there is no loss."""
-    ordered = np.sort(np.maximum(loss_N, 0))[::-1]
+    ordered = np.maximum(loss_N, 0)
+    ordered.sort()
+    ordered = ordered[::-1]
     running = np.cumsum(ordered, dtype=float)
     if running[-1] <= 0:
         return [float("nan")] * len(wanted)
@@ -74,10 +76,8 @@ def variance_by_type(
 
     Type means of few occurrences are drawn towards the mean of all by one occurrence's weight. Constant loss: NaN.
     """
-    number = len(selection.token_ids_V)
-    count_V = np.bincount(selection.type_N, minlength=number)
+    count_V, total_V = counts_and_totals(selection.type_N, selection.loss_post_N, len(selection.token_ids_V))
     mean = float(selection.loss_post_N.mean(dtype=float))
-    total_V = np.bincount(selection.type_N, weights=selection.loss_post_N, minlength=number)
     predicted_V = (total_V + mean) / (count_V + 1)
     loss_N, type_N, bound_P = measurement.loss_post_N, measurement.type_N, run_bounds(measurement.prompt_N)
     columns = [np.empty(len(bound_P) - 1) for _ in range(3)]
@@ -122,8 +122,7 @@ def _largest(loss_N: Array, number: int) -> Array:
 
 def _position_rows(occurrences: Occurrences, texts: list[str], chosen: Array, total: float) -> Iterator[Any]:
     """Of each chosen occurrence: its place in the order of all (largest loss first), and its columns."""
-    for index in chosen.tolist():
-        at = int(occurrences.row_N[index])
+    for index, at in zip(chosen.tolist(), occurrences.rows(chosen).tolist()):
         prompt, rollout = int(occurrences.prompt_N[index]), int(occurrences.rollout_M[at])
         position, kind = int(occurrences.position_M[at]), int(occurrences.type_M[at])
         loss = float(occurrences.loss_post_N[index])

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from rocktokens.config import DetectConfig
-from rocktokens.core.detection.certified import PairSums, TypeTests, declare, p_stagnant
+from rocktokens.core.detection.certified import TypeTests, declare, moved_kappa
 from rocktokens.core.detection.context import Floats
 from rocktokens.core.detection.grouped import threads_for
 from rocktokens.core.detection.halves import Choice, certified_rocks
 from rocktokens.core.detection.occurrences import Array, Occurrences
+from rocktokens.core.detection.pair_sums import PairSums
 from rocktokens.core.detection.scores import (
     DEFINITIONS,
     RANKED,
@@ -65,7 +66,6 @@ def shares(types: Array, measured: Scores) -> tuple[float, float, float]:
         return float(positions), float(loss), float(loss / positions)
 
 
-KAPPA_STEP = 0.1
 Q_STEP = 2.0  # q is halved and doubled
 
 
@@ -102,8 +102,8 @@ def _certified_rows(config: DetectConfig, choice: Choice, measured: Scores) -> l
     q = config.q_of_a_look
     rows = []
     for step in (-1, 1):
-        kappa = float(np.clip(config.kappa + step * KAPPA_STEP, 0.01, 0.99))
-        declared = declare(replace(choice.certified.tests, stagnant_V=p_stagnant(choice.pairs, kappa)), q)
+        kappa = moved_kappa(config.kappa, step)
+        declared = declare(replace(choice.certified.tests, stagnant_V=choice.stagnant[step]), q)
         moved = min(q * Q_STEP**step, 0.99)
         looser = declare(choice.certified.tests, moved)
         for parameter, value, found in (("kappa", kappa, declared), ("q", moved, looser)):

@@ -62,11 +62,14 @@ class TypeSums:
                 column = columns[name]
                 weight_n = None if column is None else column(block) if callable(column) else column[block]
                 found = np.bincount(key_n, weights=weight_n, minlength=size)
-                total[name] = total[name] + found if name in total else found
+                if name in total:
+                    total[name] += found
+                else:
+                    total[name] = found
 
             for_each(work, columns)
         for name in columns:
-            cells_UV = total[name].reshape(self.num_units, self.num_types)
+            cells_UV = total.pop(name).reshape(self.num_units, self.num_types)
             self.totals[name] = cells_UV.sum(0)
             self.cells[name] = np.ascontiguousarray(cells_UV.T, dtype=np.float32)
 

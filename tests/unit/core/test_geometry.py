@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rocktokens.config import GeometryConfig
+from rocktokens.core import geometry
 from rocktokens.core.geometry import GradientGeometry, compare_groups, logit_gradient, update_shares
 from rocktokens.errors import DataError
 
@@ -167,7 +168,10 @@ def test_update_shares_by_hand():
     assert shares.of(np.array([0])) == pytest.approx((0.75, 0.5))
 
 
-def test_update_shares_follow_torch_adam(generator):
+@pytest.mark.parametrize("rows", [2, 4096])
+def test_update_shares_follow_torch_adam(generator, monkeypatch, rows):
+    """Also where the head is widened a few rows at a time."""
+    monkeypatch.setattr(geometry, "UPDATE_ROWS", rows)
     head = torch.nn.Parameter(torch.randn(6, 5, generator=generator))
     optimiser = torch.optim.Adam([head], lr=0.1)
     for _ in range(4):

@@ -10,6 +10,7 @@ from rocktokens.config import KnockoutConfig
 from rocktokens.core.census.census_report import census_table
 from rocktokens.core.census.outcomes import KnockoutOutcomes, census_of_outcomes
 from rocktokens.errors import DataError
+from rocktokens.report.terminal.knockout import summary
 
 SETTINGS = KnockoutConfig(resamples=2000)
 
@@ -126,3 +127,27 @@ def test_the_order_of_rows_changes_nothing():
     again = census_of_outcomes(turned, SETTINGS).results[0]
     assert again.delta == pytest.approx(forward.delta)
     assert again.verdict == forward.verdict
+
+
+def test_the_summary_says_rollouts_power_and_uneven_prompts():
+    base = baseline(60)
+    whole = outcomes({"1": (base, base)})
+    census = census_of_outcomes(whole, KnockoutConfig(resamples=1000, power=0.5))
+    said = " ".join(summary(census)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "60 prompts, 60 rollouts" in said
+    assert "at 50 % power" in said
+    assert "median of 1 set)" in said
+    assert not any("different numbers" in note for note in census.notes)
+    halves = base.copy()
+    halves[0] = 0.5
+    assert "rollouts" not in summary(census_of_outcomes(outcomes({"1": (halves, halves)}), SETTINGS))[0]
+
+
+def test_candidates_on_different_numbers_of_prompts_are_remarked_on():
+    base, fewer = baseline(60), baseline(60)
+    fewer[20:] = np.nan
+    census = census_of_outcomes(outcomes({"1": (base, base), "2": (fewer, fewer)}), SETTINGS)
+    assert any("different numbers of prompts, 20 to 60" in note for note in census.notes)
+    fewer[1:] = np.nan
+    with pytest.raises(DataError, match="leave it out"):
+        census_of_outcomes(outcomes({"1": (base, base), "2": (fewer, fewer)}), SETTINGS)

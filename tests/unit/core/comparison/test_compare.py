@@ -199,6 +199,8 @@ def test_loss_and_not_reached():
     told = conclusion({"freeze": found, "random": random}, margin=0.01)
     assert told.startswith("The types on the bypass list are cornerstones here")
     assert "The control, as many other positions," in told
+    few = conclusion({"freeze": found, "random": replace(random, ceiling=1 / 0.9)}, margin=0.01)
+    assert "The control, 10.0\u00a0% of positions where the frozen types are 24.0\u00a0%, changed it by" in few
     rocks = conclusion({"freeze_rocks": replace(found, regime="freeze_rocks")}, margin=0.01)
     assert rocks.startswith("There was nothing on the bypass list to freeze. The rocks are cornerstones here")
 

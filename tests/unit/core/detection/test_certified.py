@@ -10,12 +10,10 @@ from rich.console import Console
 from rocktokens import detect_rocks
 from rocktokens.config import DetectConfig
 from rocktokens.core.detection.certified import (
-    PairSums,
     TypeTests,
     confirm,
     declare,
     falls,
-    last_third,
     p_above_mean,
     p_above_neighbours,
     p_fallen,
@@ -24,6 +22,7 @@ from rocktokens.core.detection.certified import (
 )
 from rocktokens.core.detection.halves import split_halves
 from rocktokens.core.detection.occurrences import Occurrences
+from rocktokens.core.detection.pair_sums import PairSums, last_third
 from rocktokens.core.stats import bootstrap_estimate
 from rocktokens.errors import DataError
 from rocktokens.report.terminal.detect import render, title
@@ -280,10 +279,20 @@ def test_context_consistency_filters_only_if_asked():
 def test_many_pairs_are_sorted_instead_of_counted(monkeypatch):
     columns, _ = corpora.four_rocks(np.random.default_rng(8), 30)
     dense = sums_of(columns)
-    monkeypatch.setattr("rocktokens.core.detection.certified.MAX_CELLS", 10)
+    monkeypatch.setattr("rocktokens.core.detection.pair_sums.MAX_CELLS", 10)
     sparse = sums_of(columns)
     for name in ("type_S", "prompt_S", "n_S", "loss_S", "pre_S"):
         np.testing.assert_array_equal(getattr(dense, name), getattr(sparse, name))
+
+
+def test_pairs_of_some_types_are_those_of_all_and_the_numbers_of_prompts_stay():
+    sums = sums_of(corpora.four_rocks(np.random.default_rng(8), 30)[0])
+    types = np.array([0, 3])
+    some, own_S = sums.of_types(types), np.isin(sums.type_S, types)
+    for name in ("type_S", "prompt_S", "n_S", "loss_S", "pre_S"):
+        np.testing.assert_array_equal(getattr(some, name), getattr(sums, name)[own_S])
+    np.testing.assert_array_equal(some.prompts_V, np.bincount(sums.type_S))
+    np.testing.assert_array_equal(p_stagnant(some, KAPPA)[types], p_stagnant(sums, KAPPA)[types])
 
 
 def test_falls_cover_and_never_exceed_what_is_possible():
@@ -293,7 +302,8 @@ def test_falls_cover_and_never_exceed_what_is_possible():
         columns, _ = corpora.at_the_boundary(np.random.default_rng(seed), 60)
         sums = sums_of(columns)
         found = falls(sums, 0.95, non_negative=True)
-        costly = np.argsort(-sums.by_type(sums.loss_S) / np.maximum(sums.by_type(sums.n_S), 1))[:8]
+        loss_V, n_V = sums.by_type(lambda pairs, sums=sums: (sums.loss_S[pairs], sums.n_S[pairs]))
+        costly = np.argsort(-loss_V / np.maximum(n_V, 1))[:8]
         hits += int(((found.low_V[costly] <= 0.25) & (found.high_V[costly] >= 0.25)).sum())
         total += 8
         known = np.isfinite(found.value_V)

@@ -6,9 +6,10 @@ import pytest
 
 from rocktokens import detect_rocks
 from rocktokens.config import DetectConfig
-from rocktokens.core.detection.certified import PairSums, TypeTests, declare
+from rocktokens.core.detection.certified import TypeTests, declare
 from rocktokens.core.detection.detect import Occurrences
 from rocktokens.core.detection.enough import enough_data
+from rocktokens.core.detection.pair_sums import PairSums
 from rocktokens.core.detection.positions import costliest_positions, smallest_shares, variance_by_type
 from rocktokens.report.terminal.detect import enough_lines, spread_lines
 
