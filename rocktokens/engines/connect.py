@@ -11,8 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
-from rocktokens.engines.identity import Fingerprint, probe_ids, served_logprobs, states_logprobs, verify
-from rocktokens.engines.servers import Refused, ServerPool
+from rocktokens.engines.calls import Refused
+from rocktokens.engines.identity import (
+    Fingerprint,
+    is_text,
+    loads,
+    probe_ids,
+    refuse_chance,
+    served_logprobs,
+    states_logprobs,
+    verify,
+)
+from rocktokens.engines.servers import ServerPool
 from rocktokens.engines.states import HOW_TO_SERVE, ServedStates
 from rocktokens.engines.top_k import ServedTopK
 from rocktokens.engines.vllm import VllmEngine
@@ -27,10 +37,12 @@ from rocktokens.lm.pair import (
     pair_facts,
 )
 from rocktokens.lm.sampling.requests import Engine
-from rocktokens.lm.sampling.rollouts import make_sampler
+from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler
 from rocktokens.lm.tasks import Prompt
 
 log = logging.getLogger(__name__)
+
+SHORTEST_PROBE = 4  # tokens of context without which a probe says nothing
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,13 @@ class Sampling:
     served: Fingerprint | None = None
     """What the servers serve; None: the model is in this process."""
     urls: tuple[str, ...] = ()
+
+    def require_room(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+        """Refuse prompts that the model has no room for, and servers that do not take the longest with its rollout."""
+        if not isinstance(self.engine, VllmEngine):
+            return check_lengths(prompts, self.engine.context)
+        check_lengths(prompts, self.engine.model_context)
+        self.engine.require(max((len(prompt.prompt_ids) for prompt in prompts), default=0) + max_new_tokens)
 
 
 def open_sampling(
@@ -77,7 +96,14 @@ def open_sampling(
 def _probe(facts: Pair | PairFacts, pool: ServerPool) -> tuple[int, ...]:
     """A probe that the servers take, a token behind it included."""
     ids = probe_ids(facts.tokenizer, facts.vocabulary)
-    return ids if pool.context is None else ids[: pool.context - 1]
+    if pool.context is None:
+        return ids
+    if pool.context < SHORTEST_PROBE:
+        raise ConfigError(
+            f"{pool.narrowest()} takes {pool.context} tokens, too few to recognise its model by; start it with a "
+            "larger --max-model-len"
+        )
+    return ids[: pool.context - 1]
 
 
 def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, rollouts: RolloutConfig) -> VllmEngine:
@@ -122,11 +148,29 @@ def open_pair(
         states, served = open_top_k(pair, servers, models, urls, before)
     else:
         states, served = open_states(pair, servers, models, before)
+        if urls:
+            served = replace(served, writing=_writing(pair, servers, models, urls, served, before))
 
     def engine(rollouts: RolloutConfig) -> Engine:
         return _engine(ServerPool(urls, servers), models, context_of(pair.teacher, pair), rollouts)
 
     return replace(models, remote=RemoteTeacher(states, engine if urls else None)), served
+
+
+def _writing(
+    pair: PairConfig,
+    servers: ServersConfig,
+    facts: Pair,
+    urls: list[str],
+    states: Fingerprint,
+    before: Fingerprint | None,
+) -> Fingerprint:
+    """What the teacher's servers that generate serve: the model whose states others give, or it is refused."""
+    with ServerPool(urls, servers) as pool:
+        ids = _probe(facts, pool)
+        known = None if before is None else before.writing
+        once = replace(servers, verify=False)  # the states were compared with the model, and these are with the states
+        return verify(pool, lambda one: served_logprobs(one, ids), ids, pair.teacher, pair, once, known, states)
 
 
 def open_states(
@@ -148,9 +192,12 @@ def open_states(
     ids = _probe(facts, pool)
 
     def ask(one: ServerPool) -> tuple[float, ...]:
-        return states_logprobs(ServedStates(one, head, model_context=context, wire=servers.wire), ids)
+        # In float32 whatever the wire: what is recorded does not depend on a setting that may change on the way.
+        return states_logprobs(ServedStates(one, head, model_context=context), ids)
 
     served = verify(pool, ask, ids, pair.teacher, pair, servers, before)
+    if not loads(pair.teacher, pair, servers) and is_text(ids, facts.tokenizer, facts.vocabulary):
+        refuse_chance(pool.urls, served, pair.teacher, facts.vocabulary)
     log.info("the teacher's states come from %s", ", ".join(pool.urls))
     return source, served
 

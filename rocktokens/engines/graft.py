@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
 from rocktokens.core.seeds import derive_seed
@@ -74,6 +75,8 @@ class ServedGrafter:
         self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
     ) -> list[Continuation]:
         """One continuation a request, in order."""
+        for request in requests:
+            self._check(request)
         before = self.redraws
         found = self.student.pool.map(self._complete, requests, progress=progress, beside=(self.teacher.pool,))
         each = 2 * (self.redraws - before) / max(len(requests), 1)
@@ -85,10 +88,22 @@ class ServedGrafter:
             )
         return found
 
+    def _check(self, request: GraftRequest) -> None:
+        """Refuse what one of the models' servers cannot take; the teacher is asked up to where the student ends."""
+        self.student.check(request)
+        self.teacher.check(replace(request, max_new_tokens=self._room(request)))
+        tokens, theirs = len(request.prefix) + self._room(request), self.teacher.context
+        if theirs is not None and theirs < tokens:
+            raise ConfigError(
+                f"the teacher's context is {theirs} tokens, and grafts need up to {tokens}; lower max_new_tokens"
+            )
+
+    def _room(self, request: GraftRequest) -> int:
+        own = self.student.context
+        return request.max_new_tokens if own is None else min(request.max_new_tokens, own - len(request.prefix))
+
     def _complete(self, request: GraftRequest) -> Continuation:
-        room = request.max_new_tokens
-        if self.student.context is not None:
-            room = min(room, self.student.context - len(request.prefix))
+        room = self._room(request)
         coin_T = graft_numbers(request.graft_seed, request.skip, room)[:, 0]
         done: list[int] = []
         redraw_next = request.forced

@@ -8,7 +8,8 @@ that goes on keeps it and refuses to mix rollouts or scores of two models.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from rocktokens.engines.servers import ServedModel, ServerPool
 from rocktokens.engines.states import ServedStates
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.lm.pair import load_model, model_config
+from rocktokens.values import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +32,10 @@ PROBE_TEXT = "Let x = 3 + 4. Then x is 7, and so 2 * x = 14. The answer is 14."
 PROBE_TOKENS = 16
 # Mean difference of a probe's log-probabilities, in nats, that rounding explains: bfloat16 servers stay below a tenth.
 SAME_MODEL = 0.15
+# The same on resumption: server and precision are those of before, and a checkpoint further on may be this near.
+RESUMED = 0.02
+# A tokenizer of so many types was made for text, and a model with it finds text more probable than chance does.
+TEXT_TYPES = 1000
 MEMORY_SHARE = 0.25
 
 
@@ -40,13 +46,20 @@ class Fingerprint:
     root: str | None
     """Where the servers say that they read it from; several places are separated by commas."""
     logprobs: tuple[float, ...]
-    """Of the probe's tokens, from its second on."""
+    """Of the probe's tokens, from its second on, by the first server."""
+    others: tuple[tuple[float, ...], ...] = ()
+    """By further servers, where they differ: in precision, say."""
+    writing: Fingerprint | None = None
+    """Of the servers that generate with the model, where this one is of those that give its states."""
 
     def distance(self, other: Fingerprint) -> float:
-        """Mean difference of the log-probabilities, in nats."""
-        if len(self.logprobs) != len(other.logprobs):
-            return float("inf")
-        return sum(abs(a - b) for a, b in zip(self.logprobs, other.logprobs)) / max(len(self.logprobs), 1)
+        """Mean difference of the first servers' log-probabilities, in nats."""
+        return _mean_difference(self.logprobs, other.logprobs)
+
+    def moved(self, before: Fingerprint) -> float:
+        """How far the server that has moved most is from the nearest one of before, in nats."""
+        known = (before.logprobs, *before.others)
+        return max(min(_mean_difference(own, old) for old in known) for own in (self.logprobs, *self.others))
 
     def text(self) -> str:
         """As JSON, for a file."""
@@ -60,12 +73,24 @@ class Fingerprint:
     def of_text(cls, text: str) -> Fingerprint:
         """Back from JSON."""
         try:
-            found = json.loads(text)
-            return cls(found["root"], tuple(map(float, found["logprobs"])))
+            return cls._of(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
                 "what the servers served is recorded in a damaged part; pass --again to start over"
             ) from error
+
+    @classmethod
+    def _of(cls, found: Json) -> Fingerprint:
+        others = tuple(tuple(map(float, own)) for own in found.get("others", ()))
+        writing = found.get("writing")
+        own = tuple(map(float, found["logprobs"]))
+        return cls(found["root"], own, others, None if writing is None else cls._of(writing))
+
+
+def _mean_difference(one: Sequence[float], other: Sequence[float]) -> float:
+    """Over what both have: a server with a short context was asked for the beginning of the probe alone."""
+    common = min(len(one), len(other))
+    return sum(abs(a - b) for a, b in zip(one, other)) / common if common else float("inf")
 
 
 def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[int, ...]:
@@ -74,6 +99,12 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[int,
     if len(set(ids)) < 8:
         ids = [(7 * number + 3) % vocabulary for number in range(PROBE_TOKENS)]
     return tuple(ids)
+
+
+def is_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> bool:
+    """Whether a probe is text to the model: made by a tokenizer that knows words, and nothing of it lost."""
+    said = str(tokenizer.decode(list(ids), skip_special_tokens=True)).split()
+    return vocabulary >= TEXT_TYPES and len(said) > 3 and PROBE_TEXT.split()[: len(said) - 1] == said[:-1]
 
 
 def served_logprobs(pool: ServerPool, ids: tuple[int, ...]) -> tuple[float, ...]:
@@ -120,6 +151,7 @@ def verify(
     config: PairConfig,
     asked: ServersConfig,
     before: Fingerprint | None = None,
+    like: Fingerprint | None = None,
 ) -> Fingerprint:
     """Ask every server of a pool for itself; refuse one that serves another model than `name`, or than `before`.
 
@@ -131,21 +163,20 @@ def verify(
         config: How the model would be loaded here.
         asked: Whether it is loaded here to compare.
         before: What made the finished parts of a stage that goes on; unset: there are none.
+        like: What was found of the model elsewhere, to compare with where it is not loaded here.
 
     Returns:
-        What they serve: every place, and the first one's log-probabilities.
+        What they serve: every place, and the log-probabilities.
     """
-    found = {}
-    for url in pool.urls:
-        with pool.alone(url) as one:
-            found[url] = Fingerprint(one.models()[0].root, ask(one))
+    found = {url: _ask(pool, url, ask) for url in pool.urls}
     roots = sorted({one.root for one in found.values() if one.root})
-    whole = Fingerprint(", ".join(roots) or None, next(iter(found.values())).logprobs)
+    first, *rest = found.values()
+    others = {own.logprobs for own in rest} - {first.logprobs}
+    whole = Fingerprint(", ".join(roots) or None, first.logprobs, tuple(sorted(others)))
     if before is not None:
         for url, own in found.items():
             check_same(own, before, [url])
-    loads = _loads(name, config, asked)
-    own_model = Fingerprint(name, own_logprobs(name, config, ids)) if loads else None
+    own_model = Fingerprint(name, own_logprobs(name, config, ids)) if loads(name, config, asked) else like
     for (url, own), model in zip(found.items(), pool.models()):
         _check_root(url, model, name)
         if own_model is not None:
@@ -156,6 +187,29 @@ def verify(
                 f"{own.distance(whole):.2g} nats on average. Serve {name} on all of them, or leave one out."
             )
     return whole
+
+
+def _ask(pool: ServerPool, url: str, ask: Callable[[ServerPool], tuple[float, ...]]) -> Fingerprint:
+    with pool.alone(url) as one:
+        found = Fingerprint(one.models()[0].root, ask(one))
+    if not all(map(math.isfinite, found.logprobs)):
+        raise ConfigError(
+            f"{url} gives log-probabilities of a probe that are not numbers; the served model's precision overflows "
+            "(serve it in bfloat16 or float32), or its weights are damaged"
+        )
+    return found
+
+
+def refuse_chance(urls: list[str], found: Fingerprint, name: str, vocabulary: int) -> None:
+    """Refuse states that with the model's head make text less probable than chance: they are another model's."""
+    for logprobs in (found.logprobs, *found.others):
+        mean = sum(logprobs) / max(len(logprobs), 1)
+        if mean < -math.log(vocabulary):
+            raise ConfigError(
+                f"{', '.join(urls)} serves another model than {name}: with that model's head a plain sentence has "
+                f"{mean:.2g} nats a token, less than by chance ({-math.log(vocabulary):.2g}). Serve that model, or "
+                "correct the URL."
+            )
 
 
 def _refuse_other(url: str, found: Fingerprint, own: Fingerprint, name: str) -> None:
@@ -196,7 +250,7 @@ def _bytes_alike(one: Path, other: Path, block: int = 1 << 22) -> bool:
                 return True
 
 
-def _loads(name: str, config: PairConfig, asked: ServersConfig) -> bool:
+def loads(name: str, config: PairConfig, asked: ServersConfig) -> bool:
     """Whether the model is loaded here to compare: as told, else where it takes little of the free memory."""
     if asked.verify is not None:
         return asked.verify
@@ -213,9 +267,11 @@ def _loads(name: str, config: PairConfig, asked: ServersConfig) -> bool:
 def check_same(now: Fingerprint, before: Fingerprint, urls: list[str]) -> None:
     """Refuse to go on with another model than the finished parts were made with."""
     moved = bool(before.roots()) and not now.roots() <= before.roots()
-    if moved or not now.distance(before) < SAME_MODEL:
+    if moved or not now.moved(before) < RESUMED:
         raise RunError(
-            f"{', '.join(urls)} serves another model than when this stage began (then {before.root}, now {now.root}; a "
-            f"probe's log-probabilities differ by {now.distance(before):.2g} nats). Serve the first again to go on, or "
-            "pass --again to start over."
+            f"{', '.join(urls)} serves another model than when this stage began, or the same in another precision "
+            f"(then {before.root}, now {now.root}; a probe's log-probabilities differ by {now.moved(before):.2g} "
+            "nats). Serve the first again to go on, or pass --again to start over."
         )
+    if now.writing is not None and before.writing is not None:
+        check_same(now.writing, before.writing, urls)

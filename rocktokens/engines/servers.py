@@ -2,35 +2,32 @@
 
 Connections are kept alive, one a thread and server. A request that meets a 5xx status or a lost connection is sent
 again unchanged, its seed included, to another server where there is one: the seed and not the server decides the draw.
-A 4xx status is the request's own fault and is raised with the server's text. This module knows HTTP and JSON; what is
-asked, and what an answer means, is vllm.py's and states.py's business.
+A 4xx status, or a 501, is the request's own fault and is raised with the server's text. This module knows HTTP and
+JSON; what is asked, and what an answer means, is vllm.py's and states.py's business.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
-import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import NamedTuple, TypeVar
 
 from rocktokens.config import ServersConfig
+from rocktokens.engines.calls import KEY_VARIABLE, Refused, Reply, connect, exchange, hang_up, reason_of
 from rocktokens.errors import ConfigError, RunError
+from rocktokens.runs.ranks import ranks
 
 J = TypeVar("J")
 R = TypeVar("R")
 
-# The environment variable whose value is sent as a bearer token, for servers started with --api-key.
-KEY_VARIABLE = "ROCKTOKENS_API_KEY"
-# Statuses that say "not now" rather than "not this".
-PASSING = (408, 425, 429)
+# Statuses below 500 that say "not now" rather than "not this"; and the one above that says "never".
+PASSING, NEVER = (408, 425, 429), 501
 PROBE_SECONDS = 30.0
 LONGEST_PAUSE = 30.0
 # How far a prefix's own server may be busier than the idlest one before the request goes elsewhere.
@@ -44,42 +41,6 @@ DEAD_ENGINE = (
 
 # Words of vLLM's about an engine that is gone, where the server still answers.
 GONE = ("enginedead", "enginecore", "engine is dead", "engine core", "does not use offset")
-
-
-class Refused(ConfigError):
-    """A 4xx status: the request, the key or the server's settings are wrong, and repeating it would not help."""
-
-    def __init__(self, message: str, status: int, said: str) -> None:
-        super().__init__(message)
-        self.status, self.said = status, said
-
-
-class Reply(NamedTuple):
-    """A whole answer of a server."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-    url: str
-
-    def json(self) -> Any:
-        """The body as JSON; a body that is cut off or no JSON is refused, naming the server."""
-        try:
-            return json.loads(self.body)
-        except ValueError as error:
-            raise RunError(f"{self.url} answered with {len(self.body)} bytes that are no JSON: {error}") from error
-
-    def text(self) -> str:
-        """What the server said, in one line: its error message where the body holds one."""
-        text = self.body.decode("utf-8", "replace")
-        try:
-            said = json.loads(text)
-        except ValueError:
-            said = None
-        if isinstance(said, dict):
-            inner = said.get("error", said)
-            text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-        return " ".join(text.split())[:500]
 
 
 class ServedModel(NamedTuple):
@@ -115,6 +76,9 @@ class ServerPool:
         self.config = config or ServersConfig()
         self.pause = pause
         """Seconds before the first repetition; doubled for each further one."""
+        # What a server takes is shared by all processes of a command.
+        self.concurrency = max(1, self.config.concurrency // ranks().world)
+        self.prompt_tokens = max(1, self.config.prompt_tokens // ranks().world)
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
         self._turn = threading.Condition()
         self._stopped = threading.Event()
@@ -141,11 +105,10 @@ class ServerPool:
     def _hang_up(self) -> None:
         with self._turn:
             self._turn.notify_all()
-            links = [link for server in self._servers for link in server.links.values()]
-            for server in self._servers:
-                server.links.clear()
-        for link in links:
-            _hang_up(link)
+        for server in self._servers:
+            for link in [server.links.pop(thread, None) for thread in list(server.links)]:  # others add and take, too
+                if link is not None:
+                    hang_up(link)
 
     # What is served
 
@@ -173,21 +136,27 @@ class ServerPool:
         try:
             reply = self._send(server, "GET", "/health", None, PROBE_SECONDS)
         except (OSError, http.client.HTTPException) as error:
-            return f"nobody answers at {url} ({_reason(error)})"
+            return f"nobody answers at {url} ({reason_of(error)})"
         if reply.status < 500:  # a gateway in front of it may not know /health; only the engine's death is a 5xx
             return None
         return f"{url} says {reply.status}: {reply.text() or 'not healthy'}. {DEAD_ENGINE}"
 
     def _model_of(self, server: _Server) -> ServedModel:
-        try:
-            reply = self._send(server, "GET", "/v1/models", None, PROBE_SECONDS)
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(
-                f"nobody answers at {server.url} ({_reason(error)}); start the server, wait until it is ready, or "
-                "correct the URL"
-            ) from error
-        if reply.status >= 500:
-            raise ConfigError(f"{server.url}/v1/models answers {reply.status}: {reply.text()}. {DEAD_ENGINE}")
+        for attempt in range(self.config.retries + 1):
+            try:
+                reply = self._send(server, "GET", "/v1/models", None, PROBE_SECONDS)
+            except (OSError, http.client.HTTPException) as error:
+                raise ConfigError(
+                    f"nobody answers at {server.url} ({reason_of(error)}); start the server, wait until it is ready, "
+                    "or correct the URL"
+                ) from error
+            if not _passes(reply.status):
+                return self._read_model(server, reply)
+            if attempt < self.config.retries:
+                self._stopped.wait(self._pause_after(attempt + 1))
+        raise self._given_up(server, f"{server.url}/v1/models answers {reply.status}: {reply.text()}")
+
+    def _read_model(self, server: _Server, reply: Reply) -> ServedModel:
         if reply.status in (401, 403):
             raise ConfigError(
                 f"{server.url} wants a key ({reply.status}: {reply.text()}); put it into the environment variable "
@@ -231,7 +200,7 @@ class ServerPool:
                 with self._turn:
                     progress(1)
 
-        threads = min(len(jobs), self.config.concurrency * len(self._servers))
+        threads = min(len(jobs), self.concurrency * len(self._servers))
         try:
             with ThreadPoolExecutor(threads) as executor:
                 futures = [executor.submit(one, index) for index in range(len(jobs))]
@@ -272,10 +241,10 @@ class ServerPool:
                 assert server.model is not None
                 reply = self._send(server, "POST", path, {"model": server.model.name, **body}, self.config.timeout)
             except (OSError, http.client.HTTPException) as error:
-                last = f"{server.url} broke off ({_reason(error)})"
+                last = f"{server.url} broke off ({reason_of(error)})"
                 self._give_back(server, len(prefix), failed=True)
             else:
-                passing = reply.status >= 500 or reply.status in PASSING
+                passing = _passes(reply.status)
                 self._give_back(server, len(prefix), failed=passing)
                 if reply.status == 200:
                     return reply
@@ -286,21 +255,25 @@ class ServerPool:
             if self._stopped.is_set():
                 raise RunError("stopped, because another request failed")
             home += attempt + 1  # elsewhere, where there is an elsewhere
-        raise RunError(
-            f"{last}; given up after {self.config.retries + 1} attempts. {self._diagnosis(last)} Finished parts stay: "
-            "repair the servers and repeat the command."
-        )
+        raise self._given_up(server, last)
 
-    def _diagnosis(self, last: str) -> str:
-        """What else is known once a request has failed for good; `last`: what was said the last time."""
+    def _given_up(self, server: _Server, last: str) -> RunError:
+        """What is said once a request has failed for good; `last`: what this server said, or did, the last time."""
+        attempts = self.config.retries + 1
+        told = [f"{last}; given up after {attempts} attempt{'s' if attempts > 1 else ''}."]
         if any(word in last.lower() for word in GONE):
-            return DEAD_ENGINE
-        for server in self._servers:
-            if server.failures and server.answered:
-                found = self.healthy(server.url)
-                if found is not None:
-                    return found if DEAD_ENGINE in found else f"{found}, though it answered before. {DEAD_ENGINE}"
-        return ""
+            told.append(DEAD_ENGINE)
+        else:
+            found = self.healthy(server.url)
+            if found is not None and DEAD_ENGINE in found:
+                told.append(found)
+            elif found is not None and server.answered:
+                told.append(f"{found}, though it answered before. {DEAD_ENGINE}")
+        told.append("Finished parts stay: repair the servers and repeat the command.")
+        return RunError(" ".join(told))
+
+    def _pause_after(self, failures: int) -> float:
+        return min(self.pause * 2.0 ** (failures - 1), LONGEST_PAUSE)
 
     def _take(self, home: int, tokens: int) -> _Server:
         """Wait for a server with room; the prefix's own one unless it is down or clearly busier."""
@@ -312,7 +285,7 @@ class ServerPool:
                 if free:
                     own = self._servers[home % len(self._servers)]
                     idle = min(free, key=lambda server: server.requests)
-                    slack = idle.requests + AFFINITY_SLACK * self.config.concurrency
+                    slack = idle.requests + AFFINITY_SLACK * self.concurrency
                     chosen = own if own in free and own.requests <= slack else idle
                     chosen.requests += 1
                     chosen.prompt_tokens += tokens
@@ -324,8 +297,7 @@ class ServerPool:
     def _has_room(self, server: _Server, tokens: int) -> bool:
         if server.requests == 0:
             return True  # a prompt beyond the bound goes alone
-        bound = self.config.prompt_tokens
-        return server.requests < self.config.concurrency and server.prompt_tokens + tokens <= bound
+        return server.requests < self.concurrency and server.prompt_tokens + tokens <= self.prompt_tokens
 
     def _give_back(self, server: _Server, tokens: int, *, failed: bool) -> None:
         with self._turn:
@@ -334,7 +306,7 @@ class ServerPool:
             now = time.monotonic()
             if failed and now >= server.down_until:  # of many requests in flight the first says it for all
                 server.failures += 1
-                server.down_until = now + min(self.pause * 2 ** (server.failures - 1), LONGEST_PAUSE)
+                server.down_until = now + self._pause_after(server.failures)
             elif not failed:
                 server.failures, server.answered = 0, server.answered + 1
             self._turn.notify_all()
@@ -344,56 +316,25 @@ class ServerPool:
         link = server.links.get(thread)
         fresh = link is None
         if link is None:
-            link = server.links[thread] = _connect(server.url, seconds)
+            link = server.links[thread] = connect(server.url, seconds)
         payload = None if body is None else json.dumps(body).encode()
         try:
-            return _exchange(link, method, server.url, path, payload, seconds)
+            return exchange(link, method, server.url, path, payload, seconds)
         except (OSError, http.client.HTTPException):
             link.close()
             server.links.pop(thread, None)
             if fresh or self._stopped.is_set():
                 raise
         # A kept connection that the server has closed meanwhile says nothing about the server: once more, anew.
-        link = server.links[thread] = _connect(server.url, seconds)
+        link = server.links[thread] = connect(server.url, seconds)
         try:
-            return _exchange(link, method, server.url, path, payload, seconds)
+            return exchange(link, method, server.url, path, payload, seconds)
         except (OSError, http.client.HTTPException):
             link.close()
             server.links.pop(thread, None)
             raise
 
 
-def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    assert parts.hostname is not None
-    return kind(parts.hostname, parts.port, timeout=seconds)
-
-
-def _hang_up(link: http.client.HTTPConnection) -> None:
-    """Close a connection that another thread may be waiting on; closing alone would not wake it."""
-    try:
-        if link.sock is not None:
-            link.sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side was first
-    link.close()
-
-
-def _exchange(
-    link: http.client.HTTPConnection, method: str, url: str, path: str, payload: bytes | None, seconds: float
-) -> Reply:
-    headers = {"Content-Type": "application/json"} if payload is not None else {}
-    key = os.environ.get(KEY_VARIABLE)
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    link.timeout = seconds
-    if link.sock is not None:
-        link.sock.settimeout(seconds)
-    link.request(method, urlsplit(url).path.rstrip("/") + path, body=payload, headers=headers)
-    answer = link.getresponse()
-    return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read(), url)
-
-
-def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+def _passes(status: int) -> bool:
+    """Whether it may go better another time."""
+    return status in PASSING or (status >= 500 and status != NEVER)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rocktokens.config import Wire
 from rocktokens.core.divergence import Head
-from rocktokens.engines.servers import Reply, ServerPool
+from rocktokens.engines.calls import Reply
+from rocktokens.engines.servers import ServerPool
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.states import LocalStates, Sequences, StateSource, source_of
 

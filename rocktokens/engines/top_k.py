@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from rocktokens.engines.servers import Reply, ServerPool
+from rocktokens.engines.calls import Reply
+from rocktokens.engines.servers import ServerPool
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.states import Sequences
 from rocktokens.lm.top_k import TopK, TopKSource

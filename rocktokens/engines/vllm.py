@@ -17,13 +17,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rocktokens.core.seeds import derive_seed
-from rocktokens.engines.servers import Reply, ServerPool
+from rocktokens.engines.calls import Reply
+from rocktokens.engines.servers import ServerPool
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.sampling.requests import Continuation, Request
 
 BAN_BIAS = -100.0
 # vLLM's GPU sampler keeps room for this many biases a request; further bans rest on redrawing alone, which is exact.
 MOST_BIASES = 1000
+# Ends of a request that are banned ids: to save what would follow one, and no more than a server looks at quickly.
+MOST_STOPS = 100
 # Draws of one place in a row that were all banned, after which something other than chance is at work.
 MOST_REDRAWS = 2000
 
@@ -65,10 +68,11 @@ class VllmEngine:
     ) -> list[Continuation]:
         """One continuation a request, in order; each is a request of its own to one of the servers."""
         for request in requests:
-            self._check(request)
+            self.check(request)
         return self.pool.map(self.complete, requests, progress=progress)
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Refuse a request that the model or a server cannot take."""
         if not request.prefix:
             raise DataError("a prompt is empty; every prompt needs at least one token")
         if request.max_new_tokens < 1:
@@ -81,17 +85,21 @@ class VllmEngine:
             )
         if len(set(request.banned)) >= self.vocabulary:
             raise ConfigError("every token type is banned; nothing can be sampled")
-        served, needed = self.pool.context, len(request.prefix) + request.max_new_tokens
-        own = self.model_context if self.model_context is not None else needed
-        if served is not None and served < min(needed, own):
-            raise ConfigError(
-                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to "
-                f"{min(needed, own)}; start it with --max-model-len {min(needed, own)}, or lower max_new_tokens"
-            )
+        self.require(len(request.prefix) + request.max_new_tokens)
         if self.context is not None and len(request.prefix) >= self.context:
             raise DataError(
                 f"a prompt has {len(request.prefix)} tokens and the model's context is {self.context}; "
                 "shorten the prompt or leave it out"
+            )
+
+    def require(self, tokens: int) -> None:
+        """Refuse servers that do not take so many tokens, as far as the model itself does."""
+        served = self.pool.context
+        needed = tokens if self.model_context is None else min(tokens, self.model_context)
+        if served is not None and served < needed:
+            raise ConfigError(
+                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to {needed}; "
+                f"start it with --max-model-len {needed}, or lower max_new_tokens"
             )
 
     def complete(self, request: Request) -> Continuation:
@@ -145,8 +153,8 @@ class VllmEngine:
             "n": 1,
             "seed": seed,
             "ignore_eos": True,
-            # A banned id ends the request too: what would follow it is thrown away anyhow.
-            "stop_token_ids": [*self.eos_ids, *(token for token in banned if token not in self.eos_ids)],
+            # Banned ids end a request too: what would follow one is thrown away anyhow, of these and of further ones.
+            "stop_token_ids": [*self.eos_ids, *sorted(set(banned) - set(self.eos_ids))[:MOST_STOPS]],
             "return_token_ids": True,
             "skip_special_tokens": False,
             "add_special_tokens": False,

@@ -16,9 +16,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from rocktokens.core.divergence import Head
+from rocktokens.lm.common_start import worth_sharing
 from rocktokens.lm.pair import head_of, hidden_states
 
 
@@ -84,11 +86,58 @@ class LocalStates:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     def response_states(self, sequences: Sequences) -> Tensor:
-        """One forward pass over all sequences together."""
+        """One forward pass over all sequences together, and one over what all of them begin with."""
         device: torch.device = self.model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
-        state_BTH = hidden_states(self.model, padded(sequences.ids).to(device))
+        input_BT = padded(sequences.ids).to(device)
+        common = worth_sharing(sequences.ids, most=min(sequences.starts) - 1)
+        trunk = self._trunk(input_BT[:1, :common]) if common else None
+        if trunk is None:
+            common, state_BTH = 0, hidden_states(self.model, input_BT)
+        else:
+            trunk.batch_repeat_interleave(len(sequences.ids))
+            state_BTH = hidden_states(self.model, input_BT[:, common:], past=trunk)
         row_N, column_N = sequences.places()
-        return state_BTH[row_N.to(state_BTH.device), column_N.to(state_BTH.device)]
+        return state_BTH[row_N.to(state_BTH.device), column_N.to(state_BTH.device) - common]
+
+    def _trunk(self, input_1T: Tensor) -> DynamicCache | None:
+        """Keys and values of these tokens; None where the model does not keep them by position."""
+        trunk = DynamicCache(config=self.model.config)
+        if not trunk.layers or not all(type(layer) is DynamicLayer for layer in trunk.layers):
+            return None
+        hidden_states(self.model, input_1T, past=trunk)
+        return trunk
+
+
+class RememberedStates:
+    """States of texts that are asked for again and again, as where many students are scored on the same rollouts.
+
+    Kept as long as they fit into `most_bytes`; what does not fit is asked for anew.
+    """
+
+    def __init__(self, source: StateSource, *, most_bytes: int = 512 * 2**20) -> None:
+        self.source, self.room = source, most_bytes
+        self.ahead = source.ahead
+        self._known: dict[Sequences, Tensor] = {}
+
+    @property
+    def head(self) -> Head:
+        """The output head."""
+        return self.source.head
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a sequence may have."""
+        return self.source.context
+
+    def response_states(self, sequences: Sequences) -> Tensor:
+        """As the source gives them, the first time."""
+        known = self._known.get(sequences)
+        if known is None:
+            known = self.source.response_states(sequences)
+            if known.nbytes <= self.room:
+                self.room -= known.nbytes
+                self._known[sequences] = known
+        return known
 
 
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:

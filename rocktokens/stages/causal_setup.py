@@ -84,7 +84,7 @@ class CausalSetup:
         from rocktokens.lm.causal.baseline import answerable
         from rocktokens.lm.checkers import make_checker
         from rocktokens.lm.pair import load_pair
-        from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler
+        from rocktokens.lm.sampling.rollouts import make_sampler
 
         known = run.manifest["config"]
         pair_config, prompts = pair_of(run), prompts_of(run)
@@ -109,7 +109,7 @@ class CausalSetup:
         else:
             sampling = open_sampling(meant, servers or ServersConfig(), rollouts, before=before)
         problems = _problems(run, prompts, baseline, sampling.facts.tokenizer)
-        check_lengths(problems, sampling.engine.context)
+        sampling.require_room(problems, limit)
         return cls(sampling.facts, prompts, baseline, rollouts, problems, checker, sampling.engine, sampling)
 
     def decode(self, token_ids: list[int]) -> str:
@@ -132,6 +132,7 @@ def _problems(
         split=baseline.split or (prompts.split if source == prompts.source else PromptsConfig.split),
         limit=baseline.problems if built_in else None,
         checker=prompts.checker,
+        options=prompts.options if source == prompts.source else (),
     )
     if built_in and baseline.split not in (None, "causal"):
         raise ConfigError(f"causal tests on {source} take its prompts for causal tests; leave --baseline.split out")

@@ -16,7 +16,7 @@ from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.bypass import evidence_of
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
-from rocktokens.stages.shared import same_server, served_before
+from rocktokens.stages.shared import TEACHER_SERVED, same_server, served_before
 from rocktokens.stages.stage import Stage, pair_of
 from rocktokens.values import Row
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rocktokens.lm.causal.graft import GraftSets
 
 log = logging.getLogger(__name__)
-
-TEACHER_SERVED = "teacher-served-by"
 
 
 def graft(
@@ -46,13 +44,13 @@ def graft(
         stage.inputs["what the census would let be skipped"] = digest_of_value(list(_skippable(run, config)))
         if stage.due(again):
             try:
-                _graft(stage, config, baseline, servers or ServersConfig())
+                _graft(stage, config, baseline, servers or ServersConfig(), again)
             except FirstHasFinished:
                 return open_run(path)
         return run
 
 
-def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers: ServersConfig) -> None:
+def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers: ServersConfig, again: bool) -> None:
     from rocktokens.core.census.graft_report import graft_table
     from rocktokens.engines.graft import open_grafter, open_teacher
     from rocktokens.lm.causal.graft import graft as graft_sets
@@ -65,12 +63,13 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers:
             "graft draws from both models at every position and loads both here: the teacher's servers are not asked. "
             "Where the teacher does not fit, name the student's servers too (--servers.student)"
         )
-    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote, before=served_before(parts))
+    before = served_before(parts, again=again)
+    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote, before=before)
     teacher = None
     if remote:
-        teacher = open_teacher(pair_of(run), servers, stand.rollouts, served_before(parts, TEACHER_SERVED))
-        same_server(parts, teacher, TEACHER_SERVED)
-    same_server(parts, stand.sampling)
+        theirs = served_before(parts, TEACHER_SERVED, again=again)
+        teacher = open_teacher(pair_of(run), servers, stand.rollouts, theirs)
+    same_server(parts, stand.sampling, teacher, again=again)
     make_grafter = open_grafter(stand.sampling, teacher, stand.rollouts)
     clusters = _clusters(run) if config.clusters else {}
     sets = _sets(run, config, stand, clusters)

@@ -39,13 +39,15 @@ def knockout(
         stage = causal_stage(run, "knockout", {"knockout": config, "baseline": baseline}, baseline)
         if stage.due(again):
             try:
-                _knockout(stage, config, baseline, servers)
+                _knockout(stage, config, baseline, servers, again)
             except FirstHasFinished:
                 return open_run(path)
         return run
 
 
-def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, servers: ServersConfig | None) -> None:
+def _knockout(
+    stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, servers: ServersConfig | None, again: bool
+) -> None:
     from rocktokens.core.census.census import Census
     from rocktokens.core.census.census_report import census_facts, census_table
     from rocktokens.core.census.correlates import PREDICTORS, correlate
@@ -53,8 +55,8 @@ def _knockout(stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, se
     from rocktokens.report.terminal.knockout import render
 
     run, parts = stage.run, stage.parts("knockouts")
-    stand = CausalSetup.of(run, baseline, servers, before=served_before(parts))
-    same_server(parts, stand.sampling)
+    stand = CausalSetup.of(run, baseline, servers, before=served_before(parts, again=again))
+    same_server(parts, stand.sampling, again=again)
     sets = _sets(run, config, stand)
     check_sets(sets, stand.pair.eos_ids, stand.pair.vocabulary)
     found = knockout_census(

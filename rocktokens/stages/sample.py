@@ -73,7 +73,7 @@ def sample(
         )
         if stage.due(again):
             try:
-                _sample(stage, pair, prompts, rollouts, servers or ServersConfig())
+                _sample(stage, pair, prompts, rollouts, servers or ServersConfig(), again)
             except FirstHasFinished:
                 return open_run(path)
         return run
@@ -85,24 +85,30 @@ def _known_limit(run: Run) -> int | None:
 
 
 def _sample(
-    stage: Stage, pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig
+    stage: Stage,
+    pair: PairConfig,
+    prompts: PromptsConfig,
+    rollouts: RolloutConfig,
+    servers: ServersConfig,
+    again: bool,
 ) -> None:
     from rocktokens.engines.connect import open_sampling
     from rocktokens.lm.checkers import how_checked, make_checker
-    from rocktokens.lm.sampling.rollouts import check_lengths, sample_rollouts
+    from rocktokens.lm.sampling.rollouts import sample_rollouts
     from rocktokens.lm.tasks import load_prompts
 
     run, asked_for = stage.run, stage.settings["sample"]
     checkpoint, limit = asked_for["checkpoint"], asked_for["limit"]
     meant = dataclasses.replace(pair, student=student_source(run, pair, checkpoint))
     parts = stage.parts("rollouts")
-    sampling = open_sampling(meant, servers, rollouts, of_teacher=checkpoint == "teacher", before=served_before(parts))
+    before = served_before(parts, again=again)
+    sampling = open_sampling(meant, servers, rollouts, of_teacher=checkpoint == "teacher", before=before)
     tokenizer = sampling.facts.tokenizer
     few = dataclasses.replace(prompts, limit=limit or prompts.limit)
     asked = load_prompts(few, tokenizer, part=asked_for["part"])
-    check_lengths(asked, sampling.engine.context)
+    sampling.require_room(asked, rollouts.max_new_tokens)
     checker = make_checker(prompts)
-    same_server(parts, sampling)
+    same_server(parts, sampling, again=again)
     groups = [asked[start : start + PART_PROMPTS] for start in range(0, len(asked), PART_PROMPTS)]
     with progress("sampling", len(asked) * rollouts.num_rollouts, "rollouts") as advance:
 

@@ -58,7 +58,8 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
         for step in missing:
             stages[step].due(again)  # says why, or refuses
         if missing:
-            _score_steps(run, pair, {step: stages[step] for step in missing}, config, servers or ServersConfig())
+            asked = {step: stages[step] for step in missing}
+            _score_steps(run, pair, asked, config, servers or ServersConfig(), again)
         if not ranks().is_first:
             return run
         dropped = [step for step in _scored(run) if step not in steps and (again or not stages[step].is_complete())]
@@ -107,7 +108,7 @@ def _source(run: Run, pair: PairConfig, step: int) -> str:
 
 
 def _score_steps(
-    run: Run, pair: PairConfig, stages: dict[int, Stage], config: ScoreConfig, servers: ServersConfig
+    run: Run, pair: PairConfig, stages: dict[int, Stage], config: ScoreConfig, servers: ServersConfig, again: bool
 ) -> None:
     from rocktokens.engines.connect import open_pair
     from rocktokens.engines.states import ServedStates
@@ -119,7 +120,7 @@ def _score_steps(
     rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     missing = list(stages)
     first = _source(run, pair, missing[0])
-    kept = [served_before(stage.parts("scores")) for stage in stages.values()]
+    kept = [served_before(stage.parts("scores"), again=again) for stage in stages.values()]
     before = next((found for found in kept if found is not None), None)
     models, served = open_pair(dataclasses.replace(pair, student=first), servers, before=before)
     source = models.teacher_source()
@@ -128,7 +129,7 @@ def _score_steps(
             ids = (rollout.prompt_ids + rollout.token_ids,)
             source.check(Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,)))
         for stage in stages.values():
-            same_model(stage.parts("scores"), served, source.pool.urls)
+            same_model(stage.parts("scores"), served, source.pool.urls, again=again)
     students = {missing[0]: models.student}
     for group in _groups(missing, models.student):
         for step in group:

@@ -199,6 +199,10 @@ class Parts:
         sign(self.run.path, self._finished())
         shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
 
+    def remove(self) -> None:
+        """Remove the pieces under these settings, to make them anew; other processes are not told."""
+        shutil.rmtree(self.run.path / self.name, ignore_errors=True)
+
     def _finished(self) -> str:
         return f"finished-{self.name.replace('/', '-')}"
 

@@ -35,6 +35,10 @@ class StandIn:
     """So many requests are answered with 503 first."""
     fails_with: str = "warming up"
     """What such an answer says."""
+    models_fail: int = 0
+    """So many times GET /v1/models is answered with 503 first."""
+    unknown: int = 404
+    """Status for what it does not serve."""
     refuse: str | None = None
     """Every request is answered with 400 and this text."""
     die_after: int | None = None
@@ -161,6 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.cut()
         elif self.path == "/health":
             self.answer(503 if it.unhealthy else 200, {})
+        elif self.path == "/v1/models" and it.models_fail:
+            it.models_fail -= 1
+            self.answer(503, {"error": {"message": it.fails_with}})
         elif self.path == "/v1/models":
             entry = {"id": it.name, "object": "model", "root": it.root, "max_model_len": it.context}
             self.answer(200, {"object": "list", "data": [entry]})
@@ -220,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/pooling" and it.pooling:
             self.answer(200, it.states(body))
         else:
-            self.answer(404, {"detail": "Not Found"})
+            self.answer(it.unknown, {"detail": "Not Found"})
 
     def answer(self, status: int, body: dict | bytes) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

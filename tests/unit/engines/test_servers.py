@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 import time
@@ -100,6 +101,74 @@ def test_an_endless_503_is_given_up():
     given_up = pytest.raises(RunError, match=r"503: warming up; given up after 4 attempts")
     with StandIn(MODEL, fail_first=10_000) as shaky, pool_of(shaky, retries=3) as pool, given_up:
         engine_of(pool).generate(requests(1))
+
+
+def test_a_server_that_is_not_ready_to_name_its_model_is_asked_again():
+    with StandIn(MODEL, models_fail=2) as late, pool_of(late) as pool:
+        assert pool.models()[0].name == "m"
+    with StandIn(MODEL, models_fail=10_000) as late, pool_of(late, retries=1) as pool:
+        with pytest.raises(RunError, match=r"/v1/models answers 503: warming up; given up after 2 attempts\.") as error:
+            pool.models()
+        assert late.url in str(error.value)
+        assert "engine" not in str(error.value)  # nothing says that it has died
+        assert "  " not in str(error.value)
+    for trouble in ({"unhealthy": True}, {"fails_with": "EngineCore encountered an issue"}):
+        with StandIn(MODEL, models_fail=10_000, **trouble) as dead, pool_of(dead, retries=0) as pool:
+            with pytest.raises(RunError, match="The engine behind it has died") as error:
+                pool.models()
+            assert "after 1 attempt." in str(error.value)
+
+
+def test_a_dead_server_is_looked_at_although_another_answer_came_after_its_failure():
+    """Which server failed last decides, and not how many failures in a row are on its account."""
+    with StandIn(MODEL) as server, pool_of(server, retries=0) as pool:
+        engine_of(pool).generate(requests(2))
+        [own] = pool._servers
+        assert (own.failures, own.answered > 0) == (0, True)
+        server.dead = True
+        assert "--max-num-batched-tokens" in str(pool._given_up(own, f"{server.url} broke off"))
+
+
+def test_a_501_is_no_hiccup():
+    with StandIn(MODEL, unknown=501) as server, pool_of(server) as pool:
+        with pytest.raises(ConfigError, match=r"refuses a request \(501\)"):
+            pool.post("/pooling", {"input": [3]})
+        assert len(server.requests) == 1
+
+
+def test_processes_of_one_command_share_what_a_server_takes(monkeypatch):
+    asked = [Request(tuple([5] * 9), 4, seed) for seed in range(30)]
+    for variable in ("ROCKTOKENS_WORLD", "WORLD_SIZE"):
+        monkeypatch.setenv(variable, "4")
+        with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=400) as pool:
+            engine_of(pool).generate(asked)
+            assert 1 <= server.most_in_flight <= 2
+        with StandIn(MODEL) as server, pool_of(server, concurrency=64, prompt_tokens=80) as pool:
+            engine_of(pool).generate(asked)
+            assert server.most_prompt_tokens <= 20
+        with StandIn(MODEL) as server, pool_of(server, concurrency=3, prompt_tokens=3) as pool:
+            assert (pool.concurrency, pool.prompt_tokens) == (1, 1)
+        monkeypatch.delenv(variable)
+
+
+def test_connections_may_come_and_go_while_a_pool_hangs_up():
+    class Racing(dict):
+        def __iter__(self):
+            for place, thread in enumerate(list(super().__iter__())):
+                yield thread
+                if place == 0:
+                    self.pop(thread, None)  # as a thread does whose request has failed
+
+        def values(self):
+            for place, link in enumerate(super().values()):
+                self[1000 + place] = link  # as a thread does that connects
+                yield link
+
+    pool = ServerPool(["http://127.0.0.1:1"])
+    links = {thread: http.client.HTTPConnection("127.0.0.1", 1) for thread in range(3)}
+    pool._servers[0].links = Racing(links)
+    pool.close()
+    assert len(pool._servers[0].links) == 0
 
 
 def test_a_400_is_raised_at_once_with_the_servers_words():

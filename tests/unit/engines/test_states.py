@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 import tiny
 import torch
 from standin_server import StandIn
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from rocktokens.config import PairConfig, ServersConfig
-from rocktokens.engines.identity import Fingerprint, check_same, probe_ids, states_logprobs, verify
+from rocktokens.engines.connect import open_states
+from rocktokens.engines.identity import (
+    PROBE_TEXT,
+    Fingerprint,
+    check_same,
+    is_text,
+    probe_ids,
+    refuse_chance,
+    states_logprobs,
+    verify,
+)
 from rocktokens.engines.servers import ServerPool
 from rocktokens.engines.states import ServedStates
 from rocktokens.errors import ConfigError, DataError, RunError
@@ -153,8 +169,65 @@ def test_a_directory_that_the_server_names_must_be_the_models(tmp_path):
 
 def test_another_model_on_resume_is_refused():
     first = Fingerprint("/m/step=1", (-1.0, -2.0, -3.0))
-    check_same(Fingerprint("/m/step=1", (-1.05, -2.0, -3.05)), first, ["http://x"])
+    check_same(Fingerprint("/m/step=1", (-1.02, -2.0, -3.02)), first, ["http://x"])
+    check_same(Fingerprint("/m/step=1", (-1.02, -2.0)), first, ["http://x"])  # a shorter context, a shorter probe
     assert Fingerprint.of_text(first.text()) == first
-    for now in (Fingerprint("/m/step=2", first.logprobs), Fingerprint("/m/step=1", (-1.0, -3.0, -3.0))):
+    for now in (Fingerprint("/m/step=2", first.logprobs), Fingerprint("/m/step=1", (-1.05, -2.0, -3.05))):
         with pytest.raises(RunError, match="serves another model than when this stage began"):
             check_same(now, first, ["http://x"])
+
+
+def test_a_pool_of_two_precisions_may_go_on_with_either():
+    first = Fingerprint("/m", (-1.0, -2.0), ((-1.1, -2.1),), Fingerprint("/m", (-1.2, -2.2)))
+    assert Fingerprint.of_text(first.text()) == first
+    for logprobs in ((-1.0, -2.0), (-1.1, -2.1)):
+        check_same(Fingerprint("/m", logprobs), first, ["http://x"])
+    check_same(Fingerprint("/m", (-1.1, -2.1), writing=first.writing), first, ["http://x"])
+    others = [Fingerprint("/m", (-1.0, -2.0), ((-1.2, -2.2),)), Fingerprint("/m", (-1.0, -2.0), writing=first)]
+    for now in others:
+        with pytest.raises(RunError, match="serves another model than when this stage began"):
+            check_same(now, first, ["http://x"])
+
+
+def test_a_probe_that_is_no_number_is_said_to_be_none(tmp_path):
+    name = tiny.save_model(tmp_path / "m", TEACHER)
+    not_numbers = pytest.raises(ConfigError, match=r"http://.* gives log-probabilities of a probe that are not numbers")
+    with StandIn(TEACHER) as server, ServerPool([server.url]) as pool, not_numbers:
+        verify(pool, lambda _: (-1.0, float("nan")), (3, 4, 5), name, PairConfig(), ServersConfig(verify=False))
+
+
+def text_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Knows the probe's words, and many more."""
+    words = [*dict.fromkeys(PROBE_TEXT.split()), "<unk>"]
+    words += [f"w{number}" for number in range(len(words), vocabulary)]
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+def test_states_by_which_text_is_worse_than_chance_are_another_models(tmp_path):
+    """A teacher too large to load is told by the states alone: with its head, another model's make no sense of text."""
+    types = 1200
+    tokenizer = text_tokenizer(types)
+    ids = probe_ids(tokenizer, types)
+    assert is_text(ids, tokenizer, types)
+    assert not is_text(probe_ids(tiny.tiny_tokenizer(), tiny.VOCABULARY), tiny.tiny_tokenizer(), tiny.VOCABULARY)
+    refuse_chance(["http://x"], Fingerprint(None, (-1.0, -7.0)), "m", types)
+    model, other = (tiny.tiny_model("qwen3", seed=seed, width=48, vocabulary=types) for seed in (1, 2))
+    name = tiny.save_model(tmp_path / "m", model, tokenizer)
+    pair = PairConfig(student=name, teacher=name)
+    facts = SimpleNamespace(tokenizer=tokenizer, vocabulary=types)
+    with StandIn(other, pooling=True) as server:
+        servers = ServersConfig(teacher=(server.url,), verify=False)
+        with pytest.raises(ConfigError, match="less than by chance") as error:
+            open_states(pair, servers, facts)
+        assert server.url in str(error.value)
+
+
+def test_a_context_too_short_for_any_probe_is_refused_by_url(tmp_path):
+    name = tiny.save_model(tmp_path / "m", TEACHER)
+    facts = SimpleNamespace(tokenizer=tiny.tiny_tokenizer(), vocabulary=tiny.VOCABULARY)
+    with StandIn(TEACHER, pooling=True, context=3) as server:
+        with pytest.raises(ConfigError, match="--max-model-len") as error:
+            open_states(PairConfig(student=name, teacher=name), ServersConfig(teacher=(server.url,)), facts)
+        assert server.url in str(error.value)

@@ -12,6 +12,7 @@ from scipy import stats
 from standin_server import StandIn
 
 from rocktokens.config import ServersConfig
+from rocktokens.engines import vllm
 from rocktokens.engines.servers import ServerPool
 from rocktokens.engines.vllm import VllmEngine, stream_seed
 from rocktokens.errors import ConfigError, DataError, RunError
@@ -108,6 +109,26 @@ def test_a_ban_that_leaks_is_redrawn_with_the_same_law():
         assert engine.redraws > DRAWS / 10
         assert not {token for rollout in drawn for token in rollout} & set(banned)
         assert chi2_p(drawn, law(2, banned)) > 0.001
+
+
+def test_bans_beyond_what_a_request_can_name_are_redrawn_with_the_same_law(pool, server, monkeypatch):
+    """A large set: the server knows the first of its ids alone, and goes on behind the others."""
+    monkeypatch.setattr(vllm, "MOST_STOPS", 1)
+    monkeypatch.setattr(vllm, "MOST_BIASES", 1)
+    banned, engine = (6, 3, 4), engine_of(pool)
+    drawn = drawn_by(engine, [Request(PROMPT, 3, seed, banned) for seed in range(DRAWS)])
+    sent = server.requests[-1]
+    assert (sent["stop_token_ids"], list(sent["logit_bias"])) == ([EOS, 3], ["3"])
+    assert engine.redraws > DRAWS / 10
+    assert not {token for rollout in drawn for token in rollout} & set(banned)
+    assert chi2_p(drawn, law(3, banned)) > 0.001
+
+
+def test_stops_of_a_large_ban_are_few(pool):
+    engine = VllmEngine(pool, eos_ids=(EOS,), vocabulary=5000)
+    body = engine._body(PROMPT, 4, 0, tuple(range(2, 3000)))
+    assert body["stop_token_ids"] == [EOS, *range(2, 2 + vllm.MOST_STOPS)]
+    assert len(body["logit_bias"]) == vllm.MOST_BIASES
 
 
 def knocked_out(engine, banned: int, *, own_seed: bool = False) -> list[tuple[int, ...]]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import tiny
+import torch
 from standin_server import StandIn
 
 from rocktokens.config import (
     BaselineConfig,
+    CompareConfig,
     DistillConfig,
     GraftConfig,
     KnockoutConfig,
+    OffPolicyConfig,
     PairConfig,
     PromptsConfig,
     RolloutConfig,
@@ -24,18 +30,31 @@ from rocktokens.config import (
 )
 from rocktokens.config.plan import BudgetConfig
 from rocktokens.config.study import StudyConfig
+from rocktokens.engines.identity import Fingerprint
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.runs.store import open_run
+from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.check import check
+from rocktokens.stages.compare import compare
 from rocktokens.stages.distill import distill
 from rocktokens.stages.graft import graft
 from rocktokens.stages.knockout import knockout
 from rocktokens.stages.sample import sample
 from rocktokens.stages.score import score
+from rocktokens.stages.stage import Parts
 from rocktokens.stages.study import study
 
 STUDENT, TEACHER = tiny.tiny_model(seed=5), tiny.tiny_model("qwen3", seed=6, width=48)
 ROLLOUTS = RolloutConfig(num_rollouts=2, max_new_tokens=10)
+
+
+def nearly(model):
+    """A checkpoint some steps further on: every weight moved by 2 % of what weights are."""
+    near, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in near.parameters():
+            if weight.dim() > 1:
+                weight.add_(0.02 * weight.std() * torch.randn(weight.shape, generator=generator))
+    return near
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +118,46 @@ def test_score_with_a_served_teacher_is_the_local_score(run, pair, prompts, tmp_
     assert not list(run.glob("*.parts"))
 
 
+def test_scoring_goes_on_inside_a_checkpoint(run, pair, prompts, tmp_path, monkeypatch):
+    """The teacher's server dies in the middle of a checkpoint: finished parts are not asked for again."""
+    from rocktokens.stages import score_parts
+
+    monkeypatch.setattr(score_parts, "PART_ROLLOUTS", 20)
+    path = tmp_path / "run"
+    sample(path, pair, prompts, ROLLOUTS)
+    open_run(path).write("rollouts", open_run(run).read("rollouts"))
+    with StandIn(TEACHER, pooling=True, die_after=70) as dying, pytest.raises(RunError, match="Finished parts stay"):
+        score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
+    parts = len(list(path.glob("scores.parts/*/0*.parquet")))
+    assert 1 <= parts < 6
+    for other in (tiny.tiny_model("qwen3", seed=98, width=48), nearly(TEACHER)):
+        with StandIn(other, pooling=True) as server, pytest.raises(RunError, match="serves another model than when"):
+            score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,), verify=False))
+    with StandIn(TEACHER, pooling=True) as server:
+        score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)))
+        assert 120 - 20 * parts <= len(server.requests) <= 120 - 20 * parts + 5  # and some that ask who it is
+    order = "select * from occurrences order by rollout_id, position"
+    ours, theirs = open_run(path).query(order), open_run(run).query(order)
+    assert ours["token_id"].equals(theirs["token_id"])
+    np.testing.assert_allclose(ours["kl"], theirs["kl"], atol=1e-5, rtol=0)
+    assert open_run(path).done("score")
+
+
+def test_of_two_servers_with_states_one_may_die(run, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(run, path)
+    order = "select rollout_id, position, token_id, kl from occurrences order by rollout_id, position"
+    before = open_run(path).query(order)
+    with StandIn(TEACHER, pooling=True, die_after=40) as dying, StandIn(TEACHER, pooling=True) as other:
+        score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url, other.url)), again=True)
+        assert dying.dead
+        assert len(dying.requests) == 40
+        assert len(other.requests) >= 120 - 40
+    after = open_run(path).query(order)
+    assert after["token_id"].equals(before["token_id"])
+    np.testing.assert_allclose(after["kl"], before["kl"], atol=1e-5, rtol=0)
+
+
 def test_knockout_on_a_server(run, student):
     before = len(student.requests)
     config = KnockoutConfig(candidates=("w5", "w9"), controls=False, resamples=200)
@@ -144,10 +203,12 @@ def test_another_model_is_refused(tmp_path, pair, prompts):
 
 
 def test_a_short_context_and_nobody_are_refused_by_url(tmp_path, pair, prompts, unused_port):
-    with StandIn(STUDENT, context=16) as short:
-        with pytest.raises(ConfigError, match="--max-model-len") as error:
-            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(short.url,)))
-        assert short.url in str(error.value)
+    for context in (16, 6):  # too short for a prompt with its rollout, and for some prompts alone
+        with StandIn(STUDENT, context=context) as short:
+            with pytest.raises(ConfigError, match="--max-model-len 24") as error:
+                sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(short.url,)))
+            assert short.url in str(error.value)
+            assert not [body for body in short.requests if "prompt_logprobs" not in body]  # nothing was sampled
     nobody = f"http://127.0.0.1:{unused_port}"
     with pytest.raises(ConfigError, match=f"nobody answers at {nobody}"):
         sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(nobody,)))
@@ -167,6 +228,8 @@ def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp
             sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,), verify=verify))
         assert other.url in str(error.value)
         assert len(list(path.glob("rollouts.parts/*/0*.parquet"))) == parts
+    with StandIn(nearly(STUDENT)) as other, pytest.raises(RunError, match="another model"):
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))  # a step further on
     with StandIn(STUDENT) as again:
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(again.url,)))
         assert len([body for body in again.requests if "prompt_logprobs" not in body]) <= 120 - 20 * parts + 5
@@ -234,6 +297,7 @@ def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
     ("trouble", "error", "says"),
     [
         ({"unit_norm": True}, ConfigError, "use_activation"),
+        ({"pooling": False, "unknown": 501}, ConfigError, "--runner pooling"),
         ({"nan_states": True}, DataError, r"not numbers for rollout"),
         ({"short_states": True}, DataError, r"bytes of states for rollout"),
         ({"context": 12}, ConfigError, "--max-model-len"),
@@ -243,7 +307,7 @@ def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
 )
 def test_a_teacher_that_misbehaves_is_named_and_scores_stay(run, trouble, error, says):
     before = {path: path.read_bytes() for path in sorted(run.glob("occurrences/**/*.parquet"))}
-    with StandIn(TEACHER, pooling=True, **trouble) as server:
+    with StandIn(TEACHER, **{"pooling": True, **trouble}) as server:
         servers = ServersConfig(teacher=(server.url,), retries=0)
         with pytest.raises(error, match=says) as raised:
             score(run, ScoreConfig(), servers=servers, again=True)
@@ -275,8 +339,61 @@ def test_a_training_does_not_go_on_with_another_teacher(tmp_path, pair, prompts,
                 distill(
                     path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(other.url,), verify=verify)
                 )
+    for root in ("/a", "/b"):  # what is advised: --again trains beside it, and forgets what another teacher trained
+        dies = StandIn(TEACHER, pooling=True, root=root, die_after=20)
+        with dies as dying, pytest.raises(RunError, match="given up"):
+            distill(path, pair, prompts, config, problems=4, again=True,
+                    servers=ServersConfig(teacher=(dying.url,), retries=0))  # fmt: skip
     distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(states.url,)))
     assert open_run(path).facts("distill")["steps"] == 4
+    assert not list(path.glob("*.parts"))
+
+
+def test_a_teacher_that_writes_must_be_the_one_whose_states_are_given(tmp_path, pair, prompts, states, writes):
+    """Of a teacher's servers, those that generate are recognised too, loaded here or not, and on resumption."""
+    off = OffPolicyConfig(answers=8, batch=4)
+    config = DistillConfig(
+        steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1, save_every=1, off_policy=off
+    )
+
+    def train(path: Path, *urls: str, **settings) -> None:
+        servers = ServersConfig(teacher=urls, retries=0, **settings)
+        distill(path, pair, prompts, config, problems=4, servers=servers)
+
+    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48)) as other:
+        for verify in (None, False):
+            with pytest.raises(ConfigError, match=f"{other.url} serves another model"):
+                train(tmp_path / "new", states.url, other.url, verify=verify)
+        assert not [body for body in other.requests if "seed" in body]  # it wrote nothing
+    assert not (tmp_path / "new").exists()
+    path = tmp_path / "run"
+    with StandIn(TEACHER, pooling=True, die_after=6) as dying, pytest.raises(RunError, match="given up"):
+        train(path, dying.url, writes.url)
+    with (
+        StandIn(nearly(TEACHER)) as other,
+        pytest.raises(RunError, match=f"{other.url} serves another model than when"),
+    ):
+        train(path, states.url, other.url)
+    train(path, states.url, writes.url)
+    assert open_run(path).facts("distill")["steps"] == 2
+
+
+def test_a_comparison_does_not_go_on_with_another_teacher(tmp_path, pair, prompts, states):
+    path, servers = tmp_path / "run", ServersConfig(teacher=(states.url,))
+    trained = DistillConfig(steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1)
+    distill(path, pair, prompts, trained, problems=4, servers=servers)
+    asked = CompareConfig(
+        regimes=("uniform", "freeze_rocks"), rocks=(5, 6), seeds=1, evaluations=1, problems=4, rollouts=1, contexts=4,
+        resamples=100,
+    )  # fmt: skip
+    with StandIn(TEACHER, pooling=True, die_after=20) as dying, pytest.raises(RunError, match="given up"):
+        compare(path, asked, servers=ServersConfig(teacher=(dying.url,), retries=0))
+    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as other:
+        for verify in (None, False):
+            with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
+                compare(path, asked, servers=ServersConfig(teacher=(other.url,), verify=verify))
+    regimes = compare(path, asked, servers=servers).facts("compare")["regimes"]
+    assert [row["regime"] for row in regimes] == ["uniform", "freeze_rocks"]
     assert not list(path.glob("*.parts"))
 
 
@@ -288,10 +405,78 @@ def test_grafts_do_not_go_on_with_another_teacher(run, student):
             run, asked, baseline, again=True,
             servers=ServersConfig(student=(student.url,), teacher=(dying.url,), retries=0),
         )  # fmt: skip
+    open_run(run).reopen("graft")  # as if it had never been complete: to go on, nothing has to be replaced
     with StandIn(tiny.tiny_model("qwen3", seed=98, width=48)) as other:
         servers = ServersConfig(student=(student.url,), teacher=(other.url,))
         with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
+            graft(run, asked, baseline, servers=servers)
+        with pytest.raises(ConfigError, match=f"{other.url} serves another model than"):
             graft(run, asked, baseline, servers=servers, again=True)
+    with StandIn(TEACHER, root="/elsewhere") as moved:
+        servers = ServersConfig(student=(student.url,), teacher=(moved.url,))
+        with pytest.raises(RunError, match=f"{moved.url} serves another model than when"):
+            graft(run, asked, baseline, servers=servers)
+        graft(run, asked, baseline, servers=servers, again=True)
+    assert open_run(run).done("graft")
+    assert not list(run.glob("*.parts"))
+
+
+def test_again_starts_over_with_another_served_model(tmp_path, pair, prompts, monkeypatch):
+    """What the refusal advises: --again throws the finished parts of the first model away, and only then."""
+    from rocktokens.stages import sample as stage
+    from rocktokens.stages import score_parts
+
+    monkeypatch.setattr(stage, "PART_PROMPTS", 10)
+    monkeypatch.setattr(score_parts, "PART_ROLLOUTS", 20)
+    path = tmp_path / "run"
+    for root, drawn_anew in (("/a", False), ("/b", True)):
+        with StandIn(STUDENT, root="/a", die_after=70) as dying, pytest.raises(RunError, match="given up"):
+            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0), again=True)
+        parts = len(list(path.glob("rollouts.parts/*/0*.parquet")))
+        assert parts
+        with StandIn(STUDENT, root=root) as server:
+            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)), again=True)
+            drawn = [body for body in server.requests if "prompt_logprobs" not in body]
+        assert len(drawn) == (120 if drawn_anew else 120 - 20 * parts)
+    with StandIn(TEACHER, pooling=True, root="/a", die_after=70) as dying, pytest.raises(RunError, match="given up"):
+        score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
+    with StandIn(TEACHER, pooling=True, root="/b") as moved:
+        servers = ServersConfig(teacher=(moved.url,))
+        with pytest.raises(RunError, match="--again"):
+            score(path, ScoreConfig(), servers=servers)
+        moved.requests.clear()
+        score(path, ScoreConfig(), servers=servers, again=True)
+        assert len(moved.requests) >= 120
+
+
+def test_of_several_processes_the_first_starts_over_and_the_others_wait_for_it(tmp_path, monkeypatch):
+    from rocktokens.stages import shared
+
+    class Waits(Exception):
+        pass
+
+    def wait_for(condition, what):
+        if not condition():
+            raise Waits(what)
+
+    monkeypatch.setattr(shared, "wait_for", wait_for)
+    for variable, value in (("ROCKTOKENS_WORLD", "2"), ("ROCKTOKENS_LAUNCH", "x"), ("ROCKTOKENS_RANK", "0")):
+        monkeypatch.setenv(variable, value)
+    parts = Parts(Run.create(tmp_path / "run"), "rollouts", "key")
+    first, now = Fingerprint("/a", (-1.0, -2.0)), Fingerprint("/b", (-3.0, -1.0))
+    shared.same_model(parts, first, ["http://x"])
+    parts.make_own({"00000": lambda: pa.table({"n": [1]})})
+    monkeypatch.setenv("ROCKTOKENS_RANK", "1")
+    with pytest.raises(Waits):  # it must not look at parts that the first may be about to remove
+        shared.same_model(parts, now, ["http://x"], again=True)
+    monkeypatch.setenv("ROCKTOKENS_RANK", "0")
+    shared.same_model(parts, now, ["http://x"], again=True)
+    assert not parts.has("00000")
+    parts.make_own({"00000": lambda: pa.table({"n": [2]})})
+    for rank in ("1", "0"):  # the same model: what is finished stays
+        monkeypatch.setenv("ROCKTOKENS_RANK", rank)
+        shared.same_model(parts, now, ["http://x"], again=True)
+        assert parts.has("00000")
 
 
 def test_check_recognises_a_dead_engine_by_url(pair, prompts, states):
