@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+from collections.abc import Iterator
 
 # Before any library reads them. Spawned processes inherit them too.
 os.environ.update(
@@ -39,6 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="an attack campaign; runs with make campaign"))
         if "slow" in item.keywords and "slow" not in config.option.markexpr:
             item.add_marker(unasked_slow)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_end_with_their_test() -> Iterator[None]:
+    """A command logs to the standard error of its moment; that stream is closed when its test ends."""
+    yield
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture

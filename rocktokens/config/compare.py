@@ -47,7 +47,7 @@ Regime = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Settings):
-    """Which regimes are trained from the run's pre-OPD checkpoint, over how many seeds, and how they are evaluated."""
+    """Which regimes are trained from one checkpoint of the run, over how many seeds, and how they are evaluated."""
 
     regimes: tuple[Regime, ...] = ("uniform", "freeze", "random")
     """Any of: uniform; freeze (the bypass list); freeze_rocks, soft (all rocks); random, random_loss (controls of what
@@ -60,6 +60,9 @@ class CompareConfig(Settings):
     until=decided the most that are made."""
     until: Literal["seeds", "decided"] = "seeds"
     """decided: a regime gets no further seeds once its verdict is settled; the looks share the error rate."""
+    start: int | None = None
+    """Step of the kept checkpoint that every training starts from, to ask what a regime does late, where the loss has
+    begun to level off; unset: the checkpoint that OPD started from."""
     steps: int | None = None
     """Optimiser steps; unset: those that the run's own distillation took."""
     equal: Literal["steps", "both"] = "steps"
@@ -95,6 +98,9 @@ class CompareConfig(Settings):
     rocks: tuple[int, ...] = ()
     """Token ids that freeze and freeze_rocks leave out; empty: the run's bypass list, and the rocks that `detect`
     declared."""
+    definition: Literal["certified", "burden", "context", "excess"] | None = None
+    """Take the types that this definition names as the rocks that freeze_rocks, soft and the controls go by; `context`
+    is the paper's. unset: the rocks that `detect` declared."""
     lam: float = 0.5
     """For soft: loss weight of a rock."""
     keep: float = 0.5
@@ -137,6 +143,7 @@ class CompareConfig(Settings):
         for name in ("steps", "tokens", "train_prompts", "prompts_per_step"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, got {value}; or unset it")
+        require(self.start is None or self.start >= 0, f"start is a checkpoint's step, got {self.start}; or unset it")
         require(self.problems >= 2, f"problems must be at least 2, got {self.problems}")
         for name in ("keep", "teachable", "prefix", "coverage", "full", "rollout_share", "shorter"):
             require(0 < getattr(self, name) <= 1, f"{name} is a share in (0, 1], got {getattr(self, name)}")
@@ -146,6 +153,10 @@ class CompareConfig(Settings):
         require(self.resamples >= 100, f"resamples must be at least 100, got {self.resamples}")
         rate = self.learning_rate
         require(rate is None or rate > 0, f"learning_rate must be > 0, got {rate}; or unset it")
+        require(
+            not (self.rocks and self.definition),
+            "rocks and definition both say which types are left out; name one of them",
+        )
         self._check_budgets()
 
     def _check_budgets(self) -> None:

@@ -70,6 +70,8 @@ class KnockoutConfig(Settings):
     kinds: tuple[SetKind, ...] = ("token",)
     """What is banned together: token (the type alone), window (with the candidates in its high-divergence windows),
     family (with its other surface forms: leading space, case)."""
+    wider_sets_of: Literal["candidates", "rocks"] = "candidates"
+    """Whose windows and families are banned: every candidate's, or, at a fraction of the work, only declared rocks'."""
     window_share: float = 0.1
     """A candidate belongs to a window set if it stands in so many of the occurrences' windows, as a share of them."""
     controls: Annotated[bool, Doc("Do not ban, for every rock, a non-rock that is as frequent.")] = True

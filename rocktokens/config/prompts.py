@@ -14,7 +14,7 @@ class PromptsConfig(Settings):
     source: str = "arithmetic"
     """A built-in task, a .jsonl file, a hub dataset name, or reasoning-gym:TASK."""
     options: tuple[str, ...] = ()
-    """Settings of a reasoning-gym task, each as KEY=VALUE."""
+    """Settings of a reasoning-gym task, each as KEY=VALUE with a YAML value (docs/prompts.md)."""
     split: str = "train"
     """Split of a hub dataset, or of a built-in task: train, detection, causal."""
     subset: str | None = None
@@ -25,6 +25,8 @@ class PromptsConfig(Settings):
     """Column with chat messages; used where a row has it, through the tokenizer's own chat template."""
     chat: bool = False
     """Put prompt text, too, through the chat template, as a user's message."""
+    system: str | None = None
+    """For chat: a system message before the prompt text, e.g. how to write the response; unset: the template's own."""
     answer_field: str = "answer"
     """Column with the reference answer; optional."""
     checker: str = "auto"
@@ -34,10 +36,14 @@ class PromptsConfig(Settings):
     limit: int | None = None
     """Use only the first so many prompts."""
     seed: int = 0
-    """Seed of a built-in task's endless prompts."""
+    """Seed of the endless prompts of a built-in or reasoning-gym task."""
 
     def __post_init__(self) -> None:
         require(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")
+        require(
+            self.system is None or self.chat,
+            "system is a message of a chat: set chat too, or put the words into the prompts themselves",
+        )
         require(
             (self.pattern is not None) == (self.checker == "regex"),
             "pattern and checker=regex go together: give both or neither",

@@ -68,7 +68,7 @@ def budget_of(pair: PairConfig, rollouts: RolloutConfig, asked: BudgetConfig) ->
     resumed = asked.causal_prompts * asked.causal_rollouts * asked.candidates * asked.resumed_share
     census_tokens = asked.causal_prompts * asked.causal_rollouts * mean + resumed * mean * RESUMED_LENGTH
     per_token = decode_seconds(student, active_student, machine, mean)
-    cache = MOST_IN_FLIGHT * BYTES * student.cache_per_token * mean
+    cache = in_flight(student, machine, mean)[1] * BYTES * student.cache_per_token * mean
     student_bytes, teacher_bytes = BYTES * student.parameters, BYTES * teacher.parameters
     return [
         StageBudget(
@@ -91,15 +91,20 @@ def budget_of(pair: PairConfig, rollouts: RolloutConfig, asked: BudgetConfig) ->
     ]  # fmt: skip
 
 
-def decode_seconds(model: ModelSize, active: float, machine: MachineSpec, mean: float) -> float:
-    """Seconds of one device for one sampled token, with as many rollouts in flight as its memory holds."""
+def in_flight(model: ModelSize, machine: MachineSpec, mean: float) -> tuple[int, float]:
+    """Devices that hold the model and at least some rollouts, and rollouts whose whole caches fit beside it."""
     room = 0.9 * machine.memory - BYTES * model.parameters
     devices = 1
     while room <= 0:  # a model that needs several devices
         devices += 1
         room = devices * 0.9 * machine.memory - BYTES * model.parameters
+    return devices, max(1.0, min(MOST_IN_FLIGHT, room // (BYTES * model.cache_per_token * max(mean, 2))))
+
+
+def decode_seconds(model: ModelSize, active: float, machine: MachineSpec, mean: float) -> float:
+    """Seconds of one device for one sampled token, with as many rollouts in flight as its memory holds."""
+    devices, flight = in_flight(model, machine, mean)
     cache = BYTES * model.cache_per_token * max(mean / 2, 1)  # half grown on average
-    flight = max(1.0, min(MOST_IN_FLIGHT, room // (2 * cache)))
     # With many rollouts in flight every expert is read.
     read = (BYTES * model.parameters + flight * cache) / (machine.bandwidth * DECODE_EFFICIENCY * devices)
     computed = flight * 2 * active / (machine.flops * DECODE_EFFICIENCY * devices)

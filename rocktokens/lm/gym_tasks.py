@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.lm.gym_guard import may_be_scored
+from rocktokens.lm.gym_options import read_options, shown
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
@@ -22,12 +24,13 @@ BLOCK = 1000  # problems generated from one seed before the next seed is taken
 # A task that gives this many repeated problems in a row has no more to give.
 MOST_REPEATS = 2000
 FULL_SCORE = 1.0
-OUR_SETTINGS = ("seed", "size")
+MIXTURE = "composite"
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 STATED = re.compile(r"(?:####|(?:final\s+)?answer\s*(?:is|:))\s*(.+)", re.IGNORECASE)
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+DECORATION = " \t:*$`"
 
 
 class GymAnswer(str):
@@ -62,7 +65,7 @@ def gym_rows(source: str, options: Sequence[str], seed: int) -> Iterator[tuple[s
     repeats, block = 0, 0
     while repeats < MOST_REPEATS:
         first = derive_seed("reasoning-gym", name, seed, block) % 2**31
-        for number, entry in enumerate(_dataset(name, options, first)):
+        for number, entry in enumerate(_entries(name, options, first)):
             question = str(entry["question"])
             if question in seen:
                 repeats += 1
@@ -77,35 +80,58 @@ def gym_rows(source: str, options: Sequence[str], seed: int) -> Iterator[tuple[s
 
 def gym_checker(source: str, options: Sequence[str]) -> Callable[[str, str], bool]:
     """The task's own scorer as a checker: a rollout is right if what it states as its answer scores full marks."""
-    task = _dataset(_task_name(source), options, 0)
+    name = _task_name(source)
+    task = _dataset(name, options, 0)
 
     def check(text: str, answer: str) -> bool:
         entry = answer.entry if isinstance(answer, GymAnswer) else {"answer": answer, "metadata": {}}
-        return float(task.score_answer(stated_answer(text, answer), entry)) >= FULL_SCORE
+        stated = stated_answer(text, answer)
+        # Some answers end in a period, most rollouts' sentences do: either reading may be meant.
+        readings = [stated] if stated is None or not stated.endswith(".") else [stated, stated[:-1].rstrip(DECORATION)]
+        return any(_scores_full(name, task, reading, entry) for reading in readings)
 
     return check
+
+
+def _scores_full(name: str, task: ProceduralDataset, stated: str | None, entry: Mapping[str, object]) -> bool:
+    if not may_be_scored(name, stated, entry):
+        return False
+    try:
+        return float(task.score_answer(stated, entry)) >= FULL_SCORE
+    except Exception:  # scorers are other people's: one that stumbles over a text has not found the answer in it
+        return False
 
 
 def stated_answer(text: str, reference: str) -> str | None:
     """What a rollout gives as its final answer.
 
     The last of: an <answer> element; a \\boxed formula; what follows `####`, "answer is" or "answer:"; the last number
-    where the reference is a number; the last line that is not empty. The first kind that occurs is taken.
+    where the reference is a number; the last lines that are not empty, as many as the reference has. The first kind
+    that occurs is taken. Where the reference is a number, so is the answer: of an equation, what it comes to.
     """
-    for pattern in (TAGGED, BOXED):
-        found = pattern.findall(text)
-        if found:
-            return str(found[-1]).strip()
     numeric = NUMBER.fullmatch(reference.strip()) is not None
+    text = text.replace("\N{MINUS SIGN}", "-") if numeric else text
+    marked = TAGGED.findall(text) or BOXED.findall(text)
+    if marked:
+        return (_number_in(marked[-1]) if numeric else None) or str(marked[-1]).strip()
     stated = STATED.findall(text)
     if numeric:
-        numbers = NUMBER.findall(stated[-1]) if stated else []
-        numbers = numbers[:1] or NUMBER.findall(text)[-1:]
-        return numbers[0].replace(",", "") if numbers else None
-    if stated:
-        return str(stated[-1]).strip().strip("*").strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else None
+        return (_number_in(stated[-1]) if stated else None) or next(iter(_numbers(text)[-1:]), None)
+    lines = len(reference.strip().splitlines())
+    if stated and lines <= 1:
+        return str(stated[-1]).strip(DECORATION)
+    last = [line.strip() for line in text.splitlines() if line.strip()][-max(lines, 1) :]
+    return "\n".join(last) if last else None
+
+
+def _number_in(stated: str) -> str | None:
+    """The first number of a statement; of an equation, the first after its last equals sign."""
+    found = _numbers(stated.rpartition("=")[2]) or _numbers(stated)
+    return found[0] if found else None
+
+
+def _numbers(text: str) -> list[str]:
+    return [number.replace(",", "") for number in NUMBER.findall(text)]
 
 
 def _task_name(source: str) -> str:
@@ -116,6 +142,8 @@ def _task_name(source: str) -> str:
             f"{source} needs the package reasoning-gym; install it with `pip install rocktokens[tasks]`"
         ) from None
     name = source.removeprefix(PREFIX)
+    if name == MIXTURE:
+        raise ConfigError(f"{source} mixes other tasks, which options cannot describe; name one of those tasks instead")
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {PREFIX}{near[0]}?" if near else f"it has {len(DATASETS)} tasks, e.g. gsm_symbolic"
@@ -125,31 +153,31 @@ def _task_name(source: str) -> str:
 
 def _dataset(name: str, options: Sequence[str], seed: int) -> ProceduralDataset:
     import reasoning_gym
+    from reasoning_gym.factory import DATASETS
 
-    settings = _settings(name, options)
+    settings = read_options(name, DATASETS[name][1], options)
     try:
         return reasoning_gym.create_dataset(name, seed=seed, size=BLOCK, **settings)
-    except TypeError as error:
-        raise ConfigError(f"reasoning-gym:{name} does not take these settings: {error}") from None
-    except (AssertionError, ValueError) as error:
-        raise ConfigError(f"reasoning-gym:{name} refuses its settings: {error}") from None
+    except Exception as error:  # the package's own checks are assertions, some without a word
+        raise ConfigError(f"{PREFIX}{name} refuses {shown(options)}{_said(error)}") from None
 
 
-def _settings(name: str, options: Sequence[str]) -> dict[str, object]:
-    import yaml
-
-    found: dict[str, object] = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key.isidentifier():
-            raise ConfigError(f"prompts.options are KEY=VALUE, got {option!r}")
-        if key in OUR_SETTINGS:
-            raise ConfigError(f"prompts.options cannot set {key}; use prompts.seed and prompts.limit")
+def _entries(name: str, options: Sequence[str], seed: int) -> Iterator[Mapping[str, object]]:
+    """A block of problems; what settings make impossible shows only here."""
+    entries = iter(_dataset(name, options, seed))
+    while True:
         try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"prompts.options: {option!r} is not KEY=VALUE with a readable value") from None
-    return found
+            entry = next(entries)
+        except StopIteration:
+            return
+        except Exception as error:  # a task may raise anything over settings that it did not check
+            raise ConfigError(f"{PREFIX}{name} cannot make problems with {shown(options)}{_said(error)}") from error
+        yield entry
+
+
+def _said(error: Exception) -> str:
+    text = str(error).strip()
+    return f": {text.splitlines()[0]}" if text else ""
 
 
 def too_few(source: str, found: int, wanted: int) -> DataError:

@@ -7,8 +7,8 @@ model's own logits, so that a family this module does not know is noticed here a
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,15 +22,18 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Cache,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
 )
 from transformers.utils import logging as transformers_logging
 
 from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.core.divergence import Head
 from rocktokens.errors import ConfigError
+from rocktokens.lm.devices import choose_device, choose_threads, warn_of_slow_products
 
 if TYPE_CHECKING:
     from rocktokens.lm.sampling.requests import Engine
@@ -39,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Below this many parameters a model's matrices are too small to share between threads.
-TINY_PARAMETERS = 20_000_000
 # Our logits may differ from the model's own by this much of their spread; an unknown family differs by far more.
 HEAD_TOLERANCE = 2e-2
 GGUF_APPENDED = "<|endoftext|>"
@@ -141,6 +142,7 @@ def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = F
     for name, model in loaded.items():
         check_head(name, model, vocabulary)
     choose_threads(config.threads, *loaded.values())
+    warn_of_slow_products(*loaded.values())
     return Pair(student, teacher, tokenizer, vocabulary, eos_ids, int(pad_id))
 
 
@@ -283,10 +285,13 @@ def head_from(config: Any, weight_VH: Tensor, bias_V: Tensor | None) -> Head:
     return Head(weight_VH, bias_V, getattr(config, "final_logit_softcapping", None), scale)
 
 
-def hidden_states(model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-    """Last hidden state at every position: what the output head is applied to."""
+def hidden_states(
+    model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None, *, past: Cache | None = None
+) -> Tensor:
+    """Last hidden state at every position: what the output head is applied to. `past`: what was read before, if any."""
     body: Any = model.base_model if model.base_model is not model else model.model  # Llama 4 misnames its base
-    return body(input_ids=input_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+    held = {"use_cache": False} if past is None else {"use_cache": True, "past_key_values": past}
+    return body(input_ids=input_BT, attention_mask=mask_BT, **held).last_hidden_state
 
 
 @torch.inference_mode()
@@ -312,33 +317,6 @@ def check_head(name: str, model: PreTrainedModel, vocabulary: int) -> None:
             f"the {name} ({model.config.model_type}) computes its logits in a way this version does not know; "
             "its divergences would be wrong. Please report the model type."
         )
-
-
-def choose_device(device: str) -> str:
-    """The device a setting of `auto` stands for."""
-    if device != "auto":
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
-        return _own_cuda() if device == "cuda" else device
-    if torch.cuda.is_available():
-        return _own_cuda()
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _own_cuda() -> str:
-    """One device a process: torchrun and --workers number the processes of a machine."""
-    rank = os.environ.get("LOCAL_RANK")
-    return "cuda" if rank is None else f"cuda:{int(rank) % max(torch.cuda.device_count(), 1)}"
-
-
-def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:
-    """Set torch's CPU threads: as told, else one for tiny models (more would only wait), else the free cores."""
-    if threads is None:
-        largest = max(sum(p.numel() for p in model.parameters()) for model in models)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = 1 if largest < TINY_PARAMETERS else cores
-    torch.set_num_threads(threads)
-    return threads
 
 
 def _head_rows(model: PreTrainedModel) -> int:
@@ -367,11 +345,13 @@ def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.jso
 @contextmanager
 def no_bars() -> Iterator[None]:
     """Without transformers' bar for every model it reads or writes: ours says what is going on."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    shown, gguf_bar = transformers_logging.is_progress_bar_enabled(), getattr(modeling_gguf_pytorch_utils, "tqdm", None)
     transformers_logging.disable_progress_bar()
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors  # this one asks nobody whether bars are shown
     try:
         yield
     finally:
+        modeling_gguf_pytorch_utils.tqdm = gguf_bar
         if shown:
             transformers_logging.enable_progress_bar()
 
@@ -379,6 +359,8 @@ def no_bars() -> Iterator[None]:
 @contextmanager
 def _named_errors(name: str, what: str = "model") -> Iterator[None]:
     """Turn whatever a loader raises into one sentence that names the model and the remedy."""
+    if name.endswith(".gguf") and not importlib.util.find_spec("gguf"):
+        raise ConfigError(f"cannot load the {what} of {name}: install the package gguf, `pip install rocktokens[gguf]`")
     try:
         yield
     except ConfigError:
@@ -391,6 +373,11 @@ def _named_errors(name: str, what: str = "model") -> Iterator[None]:
             remedy = "it has no safetensors weights; convert it, or pass --pair.allow-pickle if you trust its author"
         elif type(error).__name__ == "SafetensorError" or "incomplete" in text.lower():
             remedy = f"its weights are damaged or half-written ({text[:120]}); copy or download it again"
+        elif name.endswith(".gguf") and what == "tokenizer" and isinstance(error, KeyError):
+            remedy = (
+                f"the file lacks a part of it ({text}; a byte-pair tokenizer needs its merges); convert the model "
+                "again with llama.cpp's convert_hf_to_gguf.py, or give its directory instead"
+            )
         else:
             remedy = f"{type(error).__name__}: {text[:200]}"
         raise ConfigError(f"cannot load the {what} of {name}: {remedy}") from error

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.core.divergence import CHUNK_BYTES, CHUNK_ELEMENTS
 from rocktokens.lm.chat_templates import what_templates_do
-from rocktokens.lm.pair import _named_errors, _source, check_tokenizers, choose_device, load_tokenizer
+from rocktokens.lm.devices import choose_device
+from rocktokens.lm.pair import _named_errors, _source, check_tokenizers, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def load_prompts(
     `part` asks for one of three disjoint shares, so that no stage sees another's prompts: a built-in task's split of
     that name; of anything else, the rows whose text falls into that share by its hash. The limit is the part's own.
     """
-    _refuse_ignored(config)
+    _refuse_ignored(config, part)
     if config.source in world_names():
         prompts = list(_built_in_prompts(replace(config, split=part or config.split), tokenizer))
     elif is_gym_source(config.source):
@@ -93,11 +93,15 @@ def part_of(text: str) -> Part:
 # ---------------------------------------------------------------- where prompts come from
 
 
-def _refuse_ignored(config: PromptsConfig) -> None:
+def _refuse_ignored(config: PromptsConfig, part: Part | None) -> None:
     """A split or column that a source does not have is refused, also where a stage asks for a part of its own."""
     if config.source in world_names() and config.split not in PART_TENTHS:
         raise ConfigError(f"{config.source} has no split {config.split!r}; there are {', '.join(PART_TENTHS)}.")
-    for field in ("subset", "prompt_field", "answer_field"):
+    if config.options and not is_gym_source(config.source):
+        raise ConfigError(f"options are settings of a reasoning-gym task; {config.source} is none: leave options out.")
+    if is_gym_source(config.source) and config.split not in (PromptsConfig.split, part):
+        raise ConfigError(f"{config.source} has no splits, stages take disjoint parts; leave split={config.split} out.")
+    for field in ("subset", "prompt_field", "messages_field", "answer_field"):
         if is_endless(config.source) and getattr(config, field) != getattr(PromptsConfig, field):
             raise ConfigError(f"{config.source} makes its own prompts and answers; leave {field} out.")
     if config.source.endswith(".jsonl") and config.split != PromptsConfig.split:
@@ -190,7 +194,8 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
         text = _written(name, row[config.prompt_field])
         if not config.chat:
             return Prompt(name, _encode(tokenizer, text), text, answer)
-        messages = [{"role": "user", "content": text}]
+        system = [] if config.system is None else [{"role": "system", "content": config.system}]
+        messages = [*system, {"role": "user", "content": text}]
     elif config.prompt_field in row:
         kind = type(row[config.prompt_field]).__name__
         raise DataError(f"row {name}: column {config.prompt_field!r} must hold text, got {kind}.")

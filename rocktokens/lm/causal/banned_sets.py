@@ -142,7 +142,8 @@ def make_sets(
     sets: dict[tuple[int, ...], BannedSet] = {}
     forms = surface_forms(texts) if "family" in config.kinds else {}
     for kind in config.kinds:
-        for token_id in candidates:
+        only_rocks = kind != "token" and config.wider_sets_of == "rocks"
+        for token_id in (token for token in candidates if not only_rocks or token in rocks):
             members: tuple[int, ...] = (token_id,)
             if kind == "family":
                 members = tuple(m for m in family(token_id, texts, forms) if m == token_id or m not in eos_ids)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rocktokens.core.accuracy import accuracy_estimate, right_shares
+from rocktokens.core.accuracy import accuracy_estimate
 from rocktokens.core.seeds import derive_seed
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
@@ -73,9 +73,8 @@ class Evaluator:
             rollouts = sample([prompt.prompt_ids for prompt, _ in batch], seeds, self.max_new_tokens)
             texts += self.tokenizer.batch_decode(rollouts, skip_special_tokens=True)
         pairs = [(text, prompt.answer or "") for text, (prompt, _) in zip(texts, jobs)]
-        right = dict(zip(pairs, check_all(self.check, pairs)))  # many at once, where the checker can
-        answers = [prompt.answer or "" for prompt in mine]
-        return right_shares(texts, answers, lambda text, answer: right[text, answer], rollouts=self.num_rollouts)
+        right = np.asarray(check_all(self.check, pairs), dtype=float)  # many at once, where the checker can
+        return right.reshape(len(mine), self.num_rollouts).mean(axis=1)
 
     def accuracy(self, sample: Sample, accelerator: Accelerator | None = None) -> Estimate:
         """Accuracy with its 95 % interval over prompts; ranks share the work."""

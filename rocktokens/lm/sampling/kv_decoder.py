@@ -1,9 +1,10 @@
 """A batch of token sequences under way in one model: prefill, advance by a token, let rows go.
 
 Padding is on the left and exact: masked out of attention, and position ids start at 0 on a row's first real token.
-Distinct prefixes are prefilled once and shared by the rows that start from them; a batch may branch from another's
-rows. Keys and values of attention layers live in one preallocated slab per layer, so that a step copies nothing but its
-own token. This module does not know how the next token is chosen.
+Distinct prefixes are prefilled once and shared by the rows that start from them, what all of them begin with (a system
+message, an instruction) once for the batch; a batch may branch from another's rows. Keys and values of attention layers
+live in one preallocated slab per layer, so that a step copies nothing but its own token. This module does not know how
+the next token is chosen.
 
 Shapes: B rows in the batch, T positions, U distinct prefixes, V vocabulary.
 """
@@ -19,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rocktokens.errors import ConfigError
+from rocktokens.lm.common_start import worth_sharing
 
 
 class _SlabLayer(DynamicLayer):
@@ -96,13 +98,14 @@ class Decoder:
             input_UT[index, longest - len(prefix) :] = torch.tensor(prefix)
         pad_U1 = (longest - length_U)[:, None]
         column_T = torch.arange(longest)
+        self._cache = _new_cache(self.model, room)
+        known = self._adopt_common(list(distinct), pad_U1.to(self.device), room)
         self._mask_BT = torch.ones((len(distinct), longest + room), dtype=torch.long, device=self.device)
         self._mask_BT[:, :longest] = (column_T >= pad_U1).to(self.device)
         position_UT = (column_T - pad_U1).clamp_min(0).to(self.device)
         self._length = longest
         self._next_B = length_U.to(self.device)
-        self._cache = _new_cache(self.model, room)
-        logits_UV = self._forward(input_UT.to(self.device), position_UT)
+        logits_UV = self._forward(input_UT[:, known:].to(self.device), position_UT[:, known:])
         if all(getattr(layer, "device", None) is None for layer in self._cache.layers):  # nothing was put into it
             raise ConfigError(
                 f"a {self.model.config.model_type} model keeps its state in a way this sampler does not know; it would "
@@ -125,18 +128,38 @@ class Decoder:
         longest = int(length_B.max())
         pad_B1 = (longest - length_B)[:, None]
         column_T = torch.arange(longest, device=self.device)
+        self._adopt(trunk, row_B, pad_B1, longest, room + 1)
+        self._mask_BT = torch.ones((len(prefixes), longest + room + 1), dtype=torch.long, device=self.device)
+        self._mask_BT[:, :longest] = column_T >= pad_B1
+        self._length, self._next_B = longest, length_B
+        return self.advance(torch.tensor([prefix[-1] for prefix in prefixes], device=self.device))
+
+    def _adopt_common(self, prefixes: Sequence[Sequence[int]], pad_U1: Tensor, room: int) -> int:
+        """Compute what all prefixes begin with once; returns the number of columns that need not be computed.
+
+        A shorter prefix lies further right, so its last shared tokens are in columns that are computed all the same.
+        """
+        common = worth_sharing(prefixes)
+        if not common:
+            return 0
+        trunk = Decoder(self.model, pad_id=self.pad_id)
+        trunk.prefill([prefixes[0][:common]], room=0)
+        if not trunk.can_branch:
+            return 0
+        row_U = torch.zeros(len(prefixes), dtype=torch.long, device=self.device)
+        self._adopt(trunk, row_U, pad_U1, common, room + max(map(len, prefixes)) - common)
+        return common
+
+    def _adopt(self, trunk: Decoder, row_B: Tensor, pad_B1: Tensor, columns: int, room: int) -> None:
+        """Fill the first columns from a trunk's rows, each moved right by its padding, with room for more columns."""
         start_B1 = (trunk._length - trunk._next_B[row_B])[:, None]  # where the trunk's rows begin, after their padding
-        from_BT = (column_T - pad_B1).clamp_min(0) + start_B1
-        self._cache = _new_cache(self.model, room + 1)
+        from_BT = (torch.arange(columns, device=self.device) - pad_B1).clamp_min(0) + start_B1
+        self._cache = _new_cache(self.model, room)
         for own, theirs in zip(self._cache.layers, trunk._cache.layers):
             assert isinstance(own, _SlabLayer)
             assert isinstance(theirs, _SlabLayer)
             slabs = (theirs.key_slab, theirs.value_slab)
             own.adopt(*(slab[row_B[:, None], :, from_BT].transpose(1, 2) for slab in slabs))
-        self._mask_BT = torch.ones((len(prefixes), longest + room + 1), dtype=torch.long, device=self.device)
-        self._mask_BT[:, :longest] = column_T >= pad_B1
-        self._length, self._next_B = longest, length_B
-        return self.advance(torch.tensor([prefix[-1] for prefix in prefixes], device=self.device))
 
     @torch.inference_mode()
     def advance(self, token_B: Tensor) -> Tensor:

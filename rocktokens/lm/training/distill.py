@@ -27,7 +27,8 @@ from rocktokens.core.saturation import Saturation
 from rocktokens.core.selection.selectors import Selector, selector_of
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.lm.checkers import Checker
-from rocktokens.lm.pair import TINY_PARAMETERS, Pair, no_bars
+from rocktokens.lm.devices import TINY_PARAMETERS
+from rocktokens.lm.pair import Pair, no_bars
 from rocktokens.lm.sampling.accuracy import Evaluator
 from rocktokens.lm.sampling.rollouts import make_engine, sample_rollouts
 from rocktokens.lm.states import StateSource

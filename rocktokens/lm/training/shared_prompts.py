@@ -2,8 +2,8 @@
 
 The rollouts of one prompt begin alike: keys and values of the prompt are computed for one of them and shared,
 gradients included, and of the prompt only the last hidden state is needed, for it predicts the first token. Columns
-that are padding in every row of the micro-batch are cut off before the model sees them. This module knows no loss and
-no trainer.
+that are padding in every row of the micro-batch are cut off before the model sees them; on a CPU, where padding costs
+as much as text, rows of alike length go through the model together. This module knows no loss and no trainer.
 
 Shapes: B rollouts, U distinct prompts, P prompt columns, C completion columns, H width.
 """
@@ -23,6 +23,12 @@ from rocktokens.values import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+# On a CPU, rows of a micro-batch go through the model in groups: one is closed before its padding exceeds this share,
+# if it has so many tokens that another pass through the model pays.
+MAX_PADDING = 0.25
+LEAST_TOKENS = 64
 
 
 class Texts(NamedTuple):
@@ -94,7 +100,8 @@ def _shared(model: PreTrainedModel, texts: Texts) -> Tensor | None:
     num_prompt = texts.prompt_BP.shape[1]
     together_BP2 = torch.cat([texts.prompt_BP, texts.prompt_mask_BP], dim=1)
     distinct_UP2, row_B = torch.unique(together_BP2, dim=0, return_inverse=True)
-    if len(distinct_UP2) == len(row_B):
+    groups = _alike(texts.completion_mask_BC)
+    if len(distinct_UP2) == len(row_B) and len(groups) == 1:
         return None
     model = base_of(model)
     if not can_share(model):
@@ -107,16 +114,46 @@ def _shared(model: PreTrainedModel, texts: Texts) -> Tensor | None:
         use_cache=True,
     ).last_hidden_state[:, -1:]
     first_B1H = last_U1H[row_B]
-    if texts.completion_BC.shape[1] == 1:
+    width = texts.completion_BC.shape[1] - 1
+    if width == 0:
         return first_B1H
+    states = [_branch(model, trunk, row_B, texts, group_G) for group_G in groups]
+    rest_BCH = torch.cat([nn.functional.pad(part, (0, 0, 0, width - part.shape[1])) for part in states])
+    return torch.cat([first_B1H, rest_BCH[torch.cat(groups).argsort()]], dim=1)
+
+
+def _branch(model: PreTrainedModel, trunk: DynamicCache, row_B: Tensor, texts: Texts, group_G: Tensor) -> Tensor:
+    """States at the completion tokens of some rows but each one's last, which predicts nothing."""
+    mask_GC = texts.completion_mask_BC[group_G]
+    inputs = max(int(mask_GC.any(0).nonzero().max()), 1) if mask_GC.any() else 1
     branch = DynamicCache(config=model.config)
     for number, layer in enumerate(trunk.layers):
         assert isinstance(layer, DynamicLayer)
         assert layer.keys is not None
         assert layer.values is not None
-        branch.update(layer.keys[row_B], layer.values[row_B], number)
-    mask_BT = torch.cat([texts.prompt_mask_BP, texts.completion_mask_BC[:, :-1]], dim=1)
-    rest_BCH = model.base_model(
-        input_ids=texts.completion_BC[:, :-1], attention_mask=mask_BT, past_key_values=branch, use_cache=True
+        branch.update(layer.keys[row_B[group_G]], layer.values[row_B[group_G]], number)
+    return model.base_model(
+        input_ids=texts.completion_BC[group_G, :inputs],
+        attention_mask=torch.cat([texts.prompt_mask_BP[group_G], mask_GC[:, :inputs]], dim=1),
+        past_key_values=branch,
+        use_cache=True,
     ).last_hidden_state
-    return torch.cat([first_B1H, rest_BCH], dim=1)
+
+
+def _alike(mask_BC: Tensor) -> list[Tensor]:
+    """Rows in groups of alike length, shortest first, so that little of a group is padding; one group off the CPU."""
+    everything_B = torch.arange(len(mask_BC), device=mask_BC.device)
+    if mask_BC.device.type != "cpu":
+        return [everything_B]
+    length_B = (mask_BC * torch.arange(1, mask_BC.shape[1] + 1)).amax(1)
+    groups: list[list[int]] = [[]]
+    real = held = 0  # tokens of the last group, without and with its padding
+    for row in length_B.argsort(stable=True).tolist():
+        length = max(int(length_B[row]), 1)
+        padded = length * (len(groups[-1]) + 1)
+        if held >= LEAST_TOKENS and padded - real - length > MAX_PADDING * padded:
+            groups.append([])
+            real, padded = 0, length
+        groups[-1].append(row)
+        real, held = real + length, padded
+    return [torch.tensor(group) for group in groups]

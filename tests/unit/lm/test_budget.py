@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.config.plan import BudgetConfig
 from rocktokens.errors import ConfigError
-from rocktokens.lm.budget import _active, budget_of
+from rocktokens.lm.budget import MACHINES, _active, budget_of, in_flight
 from rocktokens.lm.requirements import model_size
 
 ROLLOUTS = RolloutConfig(num_rollouts=4, max_new_tokens=4096)
@@ -61,6 +61,22 @@ def test_the_paper_pairs_budget_is_of_the_order_planned(qwen3):
     assert 10 < found["census"].device_hours < 150
     assert 50e9 < found["score"].disk < 120e9
     assert found["score"].memory > 60e9  # the teacher alone has 61 GB in 16 bits
+
+
+def test_memory_is_for_the_rollouts_in_flight_that_the_time_is_for(qwen3):
+    """Sampling never takes more than the devices have that it is reckoned for: 256 long rollouts would."""
+    asked = BudgetConfig(prompts=1000)
+    found = {stage.stage: stage for stage in budget_of(qwen3, ROLLOUTS, asked)}
+    student, teacher = model_size(qwen3.student, qwen3), model_size(qwen3.teacher, qwen3)
+    devices, flight = in_flight(student, MACHINES["h100"], ROLLOUTS.max_new_tokens)
+    assert (devices, 50 < flight < 256) == (1, True)
+    assert found["sample"].memory == pytest.approx(
+        2 * student.parameters + flight * 2 * student.cache_per_token * ROLLOUTS.max_new_tokens
+    )
+    assert found["sample"].memory < MACHINES["h100"].memory
+    assert found["census"].memory == found["sample"].memory
+    held = 2 * teacher.parameters + 16 * student.parameters
+    assert found["distill"].memory == pytest.approx(held + found["sample"].memory - 2 * student.parameters)
 
 
 def test_hours_are_linear_in_the_work_and_fall_with_the_machine(qwen3):

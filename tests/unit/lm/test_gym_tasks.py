@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ from tiny import tiny_tokenizer
 from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.checkers import make_checker
+from rocktokens.lm.gym_options import read_options
 from rocktokens.lm.gym_tasks import GymAnswer, gym_rows, stated_answer
 from rocktokens.lm.tasks import is_endless, load_prompts
 
@@ -84,10 +86,34 @@ def test_a_task_that_scores_by_its_metadata_needs_the_problem():
         ("words\nb, a, c\n", "b, a, c", "b, a, c"),
         ("**Answer: yes**", "yes", "yes"),
         ("", "yes", None),
+        ("The answer is 79 - 62 - 16 = 1.", "1", "1"),
+        ("Answer: 3 - 0 - 8 = \N{MINUS SIGN}5", "-5", "-5"),
+        ("So \\boxed{12 \\text{ apples}} of 40", "12", "12"),
+        ("<answer>1,234</answer>", "1234", "1234"),
+        ("<answer>seven</answer> of 9", "9", "seven"),
+        ("1,2,3", "3", "3"),
+        ("The grid:\n1 2\n3 4\n", "5 6\n7 8", "1 2\n3 4"),
+        ("The answer is: **yes**", "yes", "yes"),
     ],
 )
 def test_the_stated_answer(text, reference, wanted):
     assert stated_answer(text, reference) == wanted
+
+
+def test_a_sentence_may_end_in_a_period():
+    source = "reasoning-gym:word_sorting"
+    _, _, answer = next(gym_rows(source, (), 0))
+    check = make_checker(PromptsConfig(source=source))
+    assert check(f"The answer is {answer}.", answer)
+    assert not check("The answer is nothing.", answer)
+
+
+@pytest.mark.parametrize("text", ["The answer is not 11.", "{}", "<answer></answer>", "[[1, 2], 3", "\N{SNOWMAN}", ""])
+@pytest.mark.parametrize("task", ["prime_factorization", "game_of_life", "chain_sum", "gsm_symbolic", "sudoku"])
+def test_a_scorer_that_stumbles_has_found_no_answer(task, text):
+    source = f"reasoning-gym:{task}"
+    _, _, answer = next(gym_rows(source, (), 0))
+    assert make_checker(PromptsConfig(source=source))(text, answer) is False
 
 
 @pytest.mark.parametrize(
@@ -98,11 +124,77 @@ def test_the_stated_answer(text, reference, wanted):
         ({"options": ("nosuch=3",)}, "nosuch"),
         ({"options": ("min_terms=-2",)}, "must be positive"),
         ({"options": ("seed=3",)}, "prompts.seed"),
+        ({"options": ("min_term=3",)}, "has no setting 'min_term'; did you mean min_terms?"),
+        ({"options": ("min_terms=3", "min_terms=4")}, "min_terms twice"),
+        ({"options": ("min_terms=2.5",)}, "min_terms must be a whole number, got '2.5'"),
+        ({"options": ("min_terms=abc",)}, "min_terms must be a whole number, got 'abc'"),
+        ({"options": ("min_digits=true",)}, "min_digits must be a whole number"),
+        ({"options": ("allow_negation=maybe",)}, "allow_negation must be true or false, got 'maybe'"),
+        ({"options": ("max_digits=1000000",)}, "reasoning-gym:chain_sum cannot make problems with max_digits=1000000"),
+        ({"source": "reasoning-gym:simple_equations", "options": ("operators=[+]",)}, "problems with operators"),
+        ({"source": "reasoning-gym:simple_equations", "options": ("operators=[+,*]",)}, "in quotes"),
+        ({"source": "reasoning-gym:simple_equations", "options": ("operators=+",)}, "must be a list such as"),
+        ({"source": "reasoning-gym:composite", "options": ("datasets=[{name: chain_sum}]",)}, "name one of those"),
+        ({"source": "reasoning-gym:word_sorting", "options": ("transformation=loud",)}, "one of lowercase, uppercase"),
+        ({"source": "reasoning-gym:basic_arithmetic", "options": ("format_style=odd",)}, "one of simple, natural"),
+        ({"source": "reasoning-gym:calendar_arithmetic", "options": ("tasks=[1]",)}, "a list, each part of it text"),
+        ({"source": "reasoning-gym:time_intervals", "options": ("min_date=never",)}, "a date such as"),
+        ({"source": "reasoning-gym:arc_agi", "options": ("board_format_opts={}",)}, "leave it out"),
+        ({"split": "test"}, "leave split=test out"),
+        ({"messages_field": "chat"}, "leave messages_field out"),
     ],
 )
 def test_what_is_refused(settings, says, tokenizer):
     with pytest.raises(ConfigError, match=says):
         load_prompts(PromptsConfig(**{"source": SUMS.source, "limit": 5, **settings}), tokenizer)
+
+
+def test_options_for_another_source_are_refused(tokenizer):
+    with pytest.raises(ConfigError, match="leave options out"):
+        load_prompts(PromptsConfig(source="arithmetic", limit=5, options=("min_terms=3",)), tokenizer, part="train")
+
+
+def test_a_refusal_without_a_word_shows_the_options(tokenizer, monkeypatch):
+    import reasoning_gym
+
+    def refuse(*args, **settings):
+        raise AssertionError
+
+    monkeypatch.setattr(reasoning_gym, "create_dataset", refuse)
+    with pytest.raises(ConfigError, match=r"reasoning-gym:chain_sum refuses min_terms=3 max_terms=4$"):
+        next(gym_rows(SUMS.source, ("min_terms=3", "max_terms=4"), 0))
+
+
+@pytest.mark.parametrize(
+    ("source", "option", "key", "value"),
+    [
+        ("word_sorting", "transformation=uppercase", "transformation", "uppercase"),
+        ("time_intervals", "min_time=08:30", "min_time", "08:30:00"),
+        ("time_intervals", "min_date=2026-01-31", "min_date", "2026-01-31"),
+        ("caesar_cipher", "delimiter=on", "delimiter", "on"),
+        ("rearc", "rng_difficulty_ranges=[[0, 0.5], [0.5, 1]]", "rng_difficulty_ranges", "[(0.0, 0.5), (0.5, 1.0)]"),
+        ("countdown", "operators=['+', '-']", "operators", "('+', '-')"),
+        ("figlet_font", "static_word=null", "static_word", "None"),
+        ("binary_alternation", "p_solvable=1", "p_solvable", "1.0"),
+        ("binary_alternation", "p_solvable=5e-1", "p_solvable", "0.5"),
+    ],
+)
+def test_options_become_what_the_task_wants(source, option, key, value):
+    from reasoning_gym.factory import DATASETS
+
+    read = read_options(source, DATASETS[source][1], (option,))[key]
+    assert str(getattr(read, "value", read)) == value
+
+
+def test_every_task_takes_its_own_defaults():
+    """What the package's configurations start from passes the checks of types, as far as it can be written down."""
+    from reasoning_gym.factory import DATASETS
+
+    for name, (_, config) in DATASETS.items():
+        for field in dataclasses.fields(config):
+            if isinstance(field.default, int | float) and field.name not in ("seed", "size"):
+                written = f"{field.name}={str(field.default).lower()}"
+                assert read_options(name, config, (written,)) == {field.name: field.default}, (name, written)
 
 
 def test_a_small_task_says_how_many_it_has(tokenizer):

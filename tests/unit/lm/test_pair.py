@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from gguf_files import GGUF_WORDS, write_gguf
+from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
 from tiny import FAMILIES, VOCABULARY, save_model, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
@@ -17,16 +18,17 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from rocktokens.config import PairConfig
 from rocktokens.core.divergence import fused_divergence
 from rocktokens.errors import ConfigError
+from rocktokens.lm import devices
+from rocktokens.lm.devices import choose_device, choose_threads
 from rocktokens.lm.pair import (
     check_head,
     check_tokenizers,
-    choose_device,
-    choose_threads,
     end_tokens,
     head_of,
     hidden_states,
     load_model,
     load_pair,
+    load_tokenizer,
 )
 from rocktokens.lm.sampling.requests import Request
 from rocktokens.lm.sampling.sampler import Sampler
@@ -407,6 +409,28 @@ def test_a_truncated_gguf_file_is_refused(saved, tmp_path):
     refused(saved, path, "m.gguf")
 
 
+def test_without_the_package_gguf_one_sentence_says_what_to_install(tmp_path, monkeypatch, capfd):
+    path = write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS)
+    capfd.readouterr()  # what the writer says
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ConfigError, match=r"0\.gguf: install the package gguf, `pip install rocktokens\[gguf\]`"):
+            load(path, PairConfig())
+    assert capfd.readouterr().err == ""
+
+
+def test_a_gguf_file_without_merges_is_refused_with_a_remedy(tmp_path):
+    wide = {"vocabulary": len(QWEN2_WORDS), "width": 64}
+    path = write_qwen2_gguf(tmp_path / "m.gguf", tiny_model("qwen2", **wide), merges=False)
+    with pytest.raises(ConfigError, match="needs its merges\\); convert the model again"):
+        load_tokenizer(path, PairConfig())
+
+
+def test_reading_a_gguf_file_shows_no_bar_of_others(tmp_path, capfd):
+    load_model(write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS), PairConfig())
+    assert "quantizing" not in capfd.readouterr().err
+
+
 def test_gguf_tokenizers_that_differ_are_refused(tmp_path):
     words = [*GGUF_WORDS[:10], "other", *GGUF_WORDS[11:]]
     paths = [write_gguf(tmp_path / f"{i}.gguf", tiny_model(), w) for i, w in enumerate((GGUF_WORDS, words))]
@@ -433,3 +457,38 @@ def test_tiny_models_get_one_thread_unless_told():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("processes", "threads"),
+    [
+        ({}, 8),
+        ({"ROCKTOKENS_WORLD": "3"}, 2),
+        ({"WORLD_SIZE": "16"}, 1),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}, 2),
+    ],
+    ids=str,
+)
+def test_processes_of_one_machine_share_its_cores(monkeypatch, processes, threads):
+    """A model that is not tiny takes all cores, or this process's share of them."""
+    monkeypatch.setattr(devices, "TINY_PARAMETERS", 0)
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)))
+    for variable, value in processes.items():
+        monkeypatch.setenv(variable, value)
+    before = torch.get_num_threads()
+    try:
+        assert choose_threads(None, tiny_model()) == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_16_bit_weights_on_a_processor_without_instructions_for_them_are_said(monkeypatch, caplog, dtype, fast):
+    monkeypatch.setattr(devices, "has_bf16_products", lambda: fast)
+    model = tiny_model().to(dtype)
+    devices.warn_of_slow_products(model)
+    assert not caplog.text  # a tiny model is fast anyway
+    monkeypatch.setattr(devices, "TINY_PARAMETERS", 0)
+    devices.warn_of_slow_products(model, model)
+    assert caplog.text.count("pass --pair.dtype float32") == (dtype == torch.bfloat16 and not fast)

@@ -10,9 +10,12 @@ import pyarrow as pa
 import pytest
 import torch
 from tiny import FAMILIES, VOCABULARY, prompts, tiny_model
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from rocktokens.errors import DataError
 from rocktokens.lm.scoring import Rollout, micro_batches, score
+from rocktokens.lm.states import LocalStates, RememberedStates
 from rocktokens.runs.schema import OCCURRENCES
 
 EOS = 1
@@ -83,6 +86,31 @@ def test_every_column_equals_the_oracle_on_full_logits(pair):
             assert table["is_eos"][row] == (token == EOS)
             row += 1
     assert row == len(table["kl"])
+
+
+def test_what_all_prompts_begin_with_is_computed_once(pair):
+    """One system message before every prompt; one prompt is nothing else. The numbers are those of whole texts."""
+    student, teacher = pair
+    common = prompts(1, seed=3, shortest=40, longest=40)[0]
+    rests = prompts(20, seed=4, shortest=20, longest=20)
+    rollouts = [Rollout(f"p{i}", f"p{i:02}", common + rest[: i % 8], rest[i % 8 :]) for i, rest in enumerate(rests)]
+    computed = []
+    handle = student.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        table = scored(rollouts, student, teacher, token_budget=4096)
+    finally:
+        handle.remove()
+    shares = all(type(layer) is DynamicLayer for layer in DynamicCache(config=student.config).layers)
+    # The prompt that is nothing but the beginning keeps its last token: its state predicts the first token.
+    assert computed == ([39, 20 * 21] if shares else [20 * 60])
+    want = [
+        oracles.reverse_kl(oracles.probabilities(s), oracles.probabilities(t))
+        for rollout in rollouts
+        for s, t in zip(own_logits(student, rollout), own_logits(teacher, rollout))
+    ]
+    np.testing.assert_allclose(table["kl"].to_numpy(), want, rtol=1e-3, atol=1e-4)
 
 
 def test_log_probabilities_equal_transformers_own_loss(pair):
@@ -319,3 +347,25 @@ def test_models_are_scored_without_dropout_and_left_as_they_were():
     assert scored(rollouts, student, teacher).equals(expected)
     assert student.training
     assert all(parameter.grad is None for parameter in student.parameters())
+
+
+def test_states_that_are_asked_for_again_are_computed_once(llamas):
+    student, teacher = llamas
+    passes = []
+    handle = teacher.base_model.register_forward_hook(lambda *args: passes.append(1))
+    source = RememberedStates(LocalStates(teacher))
+    try:
+        first = scored(make_rollouts(), student, source)
+        once = len(passes)
+        other = scored(make_rollouts(), teacher, source)  # another student on the same rollouts
+        handle_free = len(passes) - once
+        little = RememberedStates(LocalStates(teacher), most_bytes=10)
+        scored(make_rollouts(), student, little)
+        scored(make_rollouts(), student, little)
+    finally:
+        handle.remove()
+    assert once >= 1
+    assert handle_free == once  # the teacher's own passes as a student
+    assert len(passes) == 4 * once  # what does not fit is computed again
+    assert first.equals(scored(make_rollouts(), student, teacher))
+    assert np.abs(other["kl"].to_numpy()).max() < 1e-5

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_messages_go_through_the_tokenizers_own_template(tmp_path, chat_tokenize
     (prompt,) = load_prompts(PromptsConfig(source=source), chat_tokenizer)
     assert prompt.text == "Ana has\nSo,"
     assert list(prompt.prompt_ids) == chat_tokenizer("Ana has\nSo,")["input_ids"]
+
+
+def test_a_system_message_stands_before_the_prompt(tmp_path, chat_tokenizer):
+    source = write_jsonl(tmp_path / "plain.jsonl", {"prompt": "Ana has"})
+    asked = PromptsConfig(source=source, chat=True, system="Be brief.")
+    alone = load_prompts(replace(asked, system=None), chat_tokenizer)[0].text
+    assert load_prompts(asked, chat_tokenizer)[0].text == chat_tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ana has"}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert load_prompts(asked, chat_tokenizer)[0].text != alone
+    with pytest.raises(ConfigError, match="system is a message of a chat: set chat too"):
+        PromptsConfig(source=source, system="Be brief.")
 
 
 def test_plain_text_takes_the_template_only_when_asked(tmp_path, chat_tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -392,6 +393,19 @@ def test_sets_are_there_once():
     ]
     with pytest.raises(ConfigError, match="window knock-outs need"):
         make_sets([1], KnockoutConfig(kinds=("window",)), TEXTS, eos_ids=(0,))
+
+
+def test_wider_sets_may_be_those_of_declared_rocks_only():
+    config = KnockoutConfig(kinds=("token", "family"), wider_sets_of="rocks")
+    made = make_sets([1, 5], config, {**TEXTS, 5: "x", 6: " X"}, eos_ids=(0,), rocks=[1])
+    assert [s.set_id for s in made] == ["token:1", "token:5", "family:1"]
+    every = dataclasses.replace(config, wider_sets_of="candidates")
+    assert [s.set_id for s in make_sets([1, 5], every, {**TEXTS, 5: "x", 6: " X"}, eos_ids=(0,), rocks=[1])] == [
+        "token:1",
+        "token:5",
+        "family:1",
+        "family:5",
+    ]
 
 
 # ---------------------------------------------------------------- the stage, through the command line

@@ -391,6 +391,34 @@ def test_equal_prompts_are_prefilled_once(llama):
     assert passed[1][0] == 12
 
 
+@pytest.mark.parametrize("longest", [20, 5])  # 5: all prompts are equally long
+def test_what_all_prompts_begin_with_is_computed_once(model, longest):
+    """A common beginning of 24 tokens; one prompt is nothing else. The logits are those of every row alone."""
+    common = prompts(1, seed=9, shortest=24, longest=24)[0]
+    rests = prompts(20, seed=10, shortest=5, longest=longest)
+    prefixes = [common + rest for rest in rests] + [common] * (longest > 5)
+    passed = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    decoder = Decoder(model, pad_id=PAD)
+    try:
+        logits_BV = decoder.prefill(prefixes, room=3)
+    finally:
+        handle.remove()
+    assert passed == [(1, 24), (len(prefixes), max(map(len, rests)))]
+    rows = torch.arange(len(prefixes) - 1, -1, -2)  # half of them, in another order
+    decoder.keep(rows)
+    next_BV = decoder.advance(torch.full((len(rows),), 7))
+    with torch.no_grad():
+        for row, prefix in enumerate(prefixes):
+            alone_V = model(torch.tensor([prefix])).logits[0, -1]
+            torch.testing.assert_close(logits_BV[row], alone_V, rtol=1e-4, atol=1e-4)
+        for place, row in enumerate(rows.tolist()):
+            alone_V = model(torch.tensor([[*prefixes[row], 7]])).logits[0, -1]
+            torch.testing.assert_close(next_BV[place], alone_V, rtol=1e-4, atol=1e-4)
+
+
 # --- manners ---
 
 

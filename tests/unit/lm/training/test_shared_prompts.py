@@ -80,6 +80,27 @@ def test_states_and_gradients_are_those_of_one_forward(family, prompts):
         assert forwards == [len(prompts) * (3 + max(prompts) + 6)]
 
 
+@pytest.mark.parametrize("prompts", [[0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 4, 5]])
+def test_on_a_cpu_rows_of_alike_length_go_together(prompts):
+    """Six completions of very different length: the same states and gradients, with less padding."""
+    model, lengths = tiny_model().train(), [40, 3, 41, 5, 38, 39]
+    given = texts(prompts, lengths, columns=(9, 50))
+    mask = given.completion_mask_BC
+    want = one_forward(model, given)
+    want_grads = gradients(model, want, mask)
+    forwards = []
+    handle = model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: forwards.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    got = completion_states(model, inputs(given), reader(model), share=True)
+    handle.remove()
+    longest, distinct = 3 + max(prompts), len(set(prompts))
+    assert forwards == [(distinct, longest), (3, 37), (3, 40)]  # 3, 5 and 38 are fewer than 64 tokens without the third
+    torch.testing.assert_close(got[mask > 0], want[mask > 0], rtol=1e-4, atol=1e-5)
+    for name, grad in gradients(model, got, mask).items():
+        torch.testing.assert_close(grad, want_grads[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
 def test_which_models_share():
     assert can_share(tiny_model("llama"))
     assert not can_share(tiny_model("mistral"))  # a sliding window forgets the prompt
