@@ -111,8 +111,10 @@ def _main(arguments: list[str]) -> int:
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if name in ("detect", "geometry", "census", "report"):  # small matrices, no model: more threads than one only wait
+    if name in ("geometry", "census", "report"):  # small matrices, no model: more threads than one only wait
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    elif name == "detect":  # it shares its work out over the cores itself; a product of matrices is one core's
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if {"-h", "--help"} & set(rest) and "--help-all" not in rest:
         from rocktokens.everyday import everyday_help

@@ -51,7 +51,7 @@ class StudyCommand(StudyConfig):
     """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
 
     def run(self) -> None:
-        from rocktokens.recipes import QUICK_LEFT_OUT
+        from rocktokens.recipes import quick_left_out
 
         config = StudyConfig(**{item.name: getattr(self, item.name) for item in fields(StudyConfig)})
         if self.dry_run:
@@ -61,7 +61,7 @@ class StudyCommand(StudyConfig):
             return
         from rocktokens.stages.study import study
 
-        study(config, images=not self.quick, note=QUICK_LEFT_OUT if self.quick else None)
+        study(config, images=not self.quick, note=quick_left_out(self.recipe) if self.quick else None)
 
 
 @dataclass(frozen=True, kw_only=True)

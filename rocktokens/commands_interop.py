@@ -76,7 +76,7 @@ class DoctorCommand:
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     probe: int = 32
-    """Prompts that both models answer; 0: load no weights."""
+    """Prompts that both models answer, loaded in this process also where servers are named; 0: load no weights."""
     learning_rate: float = DistillConfig.learning_rate
     """The learning rate that is compared with the resolution of the weights."""
     top_k: int | None = None

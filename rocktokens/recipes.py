@@ -38,7 +38,7 @@ def world_recipe(name: str) -> StudyConfig:
 
 QWEN_STUDENT = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 QWEN_TEACHER = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
-QWEN_LENGTH = 96  # tokens; nine rollouts of ten are shorter (docs/results/qwen.md)
+QWEN_LENGTH = 64  # tokens; four rollouts of five are shorter (docs/results/qwen.md)
 QWEN_TASK = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=2")
 
 
@@ -58,7 +58,7 @@ def qwen_recipe() -> StudyConfig:
         distill=DistillConfig(
             steps=240,
             hours=5.0,
-            learning_rate=1e-5,
+            learning_rate=3e-6,  # by pilots: 1e-5 and 3e-5 lower the accuracy (docs/results/qwen.md)
             prompts_per_step=4,
             rollouts_per_prompt=2,
             max_new_tokens=QWEN_LENGTH,
@@ -73,10 +73,12 @@ def qwen_recipe() -> StudyConfig:
         score=ScoreConfig(token_budget=4096),
         detect=DetectConfig(k=100),
         baseline=BaselineConfig(problems=400, rollouts=1, batch_size=64),
-        knockout=KnockoutConfig(top=100, kinds=("token", "window", "family")),
+        knockout=KnockoutConfig(top=100, kinds=("token", "window", "family"), wider_sets_of="rocks"),
         graft=GraftConfig(problems=200),
         compare=CompareConfig(
-            regimes=("uniform", "freeze", "random", "shorter"),
+            # The bypass list where there is one; beside it what the paper would leave out.
+            regimes=("uniform", "freeze", "freeze_rocks", "random", "shorter"),
+            definition="context",
             seeds=2,
             steps=60,
             evaluations=2,
@@ -87,12 +89,13 @@ def qwen_recipe() -> StudyConfig:
     )
 
 
-# What a quick study leaves out, for its last lines.
-QUICK_LEFT_OUT = (
-    "This was --quick: 60 training steps, 150 detection prompts, a census of 12 candidates on 150 prompts, one seed "
-    "and 30 steps in the comparison, no controls. Effects below several points cannot be seen. The whole study: "
-    "rocktokens study arithmetic."
-)
+def quick_left_out(recipe: str | None) -> str:
+    """What a quick study leaves out, for its last lines; `recipe` is the word that the study was called with."""
+    return (
+        "This was --quick: 60 training steps, 150 detection prompts, a census of 12 candidates on 150 prompts, one "
+        "seed and 30 steps in the comparison, no controls. Effects below several points cannot be seen. The whole "
+        f"study: rocktokens study {recipe or 'arithmetic'}."
+    )
 
 
 def quick(config: StudyConfig) -> StudyConfig:

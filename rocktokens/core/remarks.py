@@ -28,6 +28,7 @@ Code = Literal[
     "control_loss_short",
     "baseline_at_bound",
     "baseline_differs",
+    "prompts_differ",
     "uses_unknown",
     "scores_approximate",
 ]

@@ -9,6 +9,7 @@ to case, and spaces and hyphens count as underscores.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from rocktokens.runs.files import first_line
 COUNT_COLUMNS = {
     "token_id": ("token_id", "id"),
     "count": ("count", "frequency", "freq"),
-    "mean_loss": ("mean_loss", "mean_kl", "loss", "kl"),
+    "mean_loss": ("mean_loss", "mean_kl", "kl"),
     "token": ("token", "token_string", "text"),
 }
 OUTCOME_COLUMNS = {
@@ -40,6 +41,8 @@ OUTCOME_COLUMNS = {
 }
 LARGEST = 2**53  # whole numbers above it are not exact as floating-point numbers
 OPTIONAL = ("token", "rollout")
+KEYS = ("candidate", "prompt", "rollout")
+WHOLE = re.compile(r"\d+(\.0)?")
 
 
 def read_counts(path: Path, *, signed: bool = False) -> TypeCounts:
@@ -49,7 +52,7 @@ def read_counts(path: Path, *, signed: bool = False) -> TypeCounts:
         path: CSV or Parquet with token_id, count and mean_loss, one row per type; `token`, its text, is optional.
         signed: whether mean losses may be negative, as those of the sampled token's log-ratio.
     """
-    table = _named(path, _read(path), COUNT_COLUMNS)
+    table = _named(path, _read(path, COUNT_COLUMNS["token"]), COUNT_COLUMNS)
     token_id_V = _whole(path, table, "token_id")
     count_V = _whole(path, table, "count")
     loss_V = _numbers(path, table, "mean_loss")
@@ -59,8 +62,14 @@ def read_counts(path: Path, *, signed: bool = False) -> TypeCounts:
         hint = "a KL divergence is never negative; for the mean log-ratio of sampled tokens pass --signal log_ratio"
         _refuse(path, loss_V < 0, "mean_loss", loss_V, hint)
     _refuse_repeated(path, [token_id_V.tolist()], "token_id", "add up the rows of a type first")
-    if not count_V.sum():
+    if not count_V.any():
         raise DataError(f"{path}: every count is 0; there is nothing to measure")
+    with np.errstate(over="ignore"):
+        total = float(np.abs(count_V * loss_V).sum())
+    if not np.isfinite(total) or float(count_V.astype(float).sum()) > LARGEST:
+        raise DataError(
+            f"{path}: counts times mean losses add up to more than a computer's numbers hold; mend the rows"
+        )
     tokens = tuple(_texts(table["token"])) if "token" in table.column_names else None
     return TypeCounts(token_id_V, count_V, loss_V, tokens)
 
@@ -73,27 +82,30 @@ def read_outcomes(path: Path) -> KnockoutOutcomes:
             0 or 1, or the share of right rollouts. With a column `rollout` there may be several rows for a candidate
             and prompt, and they are averaged.
     """
-    table = _named(path, _read(path), OUTCOME_COLUMNS)
+    texts = [alias for name in (*KEYS, "token") for alias in OUTCOME_COLUMNS[name]]
+    table = _named(path, _read(path, texts), OUTCOME_COLUMNS)
     outcome = {name: _shares(path, table, name) for name in ("baseline", "knocked_out")}
-    keys = {name: _texts(table[name]) for name in ("candidate", "prompt", "rollout") if name in table.column_names}
-    for name in keys:
-        empty = [row for row, value in enumerate(table[name].to_pylist()) if value is None or value == ""]
-        if empty:
-            raise DataError(f"{path}, row {empty[0] + 1}: {name} is empty")
+    keys = {name: _keys(path, table, name) for name in KEYS if name in table.column_names}
     hint = "average the rollouts of a prompt first, or number them in a column rollout"
     _refuse_repeated(path, list(keys.values()), " and ".join(keys), hint)
     tokens = None
     if "token" in table.column_names:
         tokens = dict(zip(keys["candidate"], _texts(table["token"])))
     return KnockoutOutcomes.from_rows(
-        keys["candidate"], keys["prompt"], outcome["baseline"], outcome["knocked_out"], tokens or {}
+        keys["candidate"],
+        keys["prompt"],
+        outcome["baseline"],
+        outcome["knocked_out"],
+        tokens or {},
+        keys.get("rollout"),
     )
 
 
 # ---------------------------------------------------------------- files
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Path, texts: Sequence[str]) -> pa.Table:
+    """The file's table; of a CSV, the columns with these names hold texts, whatever they look like (007, true)."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     kind = "CSV" if path.suffix.lower() in (".csv", ".tsv", ".txt") else "Parquet"
@@ -102,7 +114,12 @@ def _read(path: Path) -> pa.Table:
             options = pa_csv.ParseOptions(
                 delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True
             )
-            table = pa_csv.read_csv(path, parse_options=options)
+            with pa_csv.open_csv(path, parse_options=options) as begun:
+                names = begun.schema.names
+            kinds = {name: pa.string() for name in names if _plain(name) in texts}
+            table = pa_csv.read_csv(
+                path, parse_options=options, convert_options=pa_csv.ConvertOptions(column_types=kinds)
+            )
         else:
             table = pq.read_table(path)
     except (OSError, ValueError) as error:
@@ -112,9 +129,13 @@ def _read(path: Path) -> pa.Table:
     return table
 
 
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "_").replace("-", "_")
+
+
 def _named(path: Path, table: pa.Table, wanted: Mapping[str, Sequence[str]]) -> pa.Table:
     """The wanted columns under our names; DataError where a required one is missing or there twice."""
-    plain = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in table.column_names]
+    plain = [_plain(name) for name in table.column_names]
     found: dict[str, pa.ChunkedArray] = {}
     taken: set[int] = set()
     for name, aliases in wanted.items():
@@ -123,7 +144,8 @@ def _named(path: Path, table: pa.Table, wanted: Mapping[str, Sequence[str]]) -> 
             raise DataError(f"{path} has several columns {plain[places[0]]}; keep the one that is meant")
         if places:
             taken.add(places[0])
-            found[name] = table.column(places[0])
+            column = table.column(places[0])
+            found[name] = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
         elif name not in OPTIONAL:
             have = ", ".join(map(repr, table.column_names))
             also = f" (or {', '.join(aliases[1:])})" if len(aliases) > 1 else ""
@@ -165,10 +187,26 @@ def _shares(path: Path, table: pa.Table, name: str) -> np.ndarray:
     return values
 
 
+def _keys(path: Path, table: pa.Table, name: str) -> list[str]:
+    """A column that tells rows apart, as texts; ids that a spreadsheet wrote as 17.0 are 17."""
+    try:
+        found = _texts(table[name])
+    except pa.ArrowInvalid as error:  # bytes that are no text
+        raise DataError(f"{path}: column {name} must hold texts or whole numbers ({first_line(error)})") from error
+    empty = [row for row, value in enumerate(found) if not value]
+    if empty:
+        raise DataError(f"{path}, row {empty[0] + 1}: {name} is empty")
+    if all(WHOLE.fullmatch(value) for value in found):
+        found = [value.removesuffix(".0") for value in found]
+    return found
+
+
 def _texts(column: pa.ChunkedArray) -> list[str]:
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        column = column.cast(pa.string())
     if pa.types.is_floating(column.type) and pc.all(pc.equal(pc.floor(column), column)).as_py():
         column = column.cast(pa.int64())  # ids that a spreadsheet wrote as 17.0
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    return ["" if value is None or value != value else str(value) for value in column.to_pylist()]
 
 
 def _refuse(path: Path, bad_N: np.ndarray, name: str, values_N: np.ndarray, why: str) -> None:

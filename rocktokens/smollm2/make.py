@@ -210,7 +210,8 @@ class _Making:
     # ------------------------------------------------------------ what stages share
 
     def _load(self, name: str) -> tuple[Any, Any]:
-        from rocktokens.lm.pair import choose_threads, load_model, load_tokenizer
+        from rocktokens.lm.devices import choose_threads
+        from rocktokens.lm.pair import load_model, load_tokenizer
 
         source = str(self.path / name)
         model = load_model(source, PairConfig(device="cpu"))

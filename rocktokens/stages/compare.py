@@ -98,6 +98,7 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
     arms = {key: open_run(plan.directory(*key)) for key in levels}
     facts: Json = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps}
     facts |= {"schedule": plan.base.schedule, "tokens": plan.tokens, "equal": plan.config.equal}
+    facts["start"] = plan.config.start or 0
     facts |= {"rocks": list(plan.sets.rocks), "bypass": list(plan.sets.bypass)}
     facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}
     facts["frozen"] = facts["frozen_by"].get("freeze") or facts["frozen_by"].get("freeze_rocks") or []
@@ -192,7 +193,7 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
         configs["uniform"] = dataclasses.replace(configs["uniform"], shadows=_shadows(sets))
         arms |= {(seed, name): configs[name] for name in regimes}
     pair = pair_of(run)
-    pair = dataclasses.replace(pair, student=_start(run, pair, trained))
+    pair = dataclasses.replace(pair, student=_start(run, pair, trained, config.start))
     folder = BESIDE if beside and (run.path / ARMS).exists() else ARMS
     return Plan(run, config, pair, prompts_of(run), base, sets, cut, arms, folder, tokens)
 
@@ -213,14 +214,22 @@ def _token_budget(run: Run, base: DistillConfig, config: CompareConfig) -> int:
     return round(2 * per_rollout * base.prompts_per_step * base.rollouts_per_prompt * base.steps)
 
 
-def _start(run: Run, pair: PairConfig, trained: DistillConfig) -> str:
-    """The model that OPD started from; with adapters, the whole model under them."""
+def _start(run: Run, pair: PairConfig, trained: DistillConfig, step: int | None) -> str:
+    """The checkpoint that is asked for, else the model that OPD started from; with adapters, the model under them."""
     if trained.lora_rank is not None:
+        if step is not None:
+            raise ConfigError(
+                f"start = {step} names a checkpoint of adapters, and regimes are trained from a whole model; leave "
+                "--start out, or distil without --lora-rank"
+            )
         off_policy = run.path / "checkpoints" / "off_policy"
         return str(off_policy) if off_policy.is_dir() else pair.student
     if 0 not in run.checkpoints():
         raise RunError(f"{run.path} does not keep the checkpoint that OPD started from; distil it again to compare")
-    return str(run.checkpoint(0))
+    if step is not None and step not in run.checkpoints():
+        kept = ", ".join(map(str, run.checkpoints()))
+        raise ConfigError(f"start = {step}, but {run.path} keeps the checkpoints {kept}; name one of these")
+    return str(run.checkpoint(step or 0))
 
 
 def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: CompareConfig) -> int:

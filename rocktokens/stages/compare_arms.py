@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,10 @@ from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.shared import same_model, served_before
 from rocktokens.stages.stage import Parts, is_complete
 from rocktokens.values import Json, Row
+
+if TYPE_CHECKING:
+    from rocktokens.lm.states import StateSource
+    from rocktokens.lm.top_k import TopKSource
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +51,7 @@ class Plan:
     run: Run
     config: CompareConfig
     pair: PairConfig
-    """The run's pair with the pre-OPD checkpoint as its student."""
+    """The run's pair with the checkpoint that every training starts from as its student."""
     prompts: PromptsConfig
     base: DistillConfig
     sets: FrozenSets
@@ -81,13 +85,17 @@ class Bench:
     problems: Sequence[Any]
     checker: Any
     contexts: Sequence[Any]
+    teacher: StateSource | TopKSource
+    """Where its states on the contexts come from; they are computed once for all students."""
 
 
 def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     """Load models and prompts; refused where there are no answers to evaluate students by."""
     from rocktokens.engines.connect import open_pair, require_room
     from rocktokens.lm.checkers import make_checker
+    from rocktokens.lm.states import RememberedStates, source_of
     from rocktokens.lm.tasks import load_prompts
+    from rocktokens.lm.top_k import TopKSource
 
     checker = make_checker(plan.prompts)
     parts = plan.parts()
@@ -108,7 +116,12 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     require_room(models, prompts, plan.base.max_new_tokens)
     if served is not None:
         same_model(parts, served, list(servers.teacher))
-    return Bench(models, prompts[:wanted], problems, checker, _contexts(plan, models, problems))
+    source = models.teacher_source()
+    teacher = source if isinstance(source, TopKSource) else RememberedStates(source_of(source))
+    contexts = _contexts(plan, models, problems)
+    # Every training loads its own student, and one is in memory at a time.
+    models = dataclasses.replace(models, student=None)  # type: ignore[arg-type]
+    return Bench(models, prompts[:wanted], problems, checker, contexts, teacher)
 
 
 def train_and_read(plan: Plan, bench: Bench, keys: Sequence[Key]) -> None:
@@ -148,8 +161,8 @@ def open_arm(plan: Plan, key: Key, num_problems: int) -> tuple[Run, DistillConfi
         "curve_rollouts": asked.curve_rollouts,
     }
     reading |= {"contexts": asked.contexts, "rocks": list(plan.sets.rocks)}
-    if asked.train_prompts is not None:
-        reading["train_prompts"] = asked.train_prompts
+    later = {"train_prompts": asked.train_prompts, "start": asked.start}  # settings that older trainings do not name
+    reading |= {name: value for name, value in later.items() if value is not None}
     sections, directory = {"distill": to_mapping(config), "reading": reading}, plan.directory(*key)
     try:
         return Run.create(directory, sections), config
@@ -204,7 +217,8 @@ def _train(plan: Plan, arm: Run, config: DistillConfig, bench: Bench, advance: C
         advance(now - told)
         told = now
 
-    student = load_model(plan.pair.student, plan.pair)
+    # Trained weights are float32 whatever the pair's dtype: small updates vanish in 16 bits.
+    student = load_model(plan.pair.student, dataclasses.replace(plan.pair, dtype="float32"))
     found = distill(
         config,
         dataclasses.replace(bench.models, student=student),
@@ -299,7 +313,7 @@ def _losses(bench: Bench, rocks: Sequence[int]) -> Row:
     score(
         bench.contexts,
         {0: models.student},
-        models.teacher_source(),
+        bench.teacher,
         eos_ids=models.eos_ids,
         vocabulary=models.vocabulary,
         write=lambda _, table: parts.append(table.select(["token_id", "kl"])),

@@ -7,17 +7,28 @@ from collections.abc import Mapping
 
 from rocktokens.config import CompareConfig, DistillConfig, Regime
 from rocktokens.core.comparison.regimes import FrozenSets
+from rocktokens.errors import RunError
 from rocktokens.runs.store import Run
 
 log = logging.getLogger(__name__)
 
 
 def frozen_sets(run: Run, config: CompareConfig) -> FrozenSets:
-    """Token ids named by the user, else the run's declared rocks and its bypass list."""
+    """Token ids named by the user, else the rocks, declared or by the definition asked for, and the bypass list."""
     if config.rocks:
         return FrozenSets(config.rocks, config.rocks)
-    rocks = tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()
-    return FrozenSets(rocks, tuple(run.facts("bypass")["ids"]) if run.done("bypass") else ())
+    bypass = tuple(run.facts("bypass")["ids"]) if run.done("bypass") else ()
+    if config.definition is not None:
+        return FrozenSets(_named_by(run, config.definition), bypass)
+    return FrozenSets(tuple(run.facts("detect")["rocks"]) if run.done("detect") else (), bypass)
+
+
+def _named_by(run: Run, definition: str) -> tuple[int, ...]:
+    """Types that a definition names, in the order of its ranks, whether or not `detect` declares rocks by it."""
+    if not run.done("detect"):
+        raise RunError(f"definition = {definition} needs a detection; run `rocktokens detect {run.path}` first")
+    found = run.query(f"select token_id from types where in_{definition} order by rank_{definition}, token_id")
+    return tuple(found["token_id"].to_pylist())
 
 
 def regimes_to_train(run: Run, config: CompareConfig, sets: FrozenSets) -> tuple[Regime, ...]:
@@ -26,7 +37,9 @@ def regimes_to_train(run: Run, config: CompareConfig, sets: FrozenSets) -> tuple
     if not run.done("detect"):
         return ("uniform", *asked)  # nothing was looked for: a regime that needs it is refused
     if not sets.rocks:
-        log.warning("detect declared no rocks")
+        log.warning(
+            "%s", f"no type is a rock by {config.definition}" if config.definition else "detect declared no rocks"
+        )
     if "freeze" in asked and not sets.bypass:
         why = "the bypass list is empty" if run.done("bypass") else f"no bypass list; `rocktokens bypass {run.path}`"
         log.warning("there is nothing for freeze to leave out: %s", why)

@@ -18,7 +18,7 @@ from rocktokens.runs.files import failing
 from rocktokens.runs.lock import working_on
 from rocktokens.runs.store import MANIFEST, Run, open_run
 from rocktokens.stages.bypass import list_for
-from rocktokens.stages.shared import same_model, served_before
+from rocktokens.stages.shared import other_model, same_model, served_before
 from rocktokens.stages.stage import Parts, Stage, inputs_of, resolve
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
     # Everything that can be refused is refused before anything is written.
     _require_tools(asked.config)
     kept = _parts(path / BESIDE if again else path, asked)
-    before = None if kept is None else served_before(kept)
+    before = None if kept is None else served_before(kept, again=again)
     models, served = open_pair(asked.pair, asked.servers, trains=True, before=before)
     prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
     require_room(models, prompts, asked.config.max_new_tokens)
@@ -92,6 +92,8 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         log.info("no answers to check: accuracy is not measured while training")
     ranks = processes()
     with ranks.main_process_first():  # the others open what the first has made
+        if again and kept is not None and served is not None and other_model(kept, served):
+            shutil.rmtree(path / BESIDE, ignore_errors=True)  # a stopped `--again` with another teacher
         run, target = _target(path, asked, again)
         rocks = asked.config.selector.rocks or _known_rocks(run)
     kept = _parts(target.path, asked)

@@ -17,13 +17,13 @@ FOLDER = "tokenizer"
 
 def run_tokenizer(run: Run) -> Any | None:
     """The run's tokenizer; None, with a word in the log, where it cannot be loaded."""
-    from rocktokens.lm.pair import load_tokenizer
-
     known = run.manifest["config"].get("pair") or {}
     own = run.path / FOLDER
     source = str(own) if own.is_dir() else str(known.get("student") or "")
     if not source:
         return None
+    from rocktokens.lm.pair import load_tokenizer
+
     try:
         return load_tokenizer(source, PairConfig(trust_remote_code=is_granted("model code")))
     except RockTokensError as error:

@@ -10,9 +10,11 @@ from xml.etree import ElementTree
 
 import distilling
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rocktokens import Selector, make_selector
 from rocktokens.config import (
@@ -270,6 +272,49 @@ def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     open_run(run_path).reopen("detect")  # other tests share the run
 
 
+LATE = replace(QUICK, regimes=("freeze",), seeds=1, evaluations=1, steps=2, start=4)
+
+
+def test_a_comparison_starts_from_the_checkpoint_that_is_asked_for(tmp_path, run_path, capsys):
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    open_run(tmp_path / "run").reopen("compare")
+    run = compare(tmp_path / "run", LATE)
+    assert "Regimes from the checkpoint at step 4: 2 steps, 1 seeds" in capsys.readouterr().out
+    assert run.facts("compare")["start"] == 4
+    for regime in ("uniform", "freeze"):
+        began = load_file(run.path / "compare" / regime / "seed=0" / "checkpoints" / "step=0" / "model.safetensors")
+        late, early = (load_file(run.checkpoint(step) / "model.safetensors") for step in (4, 0))
+        assert all(torch.equal(began[name], late[name]) for name in began)
+        assert not all(torch.equal(began[name], early[name]) for name in began)
+    # Trainings from another start are not taken for these.
+    with pytest.raises(RunError, match=r"start was 4, now 2.*--again"):
+        compare(tmp_path / "run", replace(LATE, start=2))
+    with pytest.raises(ConfigError, match=r"start = 3, but .* keeps the checkpoints 0, 2, 4"):
+        compare(tmp_path / "run", replace(LATE, start=3))
+
+
+def test_adapters_have_no_whole_model_to_start_late_from(tmp_path, run_path):
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    manifest["config"]["distill"]["lora_rank"] = 4
+    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"start = 4 names a checkpoint of adapters"):
+        make_plan(open_run(tmp_path / "run"), LATE)
+
+
+def test_compared_students_train_in_float32_though_the_pair_is_loaded_in_16_bits(tmp_path, run_path):
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    manifest["config"]["pair"]["dtype"] = "bfloat16"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest))
+    open_run(tmp_path / "run").reopen("compare")
+    compare(tmp_path / "run", replace(LATE, start=None))
+    trained = load_file(
+        tmp_path / "run" / "compare" / "freeze" / "seed=0" / "checkpoints" / "step=2" / "model.safetensors"
+    )
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+
+
 def test_runs_that_cannot_be_compared_say_so(tmp_path, run_path):
     Run.create(tmp_path / "empty")
     with pytest.raises(RunError, match="not distilled"):
@@ -307,6 +352,25 @@ def test_an_empty_list_is_said_and_the_other_regimes_are_still_planned(tmp_path,
     run.finish("bypass", {"ids": list(ROCKS)})
     plan = make_plan(open_run(tmp_path / "run"), asked)
     assert [regime for _, regime in plan.arms] == ["uniform", "freeze", "random"]  # not trained twice
+
+
+def test_without_declared_rocks_a_definition_says_what_is_left_out(tmp_path, run_path):
+    """As the paper would: the types of `context`, by rank, whatever `detect` declared."""
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    run = open_run(tmp_path / "run")
+    asked = replace(QUICK, rocks=(), definition="context", regimes=("freeze", "freeze_rocks", "random"), seeds=1)
+    with pytest.raises(RunError, match="definition = context needs a detection"):
+        make_plan(run, asked)
+    rows = [(5, 2, True), (7, 1, True), (9, None, False)]
+    columns = {"token_id": [t for t, _, _ in rows], "rank_context": [r for _, r, _ in rows]}
+    run.write("types", pa.table({**columns, "in_context": [chosen for _, _, chosen in rows]}))
+    run.finish("detect", {"rocks": []})
+    run.finish("bypass", {"ids": []})
+    plan = make_plan(open_run(tmp_path / "run"), asked)
+    assert [regime for _, regime in plan.arms] == ["uniform", "freeze_rocks", "random"]
+    assert plan.arms[0, "freeze_rocks"].selector.rocks == plan.arms[0, "random"].selector.rocks == (7, 5)
+    with pytest.raises(ConfigError, match="name one of them"):
+        replace(asked, rocks=(7,))
 
 
 def test_a_pair_without_rocks_is_left_out_and_says_so(tmp_path, run_path, caplog):

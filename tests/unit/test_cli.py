@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -251,6 +252,22 @@ def test_score_before_sample_says_what_to_run(tmp_path: Path) -> None:
 
 def test_unknown_checkpoint_lists_those_there_are(scored: Path) -> None:
     refused(rocktokens("score", scored, "--checkpoints", "7"), 2, "no checkpoint 7; it has 0")
+
+
+def test_detect_takes_all_cores_and_leaves_one_to_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocktokens.core.parallel import num_threads
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for command, threads in (("detect", 8), ("geometry", 1)):
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            monkeypatch.setenv(variable, "")  # so that what the command sets is undone
+            monkeypatch.delenv(variable)
+        rocktokens(command, "--help")
+        assert num_threads() == threads
+        assert "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    rocktokens("detect", "--help")
+    assert num_threads() == 3  # as told
 
 
 def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_quick_is_small_true_and_open_to_flags():
     assert _parse("study", ["--quick", "--distill.steps", "5"]).distill.steps == 5
 
 
+@pytest.mark.parametrize(("words", "name"), [(["qwen"], "qwen"), (["market"], "market"), ([], "arithmetic")])
+def test_quick_ends_with_the_whole_study_of_the_same_recipe(words, name, monkeypatch):
+    said = {}
+    monkeypatch.setattr("rocktokens.stages.study.study", lambda config, **more: said.update(more))
+    _parse("study", [*words, "--quick"]).run()
+    assert said["note"].endswith(f"The whole study: rocktokens study {name}.")
+
+
 def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path, capsys):
     text = output(capsys, "study", "--quick", "--dry-run", "--path", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

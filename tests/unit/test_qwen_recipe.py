@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf_files import GGUF_WORDS, write_gguf
+from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
 from safetensors.torch import load_file
 from tiny import letter_tokenizer, save_model, tiny_model
 
@@ -27,6 +27,8 @@ from rocktokens.recipes import recipes
 from rocktokens.stages.distill import distill
 from rocktokens.stages.study import study
 
+REGIMES = ("uniform", "freeze_rocks", "random", "shorter")
+ROCKS = tuple(range(40, 60))
 GYM = pytest.importorskip("reasoning_gym", reason="needs reasoning-gym: pip install rocktokens[tasks]")
 
 
@@ -77,7 +79,9 @@ def small(config, path, pair):
         graft=GraftConfig(problems=4, resamples=200, clusters=False),
         compare=dataclasses.replace(
             config.compare,
-            regimes=("uniform", "random"),
+            regimes=REGIMES,
+            rocks=ROCKS,  # random models have none of their own
+            definition=None,
             seeds=1,
             steps=2,
             problems=4,
@@ -98,7 +102,9 @@ def test_the_whole_study_runs_on_tiny_qwen2_models(tmp_path):
     }
     study(small(recipes()["qwen"](), tmp_path / "run", pair), images=False)
     run = open_run(tmp_path / "run")
-    assert all(run.done(stage) for stage in STAGES if stage != "compare")
+    assert all(run.done(stage) for stage in STAGES)
+    assert set(run.read("compare")["regime"].to_pylist()) == set(REGIMES)
+    assert set(REGIMES) < set(recipes()["qwen"]().compare.regimes)
     assert run.checkpoints() == [0, 2, 4]
     assert run.facts("sample")["rollouts"] == 16
     kept = [load_file(run.checkpoint(step) / "model.safetensors") for step in (0, 4)]
@@ -126,4 +132,25 @@ def test_a_gguf_student_is_distilled_and_its_checkpoints_are_plain(tmp_path):
     assert run.checkpoints() == [0, 2]
     before, after = (load_file(run.checkpoint(step) / "model.safetensors") for step in (0, 2))
     assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert "quantization_config" not in (Path(run.checkpoint(2)) / "config.json").read_text()
+
+
+def test_a_quantised_qwen2_student_learns_from_a_quantised_teacher(tmp_path):
+    """As Qwen's own files are: packed weights, byte-level tokenizer, chat template inside the file."""
+    wide = {"vocabulary": len(QWEN2_WORDS), "max_position_embeddings": 256, "width": 64}
+    student = write_qwen2_gguf(tmp_path / "student.gguf", tiny_model("qwen2", **wide), "Q8_0")
+    teacher = write_qwen2_gguf(tmp_path / "teacher.gguf", tiny_model("qwen2", seed=1, **wide), "Q4_0")
+    run = distill(
+        tmp_path / "run",
+        PairConfig(student=student, teacher=teacher),
+        PromptsConfig(source="reasoning-gym:chain_sum", limit=8, chat=True),
+        DistillConfig(steps=2, keep=1, prompts_per_step=2, rollouts_per_prompt=2, max_new_tokens=6, learning_rate=1e-3),
+    )
+    before, after = (load_file(run.checkpoint(step) / "model.safetensors") for step in (0, 2))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert before[name].dtype == torch.float32
+    assert (before[name] != after[name]).float().mean() > 0.9
+    exact = tiny_model("qwen2", **wide).state_dict()[name]
+    error = (before[name] - exact).abs().max() / exact.abs().max()
+    assert 0 < error < 0.01  # rounded to 8 bits, and only that
     assert "quantization_config" not in (Path(run.checkpoint(2)) / "config.json").read_text()

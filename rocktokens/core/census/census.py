@@ -183,8 +183,11 @@ class Census:
     placebo_problems: int
     baseline_tokens: int
     baseline_rollouts: int
+    """0: not known."""
     remarks: tuple[Remark, ...] = ()
     exact_resume: bool = True
+    power: float = KnockoutConfig.power
+    """At which the smallest detectable effects are given."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -317,6 +320,7 @@ def _census(
         baseline_tokens=effects.baseline_tokens,
         baseline_rollouts=effects.baseline_rollouts,
         remarks=(Remark("baseline_at_bound", {"accuracy": accuracy.value}),) if at_bound else (),
+        power=config.power,
     )
 
 

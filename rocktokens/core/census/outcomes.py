@@ -39,6 +39,8 @@ class KnockoutOutcomes:
     tokens: tuple[str, ...]
     baseline_PV: Floats
     knocked_out_PV: Floats
+    num_rollouts: int = 0
+    """Rollouts of the baseline; 0: not known."""
 
     @classmethod
     def from_rows(
@@ -48,8 +50,9 @@ class KnockoutOutcomes:
         baseline_N: Floats,
         knocked_out_N: Floats,
         tokens: Mapping[str, str],
+        rollout_N: Sequence[str] | None = None,
     ) -> KnockoutOutcomes:
-        """From one row per candidate and prompt; rows of the same pair are averaged."""
+        """From one row per candidate and prompt, or per rollout of them; rows of the same pair are averaged."""
         names, prompts = list(dict.fromkeys(candidate_N)), list(dict.fromkeys(prompt_N))
         column = {name: place for place, name in enumerate(names)}
         row = {name: place for place, name in enumerate(prompts)}
@@ -62,7 +65,14 @@ class KnockoutOutcomes:
             np.add.at(sum_PV, at, value_N)
             sums.append(np.divide(sum_PV, count_PV, out=np.full_like(sum_PV, np.nan), where=count_PV > 0))
         texts = tuple(tokens.get(name) or name for name in names)
-        return cls(tuple(names), texts, sums[0], sums[1])
+        return cls(tuple(names), texts, sums[0], sums[1], _rollouts(prompt_N, rollout_N, baseline_N))
+
+
+def _rollouts(prompt_N: Sequence[str], rollout_N: Sequence[str] | None, baseline_N: Floats) -> int:
+    """Rollouts of the baseline, which candidates share; 0 where outcomes are shares of nobody knows how many."""
+    if rollout_N is not None:
+        return len(set(zip(prompt_N, rollout_N)))
+    return len(set(prompt_N)) if np.isin(baseline_N, (0.0, 1.0)).all() else 0
 
 
 def census_of_outcomes(outcomes: KnockoutOutcomes, config: KnockoutConfig, *, seed: int = 0) -> Census:
@@ -102,9 +112,10 @@ def census_of_outcomes(outcomes: KnockoutOutcomes, config: KnockoutConfig, *, se
         placebo_strong=(0, 0),
         placebo_problems=0,
         baseline_tokens=0,
-        baseline_rollouts=len(accuracy_P),
+        baseline_rollouts=outcomes.num_rollouts,
         remarks=_remarks(outcomes, accuracy.value),
         exact_resume=False,
+        power=config.power,
     )
 
 
@@ -119,7 +130,7 @@ def _alike(difference_PV: Floats, names: Sequence[str]) -> list[tuple[np.ndarray
         if len(tested_P) < 2:
             raise DataError(
                 f"candidate {names[columns[0]]} was tested on {len(tested_P)} prompt; a verdict needs at least 2, "
-                "better hundreds"
+                "better hundreds: leave it out, or test it on more"
             )
     return found
 
@@ -199,6 +210,9 @@ def _remarks(outcomes: KnockoutOutcomes, accuracy: float) -> tuple[Remark, ...]:
     spread_P = np.nanmax(outcomes.baseline_PV, axis=1) - np.nanmin(outcomes.baseline_PV, axis=1)
     if (spread_P > 0).any():
         remarks.append(Remark("baseline_differs", {"prompts": int((spread_P > 0).sum()), "of": len(spread_P)}))
+    tested_V = (~np.isnan(outcomes.baseline_PV)).sum(axis=0)
+    if tested_V.min() < tested_V.max():
+        remarks.append(Remark("prompts_differ", {"fewest": int(tested_V.min()), "most": int(tested_V.max())}))
     if accuracy in (0.0, 1.0):
         remarks.append(Remark("baseline_at_bound", {"accuracy": accuracy}))
     return tuple(remarks)

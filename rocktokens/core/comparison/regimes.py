@@ -76,7 +76,7 @@ NOTHING = FrozenSets()
 
 
 def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
-    """What all regimes share: the run's own distillation, from its pre-OPD checkpoint, over a fixed number of steps.
+    """What all regimes share: the run's own distillation, over a fixed number of steps.
 
     Nothing is recorded or evaluated on the way: students are kept at the evaluation points and evaluated afterwards.
     """

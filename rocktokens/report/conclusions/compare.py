@@ -18,7 +18,7 @@ from rocktokens.report.formats import percent, points
 SUBJECTS = {
     "freeze": "freezing the bypass list, {} of positions,",
     "freeze_rocks": "freezing all rocks, {} of positions,",
-    "random": "freezing control positions, as many and in runs as long, {} of all,",
+    "random": "freezing control positions in runs as long, {} of all,",
     "random_loss": "freezing as many other positions, as near to the frozen loss as others come, {} of all,",
     "soft": "giving the rocks a smaller weight",
     "adaptive": "freezing what adaptive found while training, {} of positions,",
@@ -58,10 +58,14 @@ def _interval(estimate: Estimate) -> str:
 
 def subject(reading: Reading) -> str:
     """What the regime did, with the share of positions it left out."""
-    left_out = max(0.0, 1.0 - 1.0 / reading.ceiling)
     return SUBJECTS.get(reading.regime, f"the regime {reading.regime}, leaving out {{}} of positions,").format(
-        percent(left_out)
+        percent(_left_out(reading))
     )
+
+
+def _left_out(reading: Reading) -> float:
+    """Share of positions without loss, or not sampled."""
+    return max(0.0, 1.0 - 1.0 / reading.ceiling)
 
 
 def verdict_sentence(reading: Reading, *, margin: float, uniform: Reading | None = None) -> str:
@@ -132,9 +136,12 @@ def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
         said.insert(0, "There was nothing on the bypass list to freeze.")
     random, matched = readings.get("random"), readings.get("random_loss")
     if random is not None:
+        frozen = max(_left_out(readings[name]) for name in FROZEN if name in readings)
+        which = "as many other positions"
+        if _left_out(random) < ENOUGH * frozen:  # a set that is most of the text leaves too few others
+            which = f"{percent(_left_out(random))} of positions where the frozen types are {percent(frozen)}"
         said.append(
-            f"The control, as many other positions, changed it by {points(random.change.value)} points "
-            f"{_interval(random.change)}."
+            f"The control, {which}, changed it by {points(random.change.value)} points {_interval(random.change)}."
         )
     if matched is not None:
         said.append(
@@ -144,6 +151,8 @@ def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
     return " ".join(said)
 
 
+# A control of fewer positions than this share of the frozen ones is not called as many.
+ENOUGH = 0.9
 # Regime that freezes token types → what it freezes.
 FROZEN = {"freeze": "types on the bypass list", "freeze_rocks": "rocks"}
 

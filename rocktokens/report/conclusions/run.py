@@ -6,6 +6,7 @@ A question that the run did not ask is answered by saying so, with the command t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rocktokens.core.stats import Estimate
 from rocktokens.report.figures.causal import census_rows, counted, epsilon, graft_rows, noise_floor, verdicts_by_token
@@ -14,6 +15,7 @@ from rocktokens.report.figures.detect import footprint_row
 from rocktokens.report.figures.distill import persistence_rows
 from rocktokens.report.formats import interval, listed, number, percent, plural, points, visible
 from rocktokens.report.run_facts import Facts, estimate
+from rocktokens.values import Row
 
 
 def answer(facts: Facts) -> list[str]:
@@ -33,10 +35,10 @@ def _what(facts: Facts) -> str:
         return _ask(facts, "detect", "Which tokens are rocks")
     names = [f"“{visible(row['token'])}”" for row in facts.rocks]
     if not names:
-        return (
-            f"No rock was found among {plural(len(facts.types), 'token type')} by the `{facts.definition}` definition: "
-            "no type stays expensive in recurring contexts."
-        )
+        proven = "no type is proven to cost more than the tokens around it and to have stopped learning"
+        why = proven if facts.definition == "certified" else "no type stays expensive in recurring contexts"
+        among = plural(len(facts.types), "token type")
+        return f"No rock was found among {among} by the `{facts.definition}` definition: {why}."
     if facts.only_tables:
         return (
             f"Of {plural(len(facts.types), 'token type')} that a table of counts lists, these {len(names)} carry the "
@@ -46,8 +48,10 @@ def _what(facts: Facts) -> str:
     when = f"{stay} expensive before and after distillation"
     if not any(row.get("loss_pre") is not None for row in facts.types):
         when = f"{'is' if len(names) == 1 else 'are'} expensive at the one checkpoint that was scored"
+    # `certified` tests cost and learning; contexts are shown beside it.
+    where = "" if facts.definition == "certified" else f" and {recur} in similar contexts"
     return (
-        f"{len(names)} of {plural(len(facts.types), 'token type')} {when} and {recur} in similar contexts "
+        f"{len(names)} of {plural(len(facts.types), 'token type')} {when}{where} "
         f"(`{facts.definition}` definition): {listed(names)}."
     )
 
@@ -118,16 +122,23 @@ def _against_noise(facts: Facts, change: Estimate | None) -> str:
     return f"; it {word} by more than the {number(noise, 3)} that other texts alone bring"
 
 
+def _verdict_counts(rows: Sequence[Row]) -> str:
+    """How many have each verdict, the most frequent first."""
+    count = {name: sum(row["verdict"] == name for row in rows) for name in {row["verdict"] for row in rows}}
+    ordered = sorted(count, key=lambda name: (-count[name], name))
+    return listed([counted(name, count[name]) for name in ordered], limit=6)
+
+
 def _matter(facts: Facts) -> str:
     rows = verdicts_by_token(facts)
     if not census_rows(facts):
         return _ask(facts, "knockout", "Whether the student needs them")
     own = [rows[token_id] for token_id in facts.rock_ids if token_id in rows]
+    if not facts.rock_ids:
+        return f"No rock could be tested; of the costliest candidates, {_verdict_counts(list(rows.values()))}."
     if not own:
         return "None of the rocks was among the candidates of the census."
-    count = {name: sum(row["verdict"] == name for row in own) for name in {row["verdict"] for row in own}}
-    ordered = sorted(count, key=lambda name: (-count[name], name))
-    said = listed([counted(name, count[name]) for name in ordered], limit=6)
+    said = _verdict_counts(own)
     floor = noise_floor(facts)
     noise = f", noise floor up to {number(100 * floor, 1)}" if floor is not None else ""
     stage = facts.stage("knockout")

@@ -193,7 +193,10 @@ def _power(facts: Facts) -> tuple[str, ...]:
     smallest = facts.stage("knockout").get("smallest_detectable_effect")
     if smallest is None:
         return ()
-    return (f"Smallest effect that this census could see with 80 % power: {number(100 * float(smallest), 1)} points.",)
+    power = percent(float(facts.stage("knockout").get("power", KnockoutConfig.power)), 0)
+    return (
+        f"Smallest effect that this census could see with {power} power: {number(100 * float(smallest), 1)} points.",
+    )
 
 
 ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control positions"}

@@ -39,11 +39,18 @@ def show(readings: Mapping[str, Reading], config: CompareConfig, facts: Mapping[
         out.print(sentence, markup=False)  # “[never arrives, …]” is an interval, not a style
 
 
+def _start(facts: Mapping[str, Any]) -> str:
+    """Where all trainings begin, in words."""
+    step = facts.get("start", 0)
+    return f"the checkpoint at step {step}" if step else "one start"
+
+
 def _accuracy_table(
     readings: Mapping[str, Reading], config: CompareConfig, first: Reading, facts: Mapping[str, Any]
 ) -> Table:
     table = Table(
-        title=f"Regimes from one start: {facts['steps']} steps, {first.num_seeds} seeds, {first.num_problems} problems",
+        title=f"Regimes from {_start(facts)}: {facts['steps']} steps, {first.num_seeds} seeds, "
+        f"{first.num_problems} problems",
         caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
         f"{100 * config.level:.0f} % intervals over {_over(first)}; losses in nats on common held-out rollouts",
     )

@@ -13,7 +13,7 @@ from rocktokens.core.census.census_report import last_look, median_detectable
 from rocktokens.core.census.correlates import Correlation
 from rocktokens.core.census.inference import NEVER_USED, UNDECIDED, VERDICTS
 from rocktokens.core.stats import Estimate
-from rocktokens.report.formats import interval, percent, points
+from rocktokens.report.formats import interval, percent, plural, points
 
 
 def render(census: Census, correlations: Sequence[Correlation] = (), limit: int = 40) -> Table:
@@ -58,22 +58,20 @@ def _used(share: float) -> str:
 def summary(census: Census) -> list[str]:
     """What the table rests on, in a few lines."""
     accuracy = census.accuracy
+    rollouts = f", {plural(census.baseline_rollouts, 'rollout')}" if census.baseline_rollouts else ""
     lines = [
-        f"baseline accuracy {interval(accuracy, percent)} on "
-        f"{accuracy.num_prompts} prompts, {census.baseline_rollouts} rollouts; "
+        f"baseline accuracy {interval(accuracy, percent)} on {plural(accuracy.num_prompts, 'prompt')}{rollouts}; "
         f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
     ]
     full = last_look(census)
     floors = [r.placebo_floor for r in full if np.isfinite(r.placebo_floor)]
-    lines.append(
-        f"on all {accuracy.num_prompts} prompts: smallest effect seen at 80 % power "
-        f"{points(median_detectable(full), 2, signed=False)} points (median of {len(full)} sets)"
-        + (
-            f"; two runs without a ban differ by up to ±{points(max(floors), signed=False)} points by chance"
-            if floors
-            else ""
+    by_chance = f"; two runs without a ban differ by up to ±{points(max(floors, default=None), signed=False)} points"
+    if full:
+        lines.append(
+            f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(census.power, 0)} power "
+            f"{points(median_detectable(full), 2, signed=False)} points (median of {plural(len(full), 'set')})"
+            + (f"{by_chance} by chance" if floors else "")
         )
-    )
     strong, placebos = census.placebo_strong
     if placebos:
         lines.append(

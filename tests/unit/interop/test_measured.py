@@ -62,6 +62,9 @@ def test_texts_come_along_even_with_line_breaks_in_them(tmp_path):
         (COUNTS.replace("400", "9" * 400), "count"),
         (COUNTS.replace("400", "1e300"), "row 2: count is 1e+300; it must be a whole number, below 2^53"),
         ("token_id,count,count,mean_loss\n1,2,3,0.5\n", "has several columns count"),
+        ("token_id,count,mean_loss\n1,1000,1e306\n", "add up to more than"),
+        ("token_id,count,mean_loss\n1,1,1e308\n2,1,1e308\n", "add up to more than"),
+        ("token_id,count,loss\n1,2,0.5\n", "no column mean_loss (or mean_kl, kl). It has: 'token_id', 'count', 'loss'"),
     ],
 )
 def test_bad_counts_are_refused_by_place(tmp_path, text, said):
@@ -103,6 +106,41 @@ def test_true_and_false_ids_as_numbers_and_parquet(tmp_path):
     np.testing.assert_array_equal(read.knocked_out_PV - read.baseline_PV, [[-1, 0], [0, np.nan]])
     text = "candidate,prompt,baseline,knocked_out\n17,1,True,false\n17,2,FALSE,false\n"
     np.testing.assert_array_equal(read_outcomes(csv(tmp_path, text)).baseline_PV, [[1], [0]])
+
+
+def test_keys_of_a_csv_are_texts_whatever_they_look_like(tmp_path):
+    text = "candidate,problem,baseline,knocked_out\n007,true,1,0\n7,true,1,0\n007,false,1,0\n7,no,0,0\n"
+    read = read_outcomes(csv(tmp_path, text))
+    assert read.candidates == ("007", "7")
+    assert read.baseline_PV.shape == (3, 2)
+    text = "candidate,problem,baseline,knocked_out\n17.0,1.0,1,0\n17.0,2.0,1,0\n20.0,1.0,1,0\n"
+    assert read_outcomes(csv(tmp_path, text)).candidates == ("17", "20")
+
+
+def test_keys_as_categories_bytes_and_missing_numbers(tmp_path):
+    def read(candidates, baseline=(True, False, True)):
+        path = tmp_path / "o.parquet"
+        columns = {"candidate": candidates, "prompt": [1, 2, 1], "knocked_out": [False, False, True]}
+        pq.write_table(pa.table({**columns, "baseline": baseline}), path)
+        return read_outcomes(path)
+
+    assert read(pa.array(["a", "a", "b"]).dictionary_encode()).candidates == ("a", "b")
+    assert read(pa.array([b"a", b"a", b"b"])).candidates == ("a", "b")
+    truths = pa.array(["true", "false", "true"]).dictionary_encode()
+    np.testing.assert_array_equal(read(["a", "a", "b"], truths).baseline_PV, [[1, 1], [0, np.nan]])
+    assert read(["nan", "nan", "b"]).candidates == ("nan", "b")
+    with pytest.raises(DataError, match="row 3: candidate is empty"):
+        read(pa.array([1.0, 1.0, float("nan")]))
+    with pytest.raises(DataError, match="column candidate must hold texts"):
+        read(pa.array([b"\xff", b"\xff", b"b"]))
+
+
+def test_rollouts_are_counted_once_for_all_candidates(tmp_path):
+    rows = [f"{name},{p},{r},{r % 2},1" for name in "ab" for p in range(30) for r in range(4)]
+    head = "candidate,prompt,rollout,baseline,knocked_out\n"
+    assert read_outcomes(csv(tmp_path, head + "\n".join(rows) + "\n")).num_rollouts == 120
+    assert read_outcomes(csv(tmp_path, OUTCOMES)).num_rollouts == 3
+    assert read_outcomes(csv(tmp_path, OUTCOMES.replace("17,a,1,0", "17,a,0.75,0"))).num_rollouts == 0
 
 
 def test_rollouts_of_a_prompt_are_averaged_only_where_they_are_numbered(tmp_path):

@@ -304,6 +304,17 @@ def test_a_baseline_without_room_is_said(whole):
     assert "leaves no room for an effect" in sentences.answer(facts)[3]
 
 
+def test_without_a_declared_rock_the_answer_says_what_was_not_proven_and_what_the_census_found(whole, monkeypatch):
+    facts = Facts.of(whole)
+    monkeypatch.setattr(type(facts), "definition", "certified")
+    monkeypatch.setattr(type(facts), "rocks", [])
+    monkeypatch.setattr(type(facts), "rock_ids", frozenset())
+    said = sentences.answer(facts)
+    assert "no type is proven to cost more than the tokens around it and to have stopped learning" in said[0]
+    assert said[3].startswith("No rock could be tested; of the costliest candidates, ")
+    assert "strong stumbling block" in said[3]
+
+
 def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
     said = sentences.answer(facts)[4]
     row = next(row for row in facts.rows("compare_summary") if row["regime"] == "freeze")

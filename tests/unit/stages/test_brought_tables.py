@@ -63,6 +63,52 @@ def test_without_totals_no_enrichment_is_made_up(counts, tmp_path, capsys):
     assert "--corpus-positions" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("rows", "words", "share"),
+    [
+        ("1,5,0\n2,3,0\n", (), None),
+        ("1,0,0.5\n2,3,-0.2\n", ("--signal", "log_ratio", "--k", "1"), None),
+        ("1,5,0.5\n2,3,-0.9\n", ("--signal", "log_ratio", "--k", "1"), None),
+        ("1,0,0.5\n2,3,0.2\n", ("--k", "1"), 1.0),
+    ],
+)
+def test_a_loss_that_is_not_above_0_has_no_shares(rows, words, share, tmp_path, capsys):
+    path, out = tmp_path / "counts.csv", tmp_path / "run"
+    path.write_text(f"token_id,count,mean_loss\n{rows}")
+    assert run_command("detect", "--counts", path, "--out", out, *words) == 0
+    said = capsys.readouterr().out
+    facts = open_run(out).facts("detect")
+    assert facts["coverage_of_listed"] == share
+    assert ("not above 0" in " ".join(facts["notes"])) == (share is None)
+    assert ("– of their loss" in said) == (share is None)
+    assert "nan" not in said
+    assert run_command("report", out, "--no-images") == 0
+
+
+def test_types_that_do_not_occur_have_no_mean_loss(tmp_path):
+    path, out = tmp_path / "counts.csv", tmp_path / "run"
+    path.write_text("token_id,count,mean_loss\n1,0,0.5\n2,3,-0.2\n")
+    assert run_command("detect", "--counts", path, "--out", out, "--signal", "log_ratio", "--k", "1") == 0
+    assert open_run(out).facts("detect")["mean_loss"] is None
+    assert open_run(out).read("footprints")["mean_loss"].to_pylist() == [None]
+
+
+def test_geometry_says_that_it_needs_rollouts(counts, tmp_path, capsys):
+    assert run_command("detect", "--counts", counts, "--out", tmp_path / "run") == 0
+    assert run_command("geometry", tmp_path / "run") != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "made from a table of counts; geometry needs rollouts" in said
+    assert "damaged" not in said
+
+
+def test_a_bypass_list_does_not_make_it_a_run_of_its_own(counts, outcomes, tmp_path):
+    out = tmp_path / "run"
+    assert run_command("detect", "--counts", counts, "--out", out) == 0
+    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
+    assert run_command("bypass", out) == 0
+    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "2000") == 0
+
+
 def test_outcomes_become_a_census(outcomes, tmp_path, capsys):
     out = tmp_path / "run"
     assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
