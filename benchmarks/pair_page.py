@@ -1,6 +1,7 @@
 """The section "The study" of a real pair's results page, from its run: tables of what each stage found, nothing else.
 
 python benchmarks/pair_page.py runs/qwen docs/results/qwen.md     # replaces the section; what follows the marker stays
+python benchmarks/pair_page.py runs/qwen docs/results/qwen.md --late runs/qwen-late     # with a second comparison
 
 Numbers are taken from the run; a stage that did not complete is named as such. Judgement is written by people, below
 the marker.
@@ -9,6 +10,7 @@ the marker.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,7 +129,38 @@ def census(facts: Facts) -> str:
     )
 
 
-def section(run_path: Path) -> str:
+def bypass(facts: Facts) -> str:
+    """The list, and why each rock is or is not on it."""
+    content = json.loads((facts.run.path / "bypass.json").read_text(encoding="utf-8"))
+    rows = [[shown(row["token"]), row["class"], row["decision"], row["why"]] for row in content["decisions"]]
+    said = facts.stage("bypass")["sentence"]
+    return f"{said}\n\n" + table(("costly type", "class", "decision", "why"), rows[:SHOWN])
+
+
+def comparison(facts: Facts) -> str:
+    """Every regime from one start, against uniform."""
+    stage = facts.stage("compare")
+    rows = [
+        [
+            row["regime"],
+            interval(estimate(row, "accuracy"), percent),
+            "" if row["regime"] == "uniform" else interval(estimate(row, "delta"), points),
+            number(row.get("loss_rocks")),
+            number(row.get("loss_rest")),
+            percent(row.get("kept_share")),
+            row["verdict"] if row["regime"] != "uniform" else "",
+        ]
+        for row in stage["regimes"]
+    ]
+    first = stage["regimes"][0]
+    names = ("regime", "accuracy", "change, points", "loss, frozen types", "loss, the rest", "tokens kept", "verdict")
+    return (
+        f"From the checkpoint at step {stage.get('start', 0)}: {stage['steps']} steps, {first['num_seeds']} seeds, "
+        f"{first['num_problems']} prompts; {len(stage['frozen'])} token types frozen.\n\n" + table(names, rows)
+    )
+
+
+def section(run_path: Path, late: Path | None = None) -> str:
     """The section as Markdown."""
     run = open_run(run_path)
     facts = Facts(run)
@@ -143,6 +176,12 @@ def section(run_path: Path) -> str:
     if run.done("graft"):
         keep = [[str(row["arm"]), interval(estimate(row, "gain"), points)] for row in facts.rows("grafts")]
         parts.append("### Grafts\n\n" + table(("drawn by the teacher", "gain, points"), keep))
+    if run.done("bypass"):
+        parts.append("### Bypass list\n\n" + bypass(facts))
+    if run.done("compare"):
+        parts.append("### Comparison, early\n\n" + comparison(facts))
+    if late is not None and open_run(late).done("compare"):
+        parts.append("### Comparison, late\n\n" + comparison(Facts(open_run(late))))
     if run.done("detect"):
         parts.append("### The report's own words\n\n" + "\n".join(f"- {line}" for line in answer(facts)) + "\n")
     return HEADING + "\n" + "\n".join(parts) + "\n"
@@ -152,11 +191,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("page", type=Path)
+    parser.add_argument("--late", type=Path, help="a copy of the run that holds the comparison from a later checkpoint")
     options = parser.parse_args()
     text = options.page.read_text(encoding="utf-8")
     before, _, rest = text.partition(HEADING)
     below = MARKER + rest.partition(MARKER)[2] if MARKER in rest else ""
-    options.page.write_text(before + section(options.run) + below, encoding="utf-8")
+    options.page.write_text(before + section(options.run, options.late) + below, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,11 @@ TASKS: dict[str, tuple[str, ...]] = {
     "fraction_simplification": ("max_value=60", "max_factor=12"),
     "products": ("min_digits=2", "max_digits=2"),
     "simple_geometry": ("max_sides=4",),
+    "gcd": ("max_value=60",),
+    "count_primes": ("max_n=60",),
+    "letter_counting": ("max_words=6", "min_words=3"),
+    "number_filtering": ("max_numbers=5",),
+    "chain_sum/four": ("min_terms=4", "max_terms=4", "min_digits=1", "max_digits=2"),
 }
 LONG_SHARE = 0.9  # the length that this share of the rollouts stays below
 
@@ -52,12 +57,12 @@ class Task:
     prompts: list[Prompt]
 
 
-def tasks(names: list[str], num_prompts: int, tokenizer: Any) -> list[Task]:
+def tasks(names: list[str], num_prompts: int, tokenizer: Any, system: str | None) -> list[Task]:
     """The candidates with prompts of the part that is set aside for causal tests: no training sees them."""
     found = []
     for name in names:
         source = f"reasoning-gym:{name.partition('/')[0]}"
-        settings = PromptsConfig(source=source, options=TASKS[name], chat=True, limit=num_prompts)
+        settings = PromptsConfig(source=source, options=TASKS[name], chat=True, system=system, limit=num_prompts)
         prompts = load_prompts(settings, tokenizer, part="causal")
         found.append(Task(name, settings, [replace(p, prompt_id=f"{name}/{p.prompt_id}") for p in prompts]))
     return found
@@ -121,12 +126,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=160, help="length limit of a rollout")
     parser.add_argument("--models", nargs="+", choices=["student", "teacher"], default=["student", "teacher"])
+    parser.add_argument("--system", help="system message before every prompt; unset: the chat template's own")
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--results", default="qwen_task", help="name of the JSON file in docs/results")
     parser.add_argument("--examples", action="store_true", help="print one rollout of each task and model")
     options = parser.parse_args()
     settings = PairConfig(student=options.student, teacher=options.teacher, dtype="bfloat16")
-    candidates = tasks(options.only, options.prompts, load_tokenizer(options.student, settings))
+    candidates = tasks(options.only, options.prompts, load_tokenizer(options.student, settings), options.system)
     rows = []
     for role in options.models:
         rows += measure(getattr(options, role), role, candidates, settings, options.tokens)
@@ -135,7 +141,7 @@ def main() -> None:
         for row in rows:
             print(f"\n--- {row['task']}, {row['model']}, answer {row['example']['answer']}\n{row['example']['prompt']}")
             print(row["example"]["text"])
-    save(options.results, {"length_limit": options.tokens, "rows": rows})
+    save(options.results, {"length_limit": options.tokens, "system": options.system, "rows": rows})
 
 
 if __name__ == "__main__":
