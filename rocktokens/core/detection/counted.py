@@ -77,7 +77,7 @@ class CountedReport:
     counts: TypeCounts
     totals: CorpusTotals
     order_V: Array
-    """Places in `counts`, largest burden first."""
+    """Places in `counts`, largest burden first; types that do not occur come last."""
     k: int
     chosen: Coverage
     sweep: tuple[Coverage, ...]
@@ -94,17 +94,18 @@ class CountedReport:
 
 
 def detect_counted(counts: TypeCounts, totals: CorpusTotals, k: int | None = None) -> CountedReport:
-    """Rank types by burden and measure what the first K hold.
+    """Rank types by burden and measure what the first K hold; a type that does not occur is never among them.
 
     Args:
-        counts: the types.
+        counts: the types; at least one must occur.
         totals: positions and loss of the whole corpus, as far as they are known.
         k: how many types; None: the paper's 100.
     """
     _check_totals(counts, totals)
-    order_V = np.lexsort((counts.token_id_V, -counts.burden_V))
-    k = min(k or PAPER_K, len(order_V))
-    swept = sorted({size for size in (*SWEPT, k) if size <= len(order_V)} | {len(order_V)})
+    order_V = np.lexsort((counts.token_id_V, -counts.burden_V, counts.count_V == 0))
+    occurring = int((counts.count_V > 0).sum())
+    k = min(k or PAPER_K, occurring)
+    swept = sorted({size for size in (*SWEPT, k) if size <= occurring} | {occurring})
     covered = {size: _coverage(counts, totals, order_V[:size]) for size in swept}
     return CountedReport(counts, totals, order_V, k, covered[k], tuple(covered[size] for size in swept))
 

@@ -85,12 +85,24 @@ def test_a_loss_that_is_not_above_0_has_no_shares(rows, words, share, tmp_path, 
     assert run_command("report", out, "--no-images") == 0
 
 
-def test_types_that_do_not_occur_have_no_mean_loss(tmp_path):
+@pytest.mark.parametrize(
+    ("rows", "words", "rocks", "mean_loss"),
+    [
+        ("7,0,0.3\n5,10,0.1\n", (), [5], 0.1),
+        ("1,0,0.5\n2,3,-0.2\n", ("--signal", "log_ratio", "--k", "1"), [2], -0.2),
+    ],
+)
+def test_types_that_do_not_occur_are_not_listed_as_costly(rows, words, rocks, mean_loss, tmp_path):
     path, out = tmp_path / "counts.csv", tmp_path / "run"
-    path.write_text("token_id,count,mean_loss\n1,0,0.5\n2,3,-0.2\n")
-    assert run_command("detect", "--counts", path, "--out", out, "--signal", "log_ratio", "--k", "1") == 0
-    assert open_run(out).facts("detect")["mean_loss"] is None
-    assert open_run(out).read("footprints")["mean_loss"].to_pylist() == [None]
+    path.write_text(f"token_id,count,mean_loss\n{rows}")
+    assert run_command("detect", "--counts", path, "--out", out, *words) == 0
+    run = open_run(out)
+    facts = run.facts("detect")
+    assert (facts["rocks"], facts["k"]) == (rocks, 1)
+    assert facts["mean_loss"] == pytest.approx(mean_loss)
+    assert run.read("footprints")["num_types"].to_pylist() == [1]
+    assert run.types()["in_burden"].to_pylist() == [True, False]
+    assert run.types()["token_id"].to_pylist()[0] == rocks[0]
 
 
 def test_geometry_says_that_it_needs_rollouts(counts, tmp_path, capsys):

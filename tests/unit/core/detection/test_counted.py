@@ -49,6 +49,14 @@ def test_equal_burdens_are_ordered_by_id():
     assert detect_counted(even, CorpusTotals(), 3).rocks.tolist() == [2, 5, 8]
 
 
+def test_types_that_do_not_occur_are_never_among_the_first():
+    some = TypeCounts(np.array([7, 5, 2]), np.array([0, 10, 4]), np.array([0.3, 0.1, -0.5]))
+    report = detect_counted(some, CorpusTotals(), 3)
+    assert report.rocks.tolist() == [5, 2]
+    assert (report.k, report.chosen.k, report.sweep[-1].k) == (2, 2, 2)
+    assert some.token_id_V[report.order_V].tolist() == [5, 2, 7]
+
+
 def test_totals_below_what_is_listed_are_refused():
     with pytest.raises(DataError, match="said to have 500 positions, but the types listed have 550"):
         detect_counted(FOUR, CorpusTotals(500))
