@@ -30,6 +30,8 @@ __all__ = ["CausalSetup", "Parts", "bar", "causal_stage"]
 
 log = logging.getLogger(__name__)
 
+COLUMNS = ("subset", "prompt_field", "messages_field", "answer_field")  # of files and datasets
+
 
 def causal_stage(run: Run, name: str, settings: dict[str, object], baseline: BaselineConfig) -> Stage:
     """The stage with all that a causal test reads: models, prompts, and the detection with its tables."""
@@ -87,8 +89,8 @@ class CausalSetup:
         from rocktokens.lm.sampling.rollouts import make_sampler
 
         known = run.manifest["config"]
-        pair_config, prompts = pair_of(run), prompts_of(run)
-        checker = make_checker(prompts)
+        pair_config, prompts = pair_of(run), _asked_prompts(prompts_of(run), baseline)
+        checker = make_checker(_checked_as(prompts_of(run), prompts))
         answerable([], checker) if checker is None else None
         source = student_source(run, pair_config, baseline.checkpoint)
         meant = dataclasses.replace(pair_config, student=source)
@@ -117,27 +119,40 @@ class CausalSetup:
         return str(self.pair.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
+def _asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:
+    """Where the problems of a causal test come from: the run's own prompts, or what the user names instead."""
+    from rocktokens.lm.tasks import is_endless
+    from rocktokens.world import world_names
+
+    source = baseline.source or own.source
+    built_in = is_endless(source)
+    if built_in and baseline.split not in (None, "causal"):
+        raise ConfigError(f"causal tests on {source} take its prompts for causal tests; leave --baseline.split out")
+    if source != own.source and {source, own.source} <= set(world_names()):
+        raise ConfigError(f"this run is of {own.source}; its student does not speak the language of {source}")
+    theirs: dict[str, object] = {}  # settings of the run's own source that another does not have
+    if source != own.source:
+        theirs = {"split": PromptsConfig.split, "options": ()}
+        theirs |= {name: getattr(PromptsConfig, name) for name in COLUMNS} if built_in else {}
+    asked = dataclasses.replace(own, source=source, limit=baseline.problems if built_in else None, **theirs)
+    return dataclasses.replace(asked, split=baseline.split or asked.split)
+
+
+def _checked_as(own: PromptsConfig, asked: PromptsConfig) -> PromptsConfig:
+    """The prompts whose checker reads the responses; a world's student answers in its language, on any file."""
+    from rocktokens.lm.gym_tasks import is_gym_source
+    from rocktokens.world import world_names
+
+    return own if own.source in world_names() and not is_gym_source(asked.source) else asked
+
+
 def _problems(
-    run: Run, prompts: PromptsConfig, baseline: BaselineConfig, tokenizer: PreTrainedTokenizerBase
+    run: Run, asked: PromptsConfig, baseline: BaselineConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
     """Prompts that neither training nor detection saw, unless the user says otherwise."""
     from rocktokens.lm.tasks import is_endless, load_prompts
-    from rocktokens.world import world_names
 
-    source = baseline.source or prompts.source
-    built_in = is_endless(source)
-    asked = dataclasses.replace(
-        prompts,
-        source=source,
-        split=baseline.split or (prompts.split if source == prompts.source else PromptsConfig.split),
-        limit=baseline.problems if built_in else None,
-        checker=prompts.checker,
-        options=prompts.options if source == prompts.source else (),
-    )
-    if built_in and baseline.split not in (None, "causal"):
-        raise ConfigError(f"causal tests on {source} take its prompts for causal tests; leave --baseline.split out")
-    if source != prompts.source and {source, prompts.source} <= set(world_names()):
-        raise ConfigError(f"this run is of {prompts.source}; its student does not speak the language of {source}")
+    source, built_in = asked.source, is_endless(asked.source)
     own = baseline.source is None and baseline.split is None
     if own and not built_in and baseline.reuse_prompts:
         return load_prompts(asked, tokenizer)
