@@ -145,19 +145,35 @@ def comparison(facts: Facts) -> str:
             row["regime"],
             interval(estimate(row, "accuracy"), percent),
             "" if row["regime"] == "uniform" else interval(estimate(row, "delta"), points),
-            number(row.get("loss_rocks")),
-            number(row.get("loss_rest")),
+            _loss(row, "loss_rocks"),
+            _loss(row, "loss_rest"),
             percent(row.get("kept_share")),
+            "" if row["regime"] == "uniform" else number(row.get("spent_ratio"), 2),
+            "" if row["regime"] == "uniform" else number(row.get("length_ratio"), 2),
+            "" if row["regime"] == "uniform" else points(row.get("truncated_change")),
             row["verdict"] if row["regime"] != "uniform" else "",
         ]
         for row in stage["regimes"]
     ]
     first = stage["regimes"][0]
-    names = ("regime", "accuracy", "change, points", "loss, frozen types", "loss, the rest", "tokens kept", "verdict")
+    names = ("regime", "accuracy", "change, points", "loss, frozen types", "loss, the rest", "tokens kept")
+    names = (*names, "tokens spent ×", "length ×", "cut, points", "verdict")
+    before = stage.get("before") or {}
     return (
         f"From the checkpoint at step {stage.get('start', 0)}: {stage['steps']} steps, {first['num_seeds']} seeds, "
-        f"{first['num_problems']} prompts; {len(stage['frozen'])} token types frozen.\n\n" + table(names, rows)
+        f"{first['num_problems']} prompts; {len(stage['frozen'])} token types frozen. Before: "
+        f"accuracy {percent(before.get('accuracy'))}, loss of the frozen types {number(before.get('loss_rocks'))}, of "
+        f"the rest {number(before.get('loss_rest'))}.\n\n" + table(names, rows)
     )
+
+
+def _loss(row: dict[str, Any], name: str) -> str:
+    """A loss with its change against uniform, where that has an interval."""
+    change = estimate(row, f"{name}_change")
+    said = number(row.get(name))
+    if change is None or row.get(f"{name}_change_low") is None:
+        return said
+    return f"{said} ({interval(change, lambda value: f'{value:+.3f}')})"
 
 
 def section(run_path: Path, late: Path | None = None) -> str:

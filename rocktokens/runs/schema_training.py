@@ -152,6 +152,18 @@ TRAINING_TABLES: dict[str, Table] = {
         OUTCOME_COLUMNS,
         path="compare/REGIME/seed=N/problems/step=N.parquet",
     ),
+    "losses": Table(
+        "compare",
+        "one row per prompt of the held-out rollouts that are common to all regimes, at one evaluation of one training",
+        columns(
+            PROMPT,
+            ("rock_positions", INT, "Positions of its rollouts whose token is a rock."),
+            ("rock_loss", FLOAT, "Summed loss there, nats."),
+            ("rest_positions", INT, "All other positions of its rollouts."),
+            ("rest_loss", FLOAT, "Summed loss there, nats."),
+        ),
+        path="compare/REGIME/seed=N/losses/step=N.parquet",
+    ),
     "compare_summary": Table(
         "compare",
         "one row per regime; every value over seeds and prompts, changes and ratios against uniform",
@@ -175,6 +187,8 @@ TRAINING_TABLES: dict[str, Table] = {
             interval("step_ratio", "Ratio of seconds per step."),
             interval("loss_rocks", "Loss at rocks on common held-out rollouts, nats; empty where there are no rocks."),
             interval("loss_rest", "The same at all other positions, nats; empty likewise."),
+            interval("loss_rocks_change", "Its change at rocks, paired by seed and prompt; empty for uniform."),
+            interval("loss_rest_change", "Its change at all other positions; empty likewise."),
             interval("steps_to", "Steps until uniform's final accuracy less the margin; empty where not reached."),
             interval("seconds_to", "Training seconds until then; empty where not reached."),
             interval("flops_to", "Floating-point operations until then; empty where not reached."),

@@ -258,6 +258,8 @@ def _read(plan: Plan, arm: Run, key: Key, bench: Bench, advance: Callable[[int],
             wait_for(partial(is_complete, start, "read/step=0"), "the evaluation of the untrained student")
             uniform = open_run(start)
             arm.write("problems/step=0", uniform.read("problems/step=0"))
+            if uniform.has("losses/step=0"):
+                arm.write("losses/step=0", uniform.read("losses/step=0"))
             arm.finish("read/step=0", uniform.facts("read/step=0"))
         else:
             student = load_model(str(arm.checkpoint(step)), plan.pair)
@@ -265,7 +267,9 @@ def _read(plan: Plan, arm: Run, key: Key, bench: Bench, advance: Callable[[int],
             rollouts = plan.config.rollouts if step in finals else plan.config.curve_rollouts
             outcomes, lengths = _outcomes(plan, own, seed, rollouts)
             arm.write(f"problems/step={step}", outcomes)
-            arm.finish(f"read/step={step}", _losses(own, plan.sets.rocks) | lengths)
+            losses = _losses(own, plan.sets.rocks)
+            arm.write(f"losses/step={step}", losses)
+            arm.finish(f"read/step={step}", _mean_losses(losses) | lengths)
             del own, student
             gc.collect()
         if read <= plan.arms[key].keep:
@@ -304,8 +308,8 @@ def _outcomes(plan: Plan, bench: Bench, seed: int, num_rollouts: int) -> tuple[p
     return outcomes, {"heldout_length": float(np.mean(lengths)), "heldout_truncated": float(np.mean(truncated))}
 
 
-def _losses(bench: Bench, rocks: Sequence[int]) -> Row:
-    """Mean divergence on rocks and on the rest, over contexts that are the same for every student."""
+def _losses(bench: Bench, rocks: Sequence[int]) -> pa.Table:
+    """Summed divergence at rocks and at the rest, by prompt, over contexts that are the same for every student."""
     from rocktokens.lm.scoring import score
 
     parts: list[pa.Table] = []
@@ -316,12 +320,23 @@ def _losses(bench: Bench, rocks: Sequence[int]) -> Row:
         bench.teacher,
         eos_ids=models.eos_ids,
         vocabulary=models.vocabulary,
-        write=lambda _, table: parts.append(table.select(["token_id", "kl"])),
+        write=lambda _, table: parts.append(table.select(["prompt_id", "token_id", "kl"])),
     )
     table = pa.concat_tables(parts)
     kl_N = table["kl"].to_numpy().astype(float)
+    prompts_C, place_N = np.unique(table["prompt_id"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
     rock_N, valid_N = np.isin(table["token_id"].to_numpy(), rocks), np.isfinite(kl_N)
-    found = {}
-    for name, mask_N in (("heldout_loss_rocks", rock_N & valid_N), ("heldout_loss_rest", ~rock_N & valid_N)):
-        found[name] = float(kl_N[mask_N].mean()) if mask_N.any() else None
+    found: dict[str, Any] = {"prompt_id": list(prompts_C)}
+    for name, mask_N in (("rock", rock_N & valid_N), ("rest", ~rock_N & valid_N)):
+        found[f"{name}_positions"] = np.bincount(place_N[mask_N], minlength=len(prompts_C))
+        found[f"{name}_loss"] = np.bincount(place_N[mask_N], kl_N[mask_N], len(prompts_C))
+    return pa.table(found)
+
+
+def _mean_losses(losses: pa.Table) -> Row:
+    """Mean divergence at rocks and at the rest; None where there are no such positions."""
+    found: Row = {}
+    for name, own in (("heldout_loss_rocks", "rock"), ("heldout_loss_rest", "rest")):
+        positions = int(np.sum(losses[f"{own}_positions"].to_numpy()))
+        found[name] = float(np.sum(losses[f"{own}_loss"].to_numpy())) / positions if positions else None
     return found

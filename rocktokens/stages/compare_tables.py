@@ -28,6 +28,7 @@ from rocktokens.config import CompareConfig
 from rocktokens.core.accuracy import accuracy_estimate
 from rocktokens.core.comparison.compare import Reading, read_regime
 from rocktokens.core.comparison.curves import Arm, Audit
+from rocktokens.core.comparison.intervals import values_by_prompt
 from rocktokens.core.comparison.regimes import OTHER_LOSS, SAMPLE_LESS, STOP_EARLY
 from rocktokens.core.comparison.savings import common_tokens, league, savings
 from rocktokens.core.seeds import derive_seed
@@ -46,7 +47,8 @@ ESTIMATORS = (
     "accuracy curve over uniform's steps or seconds; a regime that ends earlier holds its last value and is given no "
     "further steps. Reaching: monotone (isotonic) mean curve, interval from a bootstrap over seeds and problems. "
     "Ratios of time: t interval over seeds on logarithms. Seconds are those of training, without evaluation, recording "
-    "and saving. Losses: final student on rollouts common to all regimes, t interval over seeds."
+    "and saving. Losses: final student on rollouts common to all regimes, mean over positions; t interval from the "
+    "same two-way layout over seeds and the rollouts' prompts, differences to uniform paired by both."
 )
 
 
@@ -56,7 +58,11 @@ def write_comparison(
     """Compare all trainings, write the tables, and complete the stage."""
     parts = {key: arm_table(arm, key[1], key[0]) for key, arm in arms.items()}
     outcomes = {key: _problems(arm, key[1], key[0]) for key, arm in arms.items()}
-    made = [arm_of(key[1], key[0], parts[key], outcomes[key], clock=config.clock, steps=facts["steps"]) for key in arms]
+    settings: Json = {"clock": config.clock, "steps": facts["steps"]}
+    made = [
+        arm_of(key[1], key[0], parts[key], outcomes[key], losses=losses_of(arm), **settings)
+        for key, arm in arms.items()
+    ]
     by_regime = grouped(made)
     tokens = float(facts.get("tokens") or common_tokens(by_regime, STOP_EARLY))
     levels = facts.get("levels", {})
@@ -75,8 +81,17 @@ def write_comparison(
     tables |= {name: pa.Table.from_pylist(own, schema=TABLES[name].schema) for name, own in rows.items()}
     found = {"regimes": rows["compare_summary"], "verdicts": verdicts, "estimators": ESTIMATORS, "equal_tokens": tokens}
     found |= {name: rows[f"compare_{name}"] for name in ("league", "savings", "overlap")}
+    found["before"] = _before([part for (_, regime), part in parts.items() if regime == "uniform"])
     stage.publish(tables, {**facts, **found})
     return readings
+
+
+def _before(uniform: Sequence[pa.Table]) -> Row:
+    """Accuracy and held-out losses of the student that every training starts from, means over seeds."""
+    starts = [table.slice(0, 1).to_pylist()[0] for table in uniform]
+    names = {"accuracy": "accuracy", "loss_rocks": "heldout_loss_rocks", "loss_rest": "heldout_loss_rest"}
+    known = {name: [row[column] for row in starts if row[column] is not None] for name, column in names.items()}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
 
 
 def overlap_rows(uniform: Sequence[Run]) -> list[Row]:
@@ -169,6 +184,19 @@ def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
     return pa.concat_tables(parts)
 
 
+def losses_of(arm: Run) -> dict[str, Any]:
+    """The last evaluation's losses by prompt, for intervals; nothing where a training did not record them."""
+    name, found = f"losses/step={arm.facts('read')['steps'][-1]}", dict[str, Any]()
+    if not arm.has(name):
+        return found
+    table = arm.read(name)
+    for field, own in (("loss_rocks_C", "rock"), ("loss_rest_C", "rest")):
+        positions_C = table[f"{own}_positions"].to_numpy()
+        if positions_C.sum():
+            found[field] = values_by_prompt(table[f"{own}_loss"].to_numpy(), positions_C)
+    return found
+
+
 def arm_of(
     regime: str,
     seed: int,
@@ -177,8 +205,12 @@ def arm_of(
     *,
     clock: str = "wall",
     steps: int | None = None,
+    losses: Mapping[str, Any] | None = None,
 ) -> Arm:
-    """A training's tables as the arrays that comparisons are made of; totals up to `steps` where it went on."""
+    """A training's tables as the arrays that comparisons are made of; totals up to `steps` where it went on.
+
+    `losses`: its last held-out losses by prompt (`losses_of`), where they are on record.
+    """
     total = "seconds_total" if clock == "wall" else "seconds_processor_total"
     everything = table.to_pylist()
     read = [row for row in everything if row["accuracy"] is not None]
@@ -204,6 +236,7 @@ def arm_of(
         samples_less=regime in SAMPLE_LESS,
         loss_rocks=read[-1]["heldout_loss_rocks"],
         loss_rest=read[-1]["heldout_loss_rest"],
+        **(losses or {}),
         stages={s: sum(row[f"seconds_{s}"] for row in rows) for s in (*TRAINING_STAGES, "other")},
         audit=_audit(regime, trained, read[-1]),
     )

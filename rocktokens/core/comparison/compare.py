@@ -28,7 +28,7 @@ from rocktokens.core.comparison.curves import (  # noqa: F401 - others import th
     reach_target,
     weights_at,
 )
-from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, seed_estimate
+from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, loss_estimate, seed_estimate
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
 from rocktokens.values import Row
@@ -48,6 +48,8 @@ ESTIMATES = (
     "step_ratio",
     "loss_rocks",
     "loss_rest",
+    "loss_rocks_change",
+    "loss_rest_change",
     "length_ratio",
     "truncated_change",
 )
@@ -104,6 +106,10 @@ class Reading:
     """The speed-up that the dropped positions could give if all work were theirs: 1 / (1 - f)."""
     loss_rocks: Estimate | None
     loss_rest: Estimate | None
+    """Mean loss on rollouts common to all regimes; the interval is over their prompts and, from three on, seeds."""
+    loss_rocks_change: Estimate | None
+    loss_rest_change: Estimate | None
+    """That loss minus uniform's, paired by seed and prompt; None for uniform itself and where it is not known."""
     stages: Mapping[str, float]
     """Mean seconds by stage."""
     verdict: Verdict
@@ -218,6 +224,8 @@ def read_regime(
         ceiling=1.0 / max(min(left, 1.0), np.finfo(float).tiny),
         loss_rocks=_losses(arms, "loss_rocks", level),
         loss_rest=_losses(arms, "loss_rest", level),
+        loss_rocks_change=_loss_change(arms, uniform, "loss_rocks", level),
+        loss_rest_change=_loss_change(arms, uniform, "loss_rest", level),
         stages={name: float(np.mean([(arm.stages or {}).get(name, 0.0) for arm in arms])) for name in names},
         verdict=judge(change, margin),
         **_audited(arms, uniform, ratio, level),
@@ -284,7 +292,21 @@ def _ratio(value: float, base: float) -> float:
 
 def _losses(arms: Sequence[Arm], name: str, level: float) -> Estimate | None:
     values = [getattr(arm, name) for arm in arms]
-    return None if any(value is None for value in values) else seed_estimate(values, level=level)
+    if any(value is None for value in values):
+        return None
+    by_prompt = [getattr(arm, f"{name}_C") for arm in arms]
+    if any(value_C is None for value_C in by_prompt):
+        return seed_estimate(values, level=level)
+    found = loss_estimate(np.stack(by_prompt), level=level)
+    return found._replace(low=max(found.low, 0.0) if math.isfinite(found.low) else found.low)
+
+
+def _loss_change(arms: Sequence[Arm], uniform: Sequence[Arm], name: str, level: float) -> Estimate | None:
+    """A loss minus uniform's on the same rollouts."""
+    own, base = ([getattr(arm, f"{name}_C") for arm in side] for side in (arms, uniform))
+    if arms[0].regime == "uniform" or any(value_C is None for value_C in (*own, *base)):
+        return None
+    return loss_estimate(np.stack(own) - np.stack(base), level=level)
 
 
 def judge(change: Estimate, margin: float) -> Verdict:

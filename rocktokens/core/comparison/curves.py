@@ -61,6 +61,9 @@ class Arm:
     loss_rocks: float | None = None
     loss_rest: float | None = None
     """Mean divergence of the trained student on contexts common to all regimes."""
+    loss_rocks_C: Floats | None = None
+    loss_rest_C: Floats | None = None
+    """The same by prompt (`intervals.values_by_prompt`); unset where only the mean is on record."""
     stages: Mapping[str, float] | None = None
     """Seconds by stage of a step."""
     audit: Audit = UNAUDITED

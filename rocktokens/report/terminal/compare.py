@@ -52,7 +52,8 @@ def _accuracy_table(
         title=f"Regimes from {_start(facts)}: {facts['steps']} steps, {first.num_seeds} seeds, "
         f"{first.num_problems} problems",
         caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
-        f"{100 * config.level:.0f} % intervals over {_over(first)}; losses in nats on common held-out rollouts",
+        f"{100 * config.level:.0f} % intervals over {_over(first)}; losses in nats on common held-out rollouts, and "
+        "their changes",
     )
     for name in ("regime", "accuracy %", "change", "same seconds", "area", "loss rocks", "loss rest", "verdict"):
         table.add_column(name, justify="left" if name in ("regime", "verdict") else "right")
@@ -64,8 +65,8 @@ def _accuracy_table(
             "" if own else _signed(r.change),
             "" if own else _signed(r.change_same_seconds),
             "" if own else _signed(r.area_steps_change),
-            "" if r.loss_rocks is None else f"{r.loss_rocks.value:.3f}",
-            "" if r.loss_rest is None else f"{r.loss_rest.value:.3f}",
+            _loss(r.loss_rocks, r.loss_rocks_change),
+            _loss(r.loss_rest, r.loss_rest_change),
             "" if own else r.verdict,
         )
     return table
@@ -160,6 +161,15 @@ def _over(reading: Reading) -> str:
 
 def _signed(estimate: Estimate) -> str:
     return f"{points(estimate.value)} [{points(estimate.low)}, {points(estimate.high)}]"
+
+
+def _loss(loss: Estimate | None, change: Estimate | None) -> str:
+    """A loss and, below it, its change against uniform."""
+    if loss is None:
+        return ""
+    if change is None or not np.isfinite(change.low):
+        return f"{loss.value:.3f}"
+    return f"{loss.value:.3f}\n{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
 
 
 def _reach(reach: Reach, form: str = ".0f") -> str:
