@@ -27,6 +27,10 @@ READINGS = "select step, accuracy, accuracy_low, accuracy_high from training whe
 TRAINED = "select step, loss, tokens, seconds from training where loss is not null order by step"
 TYPE_COLUMNS = ("token", "token_id", "cluster", "count_all", "loss_pre", "loss_post", "teacher_entropy", "rho")
 CENSUS_COLUMNS = ("token", "role", "kind", "verdict", "used_share", "num_changed", "delta", "delta_low", "delta_high")
+CENSUS_COLUMNS += ("p", "p_bonferroni", "p_bh", "placebo_delta")
+MEAN_LOSS = (
+    "select step, avg(kl) as loss, count(*) as positions from occurrences where isfinite(kl) group by 1 order by 1"
+)
 
 
 def short(value: Any) -> Any:
@@ -108,6 +112,7 @@ def facts(run: Any) -> dict[str, Any]:
     for stage in ("distill", "sample", "detect", "geometry", "knockout", "graft", "compare"):
         found[stage] = run.facts(stage) if run.done(stage) else None
     if found["detect"]:
+        found["loss_of_checkpoints"] = run.query(MEAN_LOSS).to_pylist()
         found["classes"] = _classes(run)
         found["costliest_positions"] = run.read("positions").slice(0, 20).to_pylist() if run.has("positions") else None
         found |= {"rocks": rocks(run), "persistence": persistence(run), "concentration": concentration(run)}
