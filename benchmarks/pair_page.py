@@ -123,9 +123,8 @@ def census(facts: Facts) -> str:
     smallest, floor = stage.get("smallest_detectable_effect"), stage.get("noise_floor")
     return (
         f"{stage.get('num_problems')} prompts; baseline {interval(estimate(stage, 'accuracy'), percent)}; smallest "
-        f"effect seen at 80 % power {points(smallest) if smallest is not None else '–'} points (median over types), noise "
-        f"of resuming with nothing banned {points(floor) if floor is not None else '–'} points at most; verdicts "
-        f"{stage.get('verdicts')}."
+        f"effect seen at 80 % power {points(smallest) if smallest is not None else '–'} points, noise of resuming with "
+        f"nothing banned {points(floor) if floor is not None else '–'} points at most; verdicts {stage.get('verdicts')}."
         "\n\n" + table(("banned", "role", "kind", "verdict", "Δ, points", "used in"), rows[: 2 * SHOWN])
     )
 
