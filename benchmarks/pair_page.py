@@ -124,7 +124,8 @@ def census(facts: Facts) -> str:
     return (
         f"{stage.get('num_problems')} prompts; baseline {interval(estimate(stage, 'accuracy'), percent)}; smallest "
         f"effect seen at 80 % power {points(smallest) if smallest is not None else '–'} points, noise of resuming with "
-        f"nothing banned {points(floor) if floor is not None else '–'} points at most; verdicts {stage.get('verdicts')}."
+        f"nothing banned {points(floor) if floor is not None else '–'} points at most; verdicts "
+        f"{stage.get('verdicts')}."
         "\n\n" + table(("banned", "role", "kind", "verdict", "Δ, points", "used in"), rows[: 2 * SHOWN])
     )
 
