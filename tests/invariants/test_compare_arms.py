@@ -219,6 +219,22 @@ def tables(path: Path) -> dict[str, list[dict]]:
     return found
 
 
+def test_losses_by_prompt_add_up_to_the_mean_and_give_it_an_interval(run_path):
+    run = compare(run_path, QUICK)
+    losses = open_run(run_path / "compare" / "freeze" / "seed=1").read("losses/step=4")
+    rows = run.read("compare").to_pylist()
+    last = next(row for row in rows if (row["regime"], row["seed"], row["step"]) == ("freeze", 1, 4))
+    for own, name in (("rock", "heldout_loss_rocks"), ("rest", "heldout_loss_rest")):
+        summed, positions = sum(losses[f"{own}_loss"].to_pylist()), sum(losses[f"{own}_positions"].to_pylist())
+        assert last[name] == pytest.approx(summed / positions)
+    facts = run.facts("compare")
+    uniform, freeze = facts["regimes"][:2]
+    assert freeze["loss_rest_low"] < freeze["loss_rest"] < freeze["loss_rest_high"]
+    assert freeze["loss_rest_change"] == pytest.approx(freeze["loss_rest"] - uniform["loss_rest"])
+    assert facts["before"]["loss_rest"] > 0
+    assert 0 <= facts["before"]["accuracy"] <= 1
+
+
 def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     run = compare(run_path, QUICK)
     said = capsys.readouterr().out
@@ -242,19 +258,6 @@ def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     assert read == [0, 2, 4, 0, 2, 4]
     assert min(row["kept_share"] for row in table.to_pylist() if row["regime"] == "freeze" and row["step"]) < 0.95
     assert run.query("select count(*) n from compare_problems where regime = 'freeze'")["n"][0].as_py() == 6 * 12
-
-    # Losses by prompt add up to the mean that the tables show, and give the summary its intervals.
-    losses = open_run(run_path / "compare" / "freeze" / "seed=1").read("losses/step=4")
-    last = next(row for row in table.to_pylist() if (row["regime"], row["seed"], row["step"]) == ("freeze", 1, 4))
-    for own, name in (("rock", "heldout_loss_rocks"), ("rest", "heldout_loss_rest")):
-        summed, positions = sum(losses[f"{own}_loss"].to_pylist()), sum(losses[f"{own}_positions"].to_pylist())
-        assert last[name] == pytest.approx(summed / positions)
-    freeze = facts["regimes"][1]
-    assert freeze["loss_rest_low"] < freeze["loss_rest"] < freeze["loss_rest_high"]
-    change = freeze["loss_rest"] - facts["regimes"][0]["loss_rest"]
-    assert freeze["loss_rest_change"] == pytest.approx(change)
-    assert facts["before"]["loss_rest"] > 0
-    assert 0 <= facts["before"]["accuracy"] <= 1
 
     # Again: nothing to do. An arm that was stopped while it was read goes on, to the same tables.
     before = tables(run_path)
