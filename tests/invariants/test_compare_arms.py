@@ -219,22 +219,6 @@ def tables(path: Path) -> dict[str, list[dict]]:
     return found
 
 
-def test_losses_by_prompt_add_up_to_the_mean_and_give_it_an_interval(run_path):
-    run = compare(run_path, QUICK)
-    losses = open_run(run_path / "compare" / "freeze" / "seed=1").read("losses/step=4")
-    rows = run.read("compare").to_pylist()
-    last = next(row for row in rows if (row["regime"], row["seed"], row["step"]) == ("freeze", 1, 4))
-    for own, name in (("rock", "heldout_loss_rocks"), ("rest", "heldout_loss_rest")):
-        summed, positions = sum(losses[f"{own}_loss"].to_pylist()), sum(losses[f"{own}_positions"].to_pylist())
-        assert last[name] == pytest.approx(summed / positions)
-    facts = run.facts("compare")
-    uniform, freeze = facts["regimes"][:2]
-    assert freeze["loss_rest_low"] < freeze["loss_rest"] < freeze["loss_rest_high"]
-    assert freeze["loss_rest_change"] == pytest.approx(freeze["loss_rest"] - uniform["loss_rest"])
-    assert facts["before"]["loss_rest"] > 0
-    assert 0 <= facts["before"]["accuracy"] <= 1
-
-
 def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     run = compare(run_path, QUICK)
     said = capsys.readouterr().out
@@ -286,6 +270,22 @@ def test_a_comparison_is_complete_resumes_and_grows(run_path, capsys):
     with pytest.raises(RunError, match=r"rocks was .* now .*--again"):
         compare(run_path, found)
     open_run(run_path).reopen("detect")  # other tests share the run
+
+
+def test_losses_by_prompt_add_up_to_the_mean_and_give_it_an_interval(run_path):
+    run = compare(run_path, QUICK)
+    losses = open_run(run_path / "compare" / "freeze" / "seed=1").read("losses/step=4")
+    rows = run.read("compare").to_pylist()
+    last = next(row for row in rows if (row["regime"], row["seed"], row["step"]) == ("freeze", 1, 4))
+    for own, name in (("rock", "heldout_loss_rocks"), ("rest", "heldout_loss_rest")):
+        summed, positions = sum(losses[f"{own}_loss"].to_pylist()), sum(losses[f"{own}_positions"].to_pylist())
+        assert last[name] == pytest.approx(summed / positions)
+    facts = run.facts("compare")
+    uniform, freeze = facts["regimes"][:2]
+    assert freeze["loss_rest_low"] < freeze["loss_rest"] < freeze["loss_rest_high"]
+    assert freeze["loss_rest_change"] == pytest.approx(freeze["loss_rest"] - uniform["loss_rest"])
+    assert facts["before"]["loss_rest"] > 0
+    assert 0 <= facts["before"]["accuracy"] <= 1
 
 
 LATE = replace(QUICK, regimes=("freeze",), seeds=1, evaluations=1, steps=2, start=4)
