@@ -58,6 +58,8 @@ class CompareConfig(Settings):
     seeds: int = 3
     """Trainings of each regime; a seed decides the order of prompts and all rollouts, the same for every regime. With
     until=decided the most that are made."""
+    first_seed: int = 0
+    """Number of the first of them. With 2, say, a second machine adds further trainings to the two of the first."""
     until: Literal["seeds", "decided"] = "seeds"
     """decided: a regime gets no further seeds once its verdict is settled; the looks share the error rate."""
     start: int | None = None
@@ -140,6 +142,7 @@ class CompareConfig(Settings):
         require(bool(self.regimes), "name at least one regime beside uniform")
         for name in ("seeds", "evaluations", "rollouts", "curve_rollouts", "contexts", "least", "esr", "audits"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.first_seed >= 0, f"first_seed must be at least 0, got {self.first_seed}")
         for name in ("steps", "tokens", "train_prompts", "prompts_per_step"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1, got {value}; or unset it")

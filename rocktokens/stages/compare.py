@@ -123,7 +123,8 @@ def _train_looks(plan: Plan, bench: Bench) -> dict[Key, float]:
     regimes = list(dict.fromkeys(regime for _, regime in plan.arms))
     open_ones, made, level_of, done = list(regimes), list[Key](), dict[str, float](), 0
     for look in seed_looks(plan.config.seeds, plan.config.level, until_decided=plan.config.until == "decided"):
-        new = [(seed, regime) for seed in range(done, look.seeds) for regime in open_ones]
+        seeds = range(plan.config.first_seed + done, plan.config.first_seed + look.seeds)
+        new = [(seed, regime) for seed in seeds for regime in open_ones]
         train_and_read(plan, bench, new)
         if look.seeds < plan.config.seeds or ranks().is_first:
             wait_for(lambda new=new: all(plan.is_read(key) for key in new), "others' trainings")  # type: ignore[misc]
@@ -185,7 +186,7 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
     cut = _choose_cut(run, base, sets.rocks, config) if set(NEED_CUT) & set(regimes) else None
     tokens = _token_budget(run, base, config) if config.equal == "both" else None
     arms: dict[tuple[int, str], DistillConfig] = {}
-    for seed in range(config.seeds):
+    for seed in range(config.first_seed, config.first_seed + config.seeds):
         configs: dict[str, DistillConfig] = {}
         for name in regimes:
             configs[name] = regime_config(name, base, config, seed=seed, sets=sets, cut=cut, tokens=tokens)

@@ -288,6 +288,17 @@ def test_losses_by_prompt_add_up_to_the_mean_and_give_it_an_interval(run_path):
     assert 0 <= facts["before"]["accuracy"] <= 1
 
 
+def test_further_seeds_on_another_machine_are_those_of_one_comparison(tmp_path, run_path):
+    compare(run_path, QUICK)
+    shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
+    open_run(tmp_path / "run").reopen("compare")
+    compare(tmp_path / "run", replace(QUICK, regimes=("freeze",), seeds=1, first_seed=1))
+    alone = [row for row in tables(tmp_path / "run")["compare_problems"] if row["regime"] == "freeze"]
+    together = [row for row in tables(run_path)["compare_problems"] if (row["regime"], row["seed"]) == ("freeze", 1)]
+    assert alone
+    assert alone == together
+
+
 LATE = replace(QUICK, regimes=("freeze",), seeds=1, evaluations=1, steps=2, start=4)
 
 
