@@ -27,7 +27,7 @@ from rocktokens.progress import progress
 from rocktokens.runs.files import digest_of_value
 from rocktokens.runs.ranks import ranks, wait_for
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.shared import same_model, served_before
+from rocktokens.stages.shared import other_model, same_model, served_before
 from rocktokens.stages.stage import Parts, is_complete
 from rocktokens.values import Json, Row
 
@@ -98,8 +98,8 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     from rocktokens.lm.top_k import TopKSource
 
     checker = make_checker(plan.prompts)
-    parts = plan.parts()
-    models, served = open_pair(plan.pair, servers, trains=True, before=served_before(parts))
+    parts, again = plan.parts(), plan.folder == BESIDE
+    models, served = open_pair(plan.pair, servers, trains=True, before=served_before(parts, again=again))
     asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
     problems = []
     if checker is not None:
@@ -115,10 +115,13 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
         raise ConfigError(f"train_prompts = {wanted}, but the source has {len(prompts)} prompts to train on")
     require_room(models, prompts, plan.base.max_new_tokens)
     if served is not None:
-        same_model(parts, served, list(servers.teacher))
+        if again and ranks().is_first and other_model(parts, served):
+            shutil.rmtree(plan.run.path / BESIDE, ignore_errors=True)  # a stopped `--again` with another teacher
+        same_model(parts, served, list(servers.teacher), again=again)
     source = models.teacher_source()
     teacher = source if isinstance(source, TopKSource) else RememberedStates(source_of(source))
     contexts = _contexts(plan, models, problems)
+    _require_room_for(contexts, models)
     # Every training loads its own student, and one is in memory at a time.
     models = dataclasses.replace(models, student=None)  # type: ignore[arg-type]
     return Bench(models, prompts[:wanted], problems, checker, contexts, teacher)
@@ -200,6 +203,18 @@ def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
         table = sample_rollouts(engine, list(problems)[:count], settings, models.tokenizer, None)
         run.write(name, table)
     return rollouts_of(run.read(name))[:count]
+
+
+def _require_room_for(contexts: Sequence[Any], models: Any) -> None:
+    """Refuse a served teacher that does not take the contexts: students' losses are measured after the training."""
+    from rocktokens.engines.states import ServedStates
+    from rocktokens.lm.states import Sequences
+
+    source = None if models.remote is None else models.remote.states
+    if isinstance(source, ServedStates):
+        ids = tuple((*rollout.prompt_ids, *rollout.token_ids) for rollout in contexts)
+        starts = tuple(len(rollout.prompt_ids) for rollout in contexts)
+        source.check(Sequences(ids, starts, tuple(rollout.rollout_id for rollout in contexts)))
 
 
 def _train(plan: Plan, arm: Run, config: DistillConfig, bench: Bench, advance: Callable[[int], None]) -> int:
