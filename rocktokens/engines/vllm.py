@@ -6,7 +6,8 @@ derived from its seed, from how far it was and from the seed of its first number
 
 Bans. `logit_bias` is clamped to -100 and not to minus infinity, and padding rows of the output head can be drawn. A
 banned or padding id that appears all the same is thrown away, and the place is drawn again with a fresh seed. The draw
-that is kept has the law of a draw given that it is allowed, whatever the bias was; the bias only makes it rare.
+that is kept has the law of a draw given that it is allowed, whatever the bias was; the bias only makes it rare. An id
+that had to be thrown away is biased in the rollout's further requests, too: a greedy draw would only repeat it.
 
 Lengths. A server shortens a request that does not fit its context and says nothing; the room is computed here.
 """
@@ -109,11 +110,13 @@ class VllmEngine:
             room = min(room, self.context - len(request.prefix))
         banned = frozenset(request.banned)
         done: list[int] = []
+        met: list[int] = []  # ids that were thrown away, the last one first
         again = 0  # redraws of this place in a row
         while True:
             seed = stream_seed(request) if not (done or again) else self._redraw_seed(request, len(done), again)
             prefix = (*request.prefix, *done)
-            body = self._body(prefix, room - len(done), seed, request.banned)
+            biased = list(dict.fromkeys([*met, *sorted(banned)]))[:MOST_BIASES]
+            body = self._body(prefix, room - len(done), seed, request.banned, biased)
             reply = self.pool.post("/v1/completions", body, prefix=prefix)
             drawn, reason = _read(reply)
             allowed = next((i for i, t in enumerate(drawn) if t in banned or not 0 <= t < self.vocabulary), len(drawn))
@@ -129,16 +132,28 @@ class VllmEngine:
             again = 1 if allowed else again + 1
             with self._count:
                 self.redraws += 1
-            if again > (1 if self.greedy else MOST_REDRAWS):
-                raise RunError(
-                    f"{reply.url} draws banned token {drawn[allowed]} at one place {again} times in a row although its "
-                    f"logit is lowered by {-self.ban_bias:g}; its distribution there is degenerate"
-                )
+            thrown = drawn[allowed]
+            self._refuse_endless(reply.url, thrown, again, lowered=thrown in biased)
+            met.insert(0, thrown)
+
+    def _refuse_endless(self, url: str, token: int, again: int, *, lowered: bool) -> None:
+        """Refuse a place that is drawn again and again, and a greedy draw that a bias does not change."""
+        if token < 0:
+            raise RunError(f"{url} draws token {token}, which no model has")
+        if again > MOST_REDRAWS or (self.greedy and lowered):
+            kind = "banned" if token < self.vocabulary else "padding"
+            why = f" although its logit is lowered by {-self.ban_bias:g}" if lowered else ""
+            raise RunError(
+                f"{url} draws {kind} token {token}{why}, after {again} draws of one place; its distribution there is "
+                "degenerate"
+            )
 
     def _redraw_seed(self, request: Request, place: int, again: int) -> int:
         return derive_seed(stream_seed(request), "redraw", place, again)
 
-    def _body(self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int]) -> dict[str, object]:
+    def _body(
+        self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int], biased: Sequence[int]
+    ) -> dict[str, object]:
         # Every setting is sent: a server fills what is missing from the model's generation config.
         body: dict[str, object] = {
             "prompt": list(prefix),
@@ -160,8 +175,8 @@ class VllmEngine:
             "add_special_tokens": False,
             "stream": False,
         }
-        if banned:
-            body["logit_bias"] = {str(token): self.ban_bias for token in sorted(set(banned))[:MOST_BIASES]}
+        if biased:
+            body["logit_bias"] = {str(token): self.ban_bias for token in biased}
         return body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,9 +117,11 @@ def test_bans_beyond_what_a_request_can_name_are_redrawn_with_the_same_law(pool,
     monkeypatch.setattr(vllm, "MOST_STOPS", 1)
     monkeypatch.setattr(vllm, "MOST_BIASES", 1)
     banned, engine = (6, 3, 4), engine_of(pool)
+    server.requests.clear()
     drawn = drawn_by(engine, [Request(PROMPT, 3, seed, banned) for seed in range(DRAWS)])
-    sent = server.requests[-1]
-    assert (sent["stop_token_ids"], list(sent["logit_bias"])) == ([EOS, 3], ["3"])
+    assert all(sent["stop_token_ids"] == [EOS, 3] and len(sent["logit_bias"]) == 1 for sent in server.requests)
+    # The first of them is named, and then the one that had to be thrown away; padding ids, too.
+    assert {token for sent in server.requests for token in sent["logit_bias"]} == {"3", "4", "6", "8", "9"}
     assert engine.redraws > DRAWS / 10
     assert not {token for rollout in drawn for token in rollout} & set(banned)
     assert chi2_p(drawn, law(3, banned)) > 0.001
@@ -126,9 +129,9 @@ def test_bans_beyond_what_a_request_can_name_are_redrawn_with_the_same_law(pool,
 
 def test_stops_of_a_large_ban_are_few(pool):
     engine = VllmEngine(pool, eos_ids=(EOS,), vocabulary=5000)
-    body = engine._body(PROMPT, 4, 0, tuple(range(2, 3000)))
+    body = engine._body(PROMPT, 4, 0, tuple(range(2, 3000)), ())
     assert body["stop_token_ids"] == [EOS, *range(2, 2 + vllm.MOST_STOPS)]
-    assert len(body["logit_bias"]) == vllm.MOST_BIASES
+    assert "logit_bias" not in body
 
 
 def knocked_out(engine, banned: int, *, own_seed: bool = False) -> list[tuple[int, ...]]:
@@ -183,11 +186,29 @@ def test_greedy_is_our_samplers_greedy_token_for_token(pool):
     assert theirs.exact_resume
 
 
-def test_a_greedy_padding_id_is_an_error_and_no_endless_loop(pool):
-    only_padding = tuple(range(VOCABULARY - 1))  # one allowed id left, which the padding rows beat somewhere
-    asked = [Request(prompt, 8, 0, only_padding) for prompt in tiny.prompts(40, vocabulary=VOCABULARY, seed=9)]
-    with pytest.raises(RunError, match=r"draws banned token [89]"):
-        engine_of(pool, greedy=True).generate(asked)
+def test_greedy_rollouts_pass_padding_ids_and_large_bans_as_our_sampler_does(pool, monkeypatch):
+    monkeypatch.setattr(vllm, "MOST_STOPS", 1)
+    asked = [Request(prompt, 8, 0, (3, 4, 6)) for prompt in tiny.prompts(40, vocabulary=VOCABULARY, seed=9)]
+    asked += [replace(request, banned=tuple(range(VOCABULARY - 1))) for request in asked]  # one allowed id left
+    ours = Sampler(MODEL, eos_ids=(EOS,), pad_id=2, vocabulary=VOCABULARY, greedy=True).generate(asked)
+    theirs = engine_of(pool, greedy=True)
+    assert theirs.generate(asked) == ours
+    assert theirs.redraws > 0  # padding rows were the most probable somewhere
+
+
+def test_greedy_bans_beyond_what_a_request_can_name_are_our_samplers(pool, monkeypatch):
+    monkeypatch.setattr(vllm, "MOST_BIASES", 5)
+    asked = [Request(prompt, 8, 0, (3, 4, 6)) for prompt in tiny.prompts(40, vocabulary=VOCABULARY, seed=9)]
+    ours = Sampler(MODEL, eos_ids=(EOS,), pad_id=2, vocabulary=VOCABULARY, greedy=True).generate(asked)
+    assert engine_of(pool, greedy=True).generate(asked) == ours
+
+
+def test_a_greedy_token_that_no_bias_moves_is_an_error_and_no_endless_loop():
+    with StandIn(MODEL, weakest_bias=0.0) as leaky, ServerPool([leaky.url]) as pool:
+        top = int(leaky.logits(PROMPT).argmax())
+        says = f"draws {'banned' if top < VOCABULARY else 'padding'} token {top} although its logit is lowered by 100"
+        with pytest.raises(RunError, match=says):
+            engine_of(pool, greedy=True).generate([Request(PROMPT, 8, 0, (top,) if top < VOCABULARY else ())])
 
 
 def test_the_same_requests_give_the_same_rollouts(pool):
