@@ -14,6 +14,7 @@ from rocktokens.config import PairConfig, RolloutConfig, ServersConfig
 from rocktokens.engines.calls import Refused
 from rocktokens.engines.identity import (
     Fingerprint,
+    Rival,
     is_text,
     loads,
     probe_ids,
@@ -70,6 +71,7 @@ def open_sampling(
     *,
     of_teacher: bool = False,
     before: Fingerprint | None = None,
+    rivals: Sequence[Rival] = (),
 ) -> Sampling:
     """The engine that samples from the pair's student, or teacher: on servers where they are named.
 
@@ -79,8 +81,14 @@ def open_sampling(
         rollouts: How is sampled.
         of_teacher: Whether the teacher samples.
         before: What was served when the stage's finished parts were made; another model is refused.
+        rivals: Other models of the run, one of which the servers may serve by mistake.
     """
     urls = generating(servers) if of_teacher else list(servers.student)
+    if of_teacher and servers.teacher and not urls:
+        raise ConfigError(
+            f"{', '.join(servers.teacher)} gives the teacher's states and does not generate; add a server that "
+            "generates with the teacher to --servers.teacher, or leave --servers.teacher out to load it here"
+        )
     if not urls:
         models = load_pair(pair, with_teacher=of_teacher)
         return Sampling(make_sampler(models, rollouts, of_teacher=of_teacher), models)
@@ -88,7 +96,7 @@ def open_sampling(
     name = pair.teacher if of_teacher else pair.student
     pool = ServerPool(urls, servers)
     ids = _probe(facts, pool)
-    served = verify(pool, lambda one: served_logprobs(one, ids), ids, name, pair, servers, before)
+    served = verify(pool, lambda one: served_logprobs(one, ids), ids, name, pair, servers, before, rivals=rivals)
     log.info("%s is sampled on %s", name, ", ".join(pool.urls))
     return Sampling(_engine(pool, facts, context_of(name, pair), rollouts), facts, served, tuple(pool.urls))
 

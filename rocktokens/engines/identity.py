@@ -1,18 +1,20 @@
 """Is what is served what the run means? A probe's log-probabilities against the model's own, and against last time's.
 
 Two checkpoints of one training may agree on a probe to within a server's rounding, so where the server names a
-directory of this machine, that has to be the model's, too. What a server was found to be is its fingerprint; a stage
-that goes on keeps it and refuses to mix rollouts or scores of two models.
+directory of this machine, that has to be the model's, too; and a server that is clearly nearer to another checkpoint of
+the run (a rival) than to the one that is meant serves that one. What a server was found to be is its fingerprint; a
+stage that goes on keeps it and refuses to mix rollouts or scores of two models.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import torch
@@ -28,12 +30,17 @@ from rocktokens.values import Json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
 PROBE_TEXT = "Let x = 3 + 4. Then x is 7, and so 2 * x = 14. The answer is 14."
 PROBE_TOKENS = 16
 # Mean difference of a probe's log-probabilities, in nats, that rounding explains: bfloat16 servers stay below a tenth.
 SAME_MODEL = 0.15
 # The same on resumption: server and precision are those of before, and a checkpoint further on may be this near.
 RESUMED = 0.02
+# A server is a rival's if its distance to the rival is below this share of its distance to the model that is meant, and
+# the latter is more than the noise of float32. Where a server rounds to bfloat16, both distances are that rounding.
+NEARER, NOISE = 0.25, 1e-5
 # A tokenizer of so many types was made for text, and a model with it finds text more probable than chance does.
 TEXT_TYPES = 1000
 MEMORY_SHARE = 0.25
@@ -85,6 +92,34 @@ class Fingerprint:
         writing = found.get("writing")
         own = tuple(map(float, found["logprobs"]))
         return cls(found["root"], own, others, None if writing is None else cls._of(writing))
+
+
+class Rival(NamedTuple):
+    """A model that may be served by mistake."""
+
+    name: str
+    """Where it is loaded from to compare."""
+    also: str | None = None
+    """Another name of the same model, as a server may say it."""
+
+
+def rivals_of(student: str, kept: Sequence[str], meant: str) -> tuple[Rival, ...]:
+    """Models of one run that its servers may serve in place of the one that is meant: at most four are compared.
+
+    Args:
+        student: The model that the training began with.
+        kept: The run's checkpoints in order; one of step 0 is the student.
+        meant: The student or one of the checkpoints.
+    """
+    has_first = bool(kept) and Path(kept[0]).name == "step=0"
+    models = [Rival(kept[0], student) if has_first else Rival(student)]
+    models += [Rival(name) for name in (kept[1:] if has_first else kept)]
+    own = next((at for at, model in enumerate(models) if meant in model), None)
+    if own is None:
+        return ()
+    # What a server is left with: the original, a neighbour, or the end of the training.
+    chosen = {0, own - 1, own + 1, len(models) - 1} - {own}
+    return tuple(models[at] for at in sorted(chosen) if 0 <= at < len(models))
 
 
 def _mean_difference(one: Sequence[float], other: Sequence[float]) -> float:
@@ -152,6 +187,7 @@ def verify(
     asked: ServersConfig,
     before: Fingerprint | None = None,
     like: Fingerprint | None = None,
+    rivals: Sequence[Rival] = (),
 ) -> Fingerprint:
     """Ask every server of a pool for itself; refuse one that serves another model than `name`, or than `before`.
 
@@ -164,6 +200,7 @@ def verify(
         asked: Whether it is loaded here to compare.
         before: What made the finished parts of a stage that goes on; unset: there are none.
         like: What was found of the model elsewhere, to compare with where it is not loaded here.
+        rivals: Models that may be served by mistake; compared with where the model is loaded here, else by name.
 
     Returns:
         What they serve: every place, and the log-probabilities.
@@ -176,11 +213,16 @@ def verify(
     if before is not None:
         for url, own in found.items():
             check_same(own, before, [url])
-    own_model = Fingerprint(name, own_logprobs(name, config, ids)) if loads(name, config, asked) else like
+    loaded = loads(name, config, asked)
+    own_model = Fingerprint(name, own_logprobs(name, config, ids)) if loaded else like
+    others_of_run = _loaded(rivals, config, ids) if loaded else {}
     for (url, own), model in zip(found.items(), pool.models()):
         _check_root(url, model, name)
+        _refuse_rivals_name(url, model, name, rivals)
         if own_model is not None:
             _refuse_other(url, own, own_model, name)
+            for rival, logprobs in others_of_run.items():
+                _refuse_rival(url, own, own_model, Fingerprint(rival, logprobs))
         elif not own.distance(whole) < SAME_MODEL:
             raise ConfigError(
                 f"{url} serves another model than {pool.urls[0]}: a probe's log-probabilities differ by "
@@ -217,6 +259,36 @@ def _refuse_other(url: str, found: Fingerprint, own: Fingerprint, name: str) -> 
         raise ConfigError(
             f"{url} serves another model than {name}: a probe's log-probabilities differ by "
             f"{found.distance(own):.2g} nats on average. Serve that model, or correct the URL."
+        )
+
+
+def _loaded(rivals: Sequence[Rival], config: PairConfig, ids: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
+    """Each rival's log-probabilities of a probe; one that is not at hand is left out."""
+    found = {}
+    for rival in rivals:
+        try:
+            found[rival.name] = own_logprobs(rival.name, config, ids)
+        except (ConfigError, OSError) as error:
+            log.info("servers are not compared with %s, which cannot be loaded here: %s", rival.name, error)
+    return found
+
+
+def _refuse_rival(url: str, found: Fingerprint, own: Fingerprint, rival: Fingerprint) -> None:
+    """Refuse what is clearly nearer to another model of the run."""
+    to_own, to_rival = found.distance(own), found.distance(rival)
+    if to_own > NOISE and to_rival < NEARER * to_own:
+        raise ConfigError(
+            f"{url} seems to serve {rival.root}, and this stage needs {own.root}: a probe's log-probabilities differ "
+            f"from the first by {to_rival:.2g} nats on average, from the second by {to_own:.2g}. Start the server with "
+            f"--model {own.root}, or ask for the first by its step (--checkpoint, --baseline.checkpoint)."
+        )
+
+
+def _refuse_rivals_name(url: str, model: ServedModel, name: str, rivals: Sequence[Rival]) -> None:
+    """Refuse a server that says itself that it serves another model of the run."""
+    if model.root and model.root != name and any(model.root in rival for rival in rivals):
+        raise ConfigError(
+            f"{url} serves {model.root}, and this stage needs {name}; start the server with --model {name}"
         )
 
 
@@ -275,3 +347,14 @@ def check_same(now: Fingerprint, before: Fingerprint, urls: list[str]) -> None:
         )
     if now.writing is not None and before.writing is not None:
         check_same(now.writing, before.writing, urls)
+
+
+def check_sampled(now: Fingerprint, sampled: Fingerprint, urls: Sequence[str], run: Path) -> None:
+    """Refuse to test a checkpoint with another model than its rollouts were sampled from; copies may lie anywhere."""
+    if not now.moved(sampled) < RESUMED:
+        raise RunError(
+            f"{', '.join(urls)} serves another model than the one that sampled the run's rollouts, or the same in "
+            f"another precision (then {sampled.root}, now {now.root}; a probe's log-probabilities differ by "
+            f"{now.moved(sampled):.2g} nats). Serve the first again, or sample with this one: `rocktokens sample {run} "
+            "--again`."
+        )

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocktokens.config import BaselineConfig, PromptsConfig, RolloutConfig, ServersConfig
+from rocktokens.config import BaselineConfig, PairConfig, PromptsConfig, RolloutConfig, ServersConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.progress import progress
 from rocktokens.runs.store import Run
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rocktokens.engines.connect import Sampling
-    from rocktokens.engines.identity import Fingerprint
+    from rocktokens.engines.identity import Fingerprint, Rival
     from rocktokens.lm.checkers import Checker
     from rocktokens.lm.pair import Pair, PairFacts
     from rocktokens.lm.sampling.requests import Engine
@@ -109,7 +110,9 @@ class CausalSetup:
             pair = load_pair(meant)
             sampling = Sampling(make_sampler(pair, rollouts), pair)
         else:
-            sampling = open_sampling(meant, servers or ServersConfig(), rollouts, before=before)
+            rivals = run_rivals(run, pair_config, source)
+            sampling = open_sampling(meant, servers or ServersConfig(), rollouts, before=before, rivals=rivals)
+            check_sampler(run, source, sampling)
         problems = _problems(run, prompts, baseline, sampling.facts.tokenizer)
         sampling.require_room(problems, limit)
         return cls(sampling.facts, prompts, baseline, rollouts, problems, checker, sampling.engine, sampling)
@@ -117,6 +120,33 @@ class CausalSetup:
     def decode(self, token_ids: list[int]) -> str:
         """A response as the checker reads it."""
         return str(self.pair.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def run_rivals(run: Run, pair: PairConfig, meant: str) -> tuple[Rival, ...]:
+    """The run's other students, one of which a server may serve by mistake."""
+    from rocktokens.engines.identity import rivals_of
+
+    return rivals_of(pair.student, [str(run.checkpoint(step)) for step in run.checkpoints()], meant)
+
+
+def sampled_by(run: Run, source: str, served: Fingerprint) -> dict[str, object]:
+    """For the manifest: which model `sample` meant, and what its servers were found to serve."""
+    return {"served_for": _place(run, source), "fingerprint": served.text()}
+
+
+def check_sampler(run: Run, source: str, sampling: Sampling) -> None:
+    """Refuse servers of another model than `sample` had, where both stages mean one checkpoint."""
+    from rocktokens.engines.identity import Fingerprint, check_sampled
+
+    sampled = run.facts("sample") if run.done("sample") else {}
+    if sampling.served is not None and sampled.get("served_for") == _place(run, source):
+        check_sampled(sampling.served, Fingerprint.of_text(str(sampled["fingerprint"])), sampling.urls, run.path)
+
+
+def _place(run: Run, source: str) -> str:
+    """A model's name or directory; that of a kept checkpoint does not change when the run is moved."""
+    path = Path(source)
+    return str(path.relative_to(run.path)) if path.is_relative_to(run.path) else source
 
 
 def _asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:

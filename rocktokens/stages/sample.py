@@ -16,6 +16,7 @@ from rocktokens.runs.lock import working_on
 from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.schema import ROLLOUTS
 from rocktokens.runs.store import Run, open_run
+from rocktokens.stages.causal_setup import run_rivals, sampled_by
 from rocktokens.stages.shared import same_server, served_before, served_facts, wait_for_run
 from rocktokens.stages.stage import Stage, inputs_of, resolve, student_source
 
@@ -102,7 +103,9 @@ def _sample(
     meant = dataclasses.replace(pair, student=student_source(run, pair, checkpoint))
     parts = stage.parts("rollouts")
     before = served_before(parts, again=again)
-    sampling = open_sampling(meant, servers, rollouts, of_teacher=checkpoint == "teacher", before=before)
+    of_teacher = checkpoint == "teacher"
+    rivals = () if of_teacher else run_rivals(run, pair, meant.student)
+    sampling = open_sampling(meant, servers, rollouts, of_teacher=of_teacher, before=before, rivals=rivals)
     tokenizer = sampling.facts.tokenizer
     few = dataclasses.replace(prompts, limit=limit or prompts.limit)
     asked = load_prompts(few, tokenizer, part=asked_for["part"])
@@ -127,6 +130,8 @@ def _sample(
         table = pa.concat_tables([parts.wait(name) for name in makers])
     checked_by = how_checked(checker, table["text"].to_pylist(), table["answer"].to_pylist())
     facts = {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by, **served_facts(sampling)}
+    if sampling.served is not None:
+        facts |= sampled_by(run, pair.teacher if of_teacher else meant.student, sampling.served)
     stage.publish({"rollouts": table}, facts)
     parts.clear()
 

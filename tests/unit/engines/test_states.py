@@ -20,10 +20,12 @@ from rocktokens.engines.connect import open_states
 from rocktokens.engines.identity import (
     PROBE_TEXT,
     Fingerprint,
+    Rival,
     check_same,
     is_text,
     probe_ids,
     refuse_chance,
+    rivals_of,
     states_logprobs,
     verify,
 )
@@ -165,6 +167,15 @@ def test_a_directory_that_the_server_names_must_be_the_models(tmp_path):
             else:
                 with pytest.raises(ConfigError, match="start the server with --model"):
                     verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
+
+
+def test_rivals_are_the_original_the_neighbours_and_the_last():
+    kept = [f"run/checkpoints/step={step}" for step in (0, 1, 2, 3, 4, 5)]
+    first = Rival(kept[0], "hub/student")
+    assert rivals_of("hub/student", kept, kept[2]) == (first, Rival(kept[1]), Rival(kept[3]), Rival(kept[5]))
+    assert rivals_of("hub/student", kept, "hub/student") == (Rival(kept[1]), Rival(kept[5]))  # step 0 is the student
+    assert rivals_of("hub/student", kept[1:], kept[5]) == (Rival("hub/student"), Rival(kept[4]))
+    assert rivals_of("hub/student", [], "hub/student") == ()
 
 
 def test_another_model_on_resume_is_refused():

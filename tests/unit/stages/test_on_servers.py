@@ -28,6 +28,7 @@ from rocktokens.config import (
     ScoreConfig,
     ServersConfig,
 )
+from rocktokens.config.base import to_mapping
 from rocktokens.config.plan import BudgetConfig
 from rocktokens.config.study import StudyConfig
 from rocktokens.engines.identity import Fingerprint
@@ -200,6 +201,46 @@ def test_another_model_is_refused(tmp_path, pair, prompts):
         with pytest.raises(ConfigError, match="serves another model than") as error:
             sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))
         assert other.url in str(error.value)
+
+
+def test_the_original_student_is_not_taken_for_a_checkpoint(tmp_path, pair, prompts):
+    """A server that was not started again after the training: named as such, whether or not it says so itself."""
+    path = tmp_path / "run"
+    Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
+    trained = nearly(STUDENT)
+    for step, model in ((0, STUDENT), (2, trained)):
+        tiny.save_model(path / "checkpoints" / f"step={step}", model)
+    with StandIn(STUDENT, root="Qwen/student") as old:
+        with pytest.raises(ConfigError, match=r"seems to serve .*step=0, and this stage needs .*step=2") as error:
+            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(old.url,)))
+        assert old.url in str(error.value)
+    with StandIn(STUDENT, root=pair.student) as old, pytest.raises(ConfigError, match="this stage needs") as error:
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(old.url,), verify=False))
+    assert old.url in str(error.value)
+    rounded = copy.deepcopy(trained).bfloat16().float()  # a server in bfloat16 is nearer to no checkpoint
+    with StandIn(rounded) as server:
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)))
+    assert open_run(path).facts("sample")["served_for"] == "checkpoints/step=2"
+
+
+def test_a_census_is_of_the_model_that_sampled(run, student):
+    """The fingerprint of `sample` outlives its parts: weights that moved by 2 % are another checkpoint."""
+    asked = KnockoutConfig(candidates=("w5",), controls=False, resamples=100)
+    baseline = BaselineConfig(problems=4, rollouts=1, reuse_prompts=True)
+    with StandIn(nearly(STUDENT)) as other:
+        for verify in (None, False):
+            servers = ServersConfig(student=(other.url,), verify=verify)
+            with pytest.raises(RunError, match="than the one that sampled the run's rollouts") as error:
+                knockout(run, asked, baseline, servers=servers, again=True)
+            assert other.url in str(error.value)
+        assert not [body for body in other.requests if "prompt_logprobs" not in body]
+
+
+def test_a_teacher_that_gives_states_alone_does_not_sample(tmp_path, pair, prompts, states):
+    with pytest.raises(ConfigError, match="does not generate; add a server") as error:
+        sample(tmp_path / "run", pair, prompts, ROLLOUTS, checkpoint="teacher",
+               servers=ServersConfig(teacher=(states.url,)))  # fmt: skip
+    assert states.url in str(error.value)
 
 
 def test_a_short_context_and_nobody_are_refused_by_url(tmp_path, pair, prompts, unused_port):
