@@ -29,7 +29,7 @@ from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.config.permissions import is_granted, refuse_code
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.files import digest, digest_of_value
-from rocktokens.runs.ranks import FirstHasFinished, has_sign, ranks, sign, wait_for
+from rocktokens.runs.ranks import FirstHasFinished, greet, has_sign, ranks, sign, wait_for
 from rocktokens.runs.store import MANIFEST, Run, differences, open_run
 from rocktokens.values import Json
 
@@ -95,6 +95,7 @@ class Stage:
 
     def due(self, again: bool = False) -> bool:
         """Whether the stage has to run. Says why it runs again or why not; RunError where it must be asked for."""
+        greet(self.run.path)
         if again or not self.run.done(self.name):
             return True
         settings, inputs, missing = self.changed_settings(), self.changed_inputs(), self.missing_outputs()
@@ -185,14 +186,17 @@ class Parts:
 
     def wait(self, name: str) -> pa.Table:
         """The part of that name, as soon as the process that it belongs to has written it."""
-        finished = self._finished()
-        wait_for(lambda: self.has(name) or has_sign(self.run.path, finished), f"part {name} of {self.folder}")
+        wait_for(lambda: self.has(name) or self._first_has_finished(), f"part {name} of {self.folder}")
         try:
             return self.run.read(self.path(name))
         except RunError:
-            if has_sign(self.run.path, finished):  # the first process has completed the stage and removed its parts
+            if self._first_has_finished():  # and has removed the parts
                 raise FirstHasFinished from None
             raise
+
+    def _first_has_finished(self) -> bool:
+        """Whether the first process has completed the stage; it knows of itself that it has not."""
+        return not ranks().is_first and has_sign(self.run.path, self._finished())
 
     def clear(self) -> None:
         """Remove the pieces; what they made up is written whole. Other processes are told."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.runs.ranks import LAUNCH, RANK, WORLD, remove_signs, watch
+from rocktokens.runs.ranks import LAUNCH, PROCESS, RANK, WORLD, remove_signs, watch
 
 if TYPE_CHECKING:
     from rocktokens.config.study import StudyConfig
@@ -135,10 +135,10 @@ def apart_from_torchrun(work: Callable[..., object], *arguments: object, **setti
     """
     import multiprocessing
 
-    from rocktokens.runs.ranks import launch, ranks
+    from rocktokens.runs.ranks import launch, process_id, ranks
 
     own = ranks()
-    changed = {RANK: str(own.rank), WORLD: str(own.world), LAUNCH: launch()}
+    changed = {RANK: str(own.rank), WORLD: str(own.world), LAUNCH: launch(), PROCESS: process_id()}
     kept = {name: os.environ.get(name) for name in (*TORCHRUN, *changed, "CUDA_VISIBLE_DEVICES")}
     local = os.environ.get("LOCAL_RANK", "0")
     try:

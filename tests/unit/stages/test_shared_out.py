@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from forking import as_workers
+from forking import as_workers, together
 
 from rocktokens.cli import main
 from rocktokens.config import (
@@ -104,6 +105,19 @@ def test_processes_of_their_own_make_the_run_that_one_process_makes(one, tmp_pat
     detect(path, DetectConfig())
     start("knockout", path, *CENSUS)
     equal_runs(one, path)
+
+
+def test_a_second_launch_with_the_same_port_gives_a_result_too(one, tmp_path):
+    """What the first launch said to its processes means nothing to those of the second."""
+    path = Path(shutil.copytree(one, tmp_path / "run"))
+    plain = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+    words = [str(word) for word in ("knockout", path, *CENSUS, "--again")]
+    for launch in ("first", "second"):
+        (path / "census.parquet").unlink()
+        places = [{**plain, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        together([lambda: main(words)] * 2, tmp_path / launch, places)
+        equal_runs(one, path)
+        assert not list(path.glob("*.parts"))
 
 
 def test_nothing_is_done_twice(tmp_path):
