@@ -15,6 +15,7 @@ from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.gym_guard import may_be_scored
 from rocktokens.lm.gym_options import read_options, shown
+from rocktokens.lm.gym_process import CannotMake, make_problem
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
@@ -61,11 +62,13 @@ def gym_rows(source: str, options: Sequence[str], seed: int) -> Iterator[tuple[s
         seed: Another seed gives other problems, in another order.
     """
     name = _task_name(source)
+    _dataset(name, options)  # refuses what the task refuses
     seen: set[str] = set()
     repeats, block = 0, 0
     while repeats < MOST_REPEATS:
         first = derive_seed("reasoning-gym", name, seed, block) % 2**31
-        for number, entry in enumerate(_entries(name, options, first)):
+        for number in range(BLOCK):
+            entry = _problem(name, options, first, number)
             question = str(entry["question"])
             if question in seen:
                 repeats += 1
@@ -81,7 +84,7 @@ def gym_rows(source: str, options: Sequence[str], seed: int) -> Iterator[tuple[s
 def gym_checker(source: str, options: Sequence[str]) -> Callable[[str, str], bool]:
     """The task's own scorer as a checker: a rollout is right if what it states as its answer scores full marks."""
     name = _task_name(source)
-    task = _dataset(name, options, 0)
+    task = _dataset(name, options)
 
     def check(text: str, answer: str) -> bool:
         entry = answer.entry if isinstance(answer, GymAnswer) else {"answer": answer, "metadata": {}}
@@ -151,32 +154,34 @@ def _task_name(source: str) -> str:
     return name
 
 
-def _dataset(name: str, options: Sequence[str], seed: int) -> ProceduralDataset:
+def _dataset(name: str, options: Sequence[str]) -> ProceduralDataset:
+    """The task with its settings, for its scorer: problems are made in a process of their own."""
     import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(name, seed=0, size=BLOCK, **_settings(name, options))
+    except ConfigError:
+        raise
+    except Exception as error:  # the package's own checks are assertions, some without a word
+        raise ConfigError(f"{PREFIX}{name} refuses {shown(options)}{_said(str(error))}") from None
+
+
+def _settings(name: str, options: Sequence[str]) -> dict[str, object]:
     from reasoning_gym.factory import DATASETS
 
-    settings = read_options(name, DATASETS[name][1], options)
+    return read_options(name, DATASETS[name][1], options)
+
+
+def _problem(name: str, options: Sequence[str], seed: int, number: int) -> Mapping[str, object]:
+    """One problem of a block; what settings make impossible shows only here."""
     try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=BLOCK, **settings)
-    except Exception as error:  # the package's own checks are assertions, some without a word
-        raise ConfigError(f"{PREFIX}{name} refuses {shown(options)}{_said(error)}") from None
+        return make_problem(name, _settings(name, options), seed=seed, size=BLOCK, number=number)
+    except CannotMake as error:
+        raise ConfigError(f"{PREFIX}{name} cannot make problems with {shown(options)}{_said(str(error))}") from error
 
 
-def _entries(name: str, options: Sequence[str], seed: int) -> Iterator[Mapping[str, object]]:
-    """A block of problems; what settings make impossible shows only here."""
-    entries = iter(_dataset(name, options, seed))
-    while True:
-        try:
-            entry = next(entries)
-        except StopIteration:
-            return
-        except Exception as error:  # a task may raise anything over settings that it did not check
-            raise ConfigError(f"{PREFIX}{name} cannot make problems with {shown(options)}{_said(error)}") from error
-        yield entry
-
-
-def _said(error: Exception) -> str:
-    text = str(error).strip()
+def _said(text: str) -> str:
+    text = text.strip()
     return f": {text.splitlines()[0]}" if text else ""
 
 
