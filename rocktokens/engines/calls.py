@@ -46,7 +46,7 @@ class Reply(NamedTuple):
         except ValueError:
             said = None
         if isinstance(said, dict):
-            inner = said.get("error", said)
+            inner = said.get("error", said.get("detail", said))
             text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
         return " ".join(text.split())[:500]
 
@@ -78,8 +78,13 @@ def exchange(
     if key:
         headers["Authorization"] = f"Bearer {key}"
     link.timeout = seconds
-    if link.sock is not None:
-        link.sock.settimeout(seconds)
+    if link.sock is None:
+        link.connect()
+    sock = link.sock
+    if sock is not None:  # another thread may hang up
+        # Long requests are silent for minutes: without this a network in between forgets the connection.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(seconds)
     link.request(method, urlsplit(url).path.rstrip("/") + path, body=payload, headers=headers)
     answer = link.getresponse()
     return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read(), url)

@@ -320,10 +320,10 @@ class ServerPool:
         payload = None if body is None else json.dumps(body).encode()
         try:
             return exchange(link, method, server.url, path, payload, seconds)
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
             link.close()
             server.links.pop(thread, None)
-            if fresh or self._stopped.is_set():
+            if fresh or self._stopped.is_set() or isinstance(error, TimeoutError):
                 raise
         # A kept connection that the server has closed meanwhile says nothing about the server: once more, anew.
         link = server.links[thread] = connect(server.url, seconds)

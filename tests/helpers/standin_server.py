@@ -48,6 +48,10 @@ class StandIn:
     unit_norm: bool = False
     nan_states: bool = False
     short_states: bool = False
+    ignores_dtype: bool = False
+    """Send float32 whatever is asked for."""
+    slow_after: int | None = None
+    """Requests after so many are answered only when the server ends."""
     unhealthy: bool = False
     """GET /health says 503, as a server does whose engine has died."""
     token_ids: object = None
@@ -65,6 +69,7 @@ class StandIn:
 
     def __enter__(self) -> StandIn:
         self.lock = threading.Lock()
+        self.ends = threading.Event()
         self.cache: dict[tuple[int, ...], np.ndarray] = {}
         stand_in = self
 
@@ -79,6 +84,7 @@ class StandIn:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.ends.set()
         self.http.shutdown()
         self.http.server_close()
 
@@ -141,6 +147,8 @@ class StandIn:
             states[-1, 0] = torch.nan
         if self.short_states:
             states = states[:-1]
+        if self.ignores_dtype:
+            return states.numpy().tobytes()
         if body.get("embed_dtype") == "bfloat16":
             return states.bfloat16().view(torch.int16).numpy().tobytes()
         return states.numpy().astype(WIRES[body.get("embed_dtype", "float32")]).tobytes()
@@ -215,7 +223,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server_of.prompt_tokens -= size
 
     def respond(self, it: StandIn, body: dict) -> None:
-        if it.refuse is not None:
+        if it.slow_after is not None and len(it.requests) > it.slow_after:
+            it.ends.wait()
+            self.cut()
+        elif it.refuse is not None:
             self.answer(400, {"error": {"message": it.refuse, "code": 400}})
         elif body.get("model") != it.name:
             self.answer(404, {"error": {"message": f"The model `{body.get('model')}` does not exist."}})

@@ -245,6 +245,21 @@ def test_token_ids_that_are_no_numbers_are_an_error_with_the_url(told):
         assert server.url in str(error.value)
 
 
+def test_a_time_out_on_a_kept_connection_counts_and_is_not_repeated_in_silence():
+    with StandIn(MODEL, slow_after=1) as server, pool_of(server, retries=0, timeout=0.5) as pool:
+        body = {"prompt": [3, 4], "max_tokens": 1, "temperature": 0.0}
+        pool.post("/v1/completions", body)
+        [link] = server_links(pool)
+        assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        with pytest.raises(RunError, match="given up after 1 attempt"):
+            pool.post("/v1/completions", body)
+        assert len(server.requests) == 2  # the one that was answered, and the one that was not
+
+
+def server_links(pool: ServerPool) -> list[http.client.HTTPConnection]:
+    return [link for server in pool._servers for link in server.links.values()]
+
+
 def test_a_url_with_v1_is_understood():
     with StandIn(MODEL) as server, ServerPool([f"{server.url}/v1/"]) as pool:
         assert pool.models()[0].name == "m"
