@@ -13,7 +13,11 @@ Wire = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServersConfig(Settings):
-    """Where models are served, and how hard the servers may be pressed. Only `top_k` changes what is computed."""
+    """Where models are served, and how hard the servers may be pressed.
+
+    Of these settings only `top_k` and `wire` change what is computed: a teacher that is known in part, or in rounded
+    states. `score` records both.
+    """
 
     student: tuple[str, ...] = ()
     """Base URLs of vLLM servers that generate with the student, e.g. http://host:8000; empty: in this process."""

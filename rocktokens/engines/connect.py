@@ -27,7 +27,7 @@ from rocktokens.engines.servers import ServerPool
 from rocktokens.engines.states import HOW_TO_SERVE, ServedStates
 from rocktokens.engines.top_k import ServedTopK
 from rocktokens.engines.vllm import VllmEngine
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.output_head import read_head
 from rocktokens.lm.pair import (
     Pair,
@@ -39,6 +39,7 @@ from rocktokens.lm.pair import (
 )
 from rocktokens.lm.sampling.requests import Engine
 from rocktokens.lm.sampling.rollouts import check_lengths, make_sampler
+from rocktokens.lm.states import Sequences
 from rocktokens.lm.tasks import Prompt
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,12 @@ def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, roll
 
 
 def open_pair(
-    pair: PairConfig, servers: ServersConfig, *, trains: bool = False, before: Fingerprint | None = None
+    pair: PairConfig,
+    servers: ServersConfig,
+    *,
+    trains: bool = False,
+    before: Fingerprint | None = None,
+    first: Sequences | None = None,
 ) -> tuple[Pair, Fingerprint | None]:
     """The student in this process, and the teacher beside it or, where it is served, its states.
 
@@ -137,6 +143,7 @@ def open_pair(
         servers: Where the teacher is served; its student's URLs are not looked at.
         trains: Whether the student's weights will be trained.
         before: What was served when the stage's finished parts were made; another teacher is refused.
+        first: A rollout whose states will be asked for, where one is known: errors name it instead of the probe.
 
     Returns:
         The pair, and what the teacher's servers serve; None where it is in this process.
@@ -155,7 +162,7 @@ def open_pair(
             )
         states, served = open_top_k(pair, servers, models, urls, before)
     else:
-        states, served = open_states(pair, servers, models, before)
+        states, served = open_states(pair, servers, models, before, first)
         if urls:
             served = replace(served, writing=_writing(pair, servers, models, urls, served, before))
 
@@ -182,7 +189,11 @@ def _writing(
 
 
 def open_states(
-    pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts, before: Fingerprint | None = None
+    pair: PairConfig,
+    servers: ServersConfig,
+    facts: Pair | PairFacts,
+    before: Fingerprint | None = None,
+    first: Sequences | None = None,
 ) -> tuple[ServedStates, Fingerprint]:
     """The served teacher's states; refused where none of its servers gives them, or another model is served."""
     refusals = {url: why_no_states(url, servers) for url in servers.teacher}
@@ -201,7 +212,13 @@ def open_states(
 
     def ask(one: ServerPool) -> tuple[float, ...]:
         # In float32 whatever the wire: what is recorded does not depend on a setting that may change on the way.
-        return states_logprobs(ServedStates(one, head, model_context=context), ids)
+        exact = ServedStates(one, head, model_context=context)
+        try:
+            return states_logprobs(exact, ids)
+        except DataError:
+            if first is not None:
+                exact.response_states(first)  # fails alike, and names the rollout
+            raise
 
     served = verify(pool, ask, ids, pair.teacher, pair, servers, before)
     if not loads(pair.teacher, pair, servers) and is_text(ids, facts.tokenizer, facts.vocabulary):

@@ -21,6 +21,7 @@ import torch
 
 from rocktokens.config import PairConfig, ServersConfig
 from rocktokens.core.heads import logits_
+from rocktokens.engines.calls import Refused
 from rocktokens.engines.servers import ServedModel, ServerPool
 from rocktokens.engines.states import ServedStates
 from rocktokens.errors import ConfigError, RunError
@@ -145,7 +146,13 @@ def is_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, vocabulary
 def served_logprobs(pool: ServerPool, ids: tuple[int, ...]) -> tuple[float, ...]:
     """Log-probabilities of a probe by a server that generates."""
     body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "add_special_tokens": False}
-    reply = pool.post("/v1/completions", body, prefix=ids)
+    try:
+        reply = pool.post("/v1/completions", body, prefix=ids)
+    except Refused as refusal:
+        if not _lacks_completions(refusal):
+            raise
+        hint = "This server does not generate; was it started with --runner pooling?"
+        raise Refused(f"{refusal}. {hint}", refusal.status, refusal.said) from refusal
     try:
         listed = reply.json()["choices"][0]["prompt_logprobs"]
         return tuple(float(entry[str(token)]["logprob"]) for entry, token in zip(listed[1:], ids[1:], strict=True))
@@ -156,10 +163,16 @@ def served_logprobs(pool: ServerPool, ids: tuple[int, ...]) -> tuple[float, ...]
         ) from error
 
 
+def _lacks_completions(refusal: Refused) -> bool:
+    """Whether a server refuses generation as such, by its status or in vLLM's words, and not this one request."""
+    unknown = refusal.status in (404, 405, 501) and "does not exist" not in refusal.said
+    return unknown or "does not support completions" in refusal.said.lower()
+
+
 @torch.inference_mode()
 def states_logprobs(source: ServedStates, ids: tuple[int, ...]) -> tuple[float, ...]:
     """Log-probabilities of a probe from served states and the head that was read here."""
-    state_LH = source.states(ids, "probe")[:-1]
+    state_LH = source.states(ids, "the probe by which its model is recognised (not a rollout)")[:-1]
     logits_LV = torch.empty(len(state_LH), len(source.head.weight_VH))
     head = source.head
     logits_(logits_LV, state_LH.to(head.weight_VH.device), head)

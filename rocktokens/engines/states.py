@@ -57,14 +57,14 @@ class ServedStates:
         def ask(index: int) -> Tensor:
             # The last token's own state predicts nothing that was sampled.
             ids, start = sequences.ids[index][:-1], sequences.starts[index]
-            return self.states(ids, sequences.name(index))[start - 1 :]
+            return self.states(ids, f"rollout {sequences.name(index)}")[start - 1 :]
 
         return torch.cat(self.pool.map(ask, range(len(sequences.ids))))
 
-    def states(self, ids: tuple[int, ...], name: str = "a sequence") -> Tensor:
-        """All states of one sequence, (L, H)."""
+    def states(self, ids: tuple[int, ...], what: str = "a sequence") -> Tensor:
+        """All states of one sequence, (L, H). `what`: how errors name it."""
         reply = self.pool.post("/pooling", self._body(ids), prefix=ids)
-        return self._read(reply, len(ids), name)
+        return self._read(reply, len(ids), what)
 
     def check(self, sequences: Sequences) -> None:
         """Refuse sequences that the model takes and a server does not, before anything is asked for."""
@@ -98,19 +98,18 @@ class ServedStates:
             "add_special_tokens": False,
         }
 
-    def _read(self, reply: Reply, length: int, name: str) -> Tensor:
+    def _read(self, reply: Reply, length: int, what: str) -> Tensor:
         width = self._head.weight_VH.shape[1]
         wanted = length * width * BYTES[self.wire]
         if len(reply.body) != wanted:
             raise DataError(
-                f"{reply.url} returned {len(reply.body):,} bytes of states for rollout {name}, and {length} tokens of "
-                f"width {width} in {self.wire} are {wanted:,}: the answer is cut off, or another model is served. "
-                f"{HOW_TO_SERVE}"
+                f"{reply.url} returned {len(reply.body):,} bytes of states for {what}, and {length} tokens of width "
+                f"{width} in {self.wire} are {wanted:,}: {_other_size(len(reply.body), wanted, self.wire)}"
             )
         state_LH = _numbers(reply.body, self.wire).reshape(length, width)
         if not bool(torch.isfinite(state_LH).all()):
             raise DataError(
-                f"{reply.url} returned states that are not numbers for rollout {name}; the served model's precision "
+                f"{reply.url} returned states that are not numbers for {what}; the served model's precision "
                 "overflows (serve it in bfloat16 or float32), or its weights are damaged"
             )
         if width > 1 and bool(((state_LH.norm(dim=1) - 1).abs() < UNIT_TOLERANCE).all()):
@@ -119,6 +118,15 @@ class ServedStates:
                 f"from them. {HOW_TO_SERVE}"
             )
         return state_LH
+
+
+def _other_size(size: int, wanted: int, wire: Wire) -> str:
+    """Why an answer may be shorter or longer than what was asked for."""
+    if size < wanted:
+        return f"the answer is cut off, or another model is served. {HOW_TO_SERVE}"
+    if size * BYTES[wire] == wanted * BYTES["float32"]:
+        return "the server ignores embed_dtype and sends float32; pass --servers.wire float32"
+    return "that is more than was asked for: another model, with wider states, is served"
 
 
 def _numbers(body: bytes, wire: Wire) -> Tensor:

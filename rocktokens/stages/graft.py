@@ -16,7 +16,7 @@ from rocktokens.runs.ranks import FirstHasFinished, ranks
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.bypass import evidence_of
 from rocktokens.stages.causal_setup import CausalSetup, bar, candidate_types, causal_stage
-from rocktokens.stages.shared import TEACHER_SERVED, same_server, served_before
+from rocktokens.stages.shared import TEACHER_SERVED, same_server, served_before, served_facts
 from rocktokens.stages.stage import Stage, pair_of
 from rocktokens.values import Row
 
@@ -92,7 +92,10 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers:
     types = run.types().to_pylist() if run.has("types") else []
     table = graft_table(found.rows, types, sets.target, clusters)
     gains = {row["arm"]: [row["gain"], row["gain_low"], row["gain_high"]] for row in table.to_pylist()}
-    stage.publish({"grafts": table, "graft_rollouts": found.grafts}, {"accuracy": found.accuracy, "gains": gains})
+    facts = {"accuracy": found.accuracy, "gains": gains, **served_facts(stand.sampling)}
+    if teacher is not None:
+        facts["teacher_served"] = served_facts(teacher)["served"]
+    stage.publish({"grafts": table, "graft_rollouts": found.grafts}, facts)
     parts.clear()
     console().print(render(table, found.accuracy))
 

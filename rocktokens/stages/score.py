@@ -21,6 +21,10 @@ from rocktokens.values import Json
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from rocktokens.engines.identity import Fingerprint
+    from rocktokens.lm.scoring import Rollout
+    from rocktokens.lm.states import Sequences
+
 log = logging.getLogger(__name__)
 
 
@@ -46,8 +50,8 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
             raise RunError(f"{path} has no rollouts yet; run `rocktokens sample {path}` first")
         pair = pair_of(run)
         steps = _steps_to_score(run, config.checkpoints)
-        top_k = _top_k(servers or ServersConfig())
-        stages = {step: _stage(run, pair, config, step, top_k) for step in {*steps, *_scored(run)}}
+        teacher = _teacher(servers or ServersConfig())
+        stages = {step: _stage(run, pair, config, step, teacher) for step in {*steps, *_scored(run)}}
         whole = Stage(run, "score", {"score": config}, inputs_of(run, files=("rollouts.parquet",)))
         _refuse_fewer(run, steps, again)
         missing = [step for step in steps if again or not stages[step].is_complete()]
@@ -71,17 +75,20 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
         return run
 
 
-def _top_k(servers: ServersConfig) -> int | None:
-    """How many of the teacher's tokens are known where its servers give no states; None: scores are exact."""
-    if servers.top_k is None:
-        return None
+def _teacher(servers: ServersConfig) -> Json:
+    """Settings of a served teacher that change scores: how many tokens are known of it, or its states' precision.
+
+    None for both, as in records of older versions, where it is in this process or its states come in float32.
+    """
     from rocktokens.engines.connect import uses_top_k
 
-    return servers.top_k if uses_top_k(servers) else None
+    top_k = servers.top_k if servers.top_k is not None and uses_top_k(servers) else None
+    rounds = bool(servers.teacher) and top_k is None and servers.wire != "float32"
+    return {"teacher_top_k": top_k, "teacher_wire": servers.wire if rounds else None}
 
 
-def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, top_k: int | None = None) -> Stage:
-    settings: Json = {"top": config.top, "teacher_top_k": top_k}
+def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, teacher: Json) -> Stage:
+    settings: Json = {"top": config.top, **teacher}
     if step == max([0, *run.checkpoints()]):
         settings["gradients"] = config.gradients
     models = {"teacher": pair.teacher, f"checkpoint {step}": _source(run, pair, step)}
@@ -115,30 +122,48 @@ def _score_steps(
     from rocktokens.engines.top_k import ServedTopK
     from rocktokens.lm.pair import load_model
     from rocktokens.lm.sampling.rollouts import rollouts_of
-    from rocktokens.lm.states import Sequences
 
     rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     missing = list(stages)
     first = _source(run, pair, missing[0])
     kept = [served_before(stage.parts("scores"), again=again) for stage in stages.values()]
     before = next((found for found in kept if found is not None), None)
-    models, served = open_pair(dataclasses.replace(pair, student=first), servers, before=before)
+    meant = dataclasses.replace(pair, student=first)
+    models, served = open_pair(meant, servers, before=before, first=_sequence(rollouts[0]) if rollouts else None)
     source = models.teacher_source()
     if served is not None and isinstance(source, ServedStates | ServedTopK):
         for rollout in rollouts:
-            ids = (rollout.prompt_ids + rollout.token_ids,)
-            source.check(Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,)))
+            source.check(_sequence(rollout))
         for stage in stages.values():
             same_model(stage.parts("scores"), served, source.pool.urls, again=again)
+    facts = _served_facts(source, served)
     students = {missing[0]: models.student}
     for group in _groups(missing, models.student):
         for step in group:
             name = _source(run, pair, step)
             students.setdefault(step, models.student if name == first else load_model(name, pair))
         own = {step: students.pop(step) for step in group}
-        ScoreParts(run, {step: stages[step] for step in group}, models, config).score(rollouts, own)
+        ScoreParts(run, {step: stages[step] for step in group}, models, config, facts).score(rollouts, own)
     if ranks().is_first:
         stages[missing[0]].parts("scores").clear()
+
+
+def _sequence(rollout: Rollout) -> Sequences:
+    from rocktokens.lm.states import Sequences
+
+    ids = (rollout.prompt_ids + rollout.token_ids,)
+    return Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,))
+
+
+def _served_facts(source: object, served: Fingerprint | None) -> Json:
+    """For the manifest: which teacher was served, and the precision of its states; nothing where it was loaded here."""
+    from rocktokens.engines.states import ServedStates
+    from rocktokens.engines.top_k import ServedTopK
+
+    if served is None or not isinstance(source, ServedStates | ServedTopK):
+        return {}
+    states = {"wire": source.wire} if isinstance(source, ServedStates) else {}
+    return {"teacher_served": served.root or ", ".join(source.pool.urls), **states}
 
 
 def _groups(steps: list[int], model: PreTrainedModel) -> Iterable[list[int]]:

@@ -22,6 +22,7 @@ from rocktokens.runs.ranks import ranks, wait_for
 from rocktokens.runs.schema import OCCURRENCES, TOP_TOKENS
 from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Parts, Stage
+from rocktokens.values import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +39,12 @@ PART_ROLLOUTS = 256
 class ScoreParts:
     """One group of checkpoints that is scored beside the teacher."""
 
-    def __init__(self, run: Run, stages: dict[int, Stage], models: Pair, config: ScoreConfig) -> None:
+    def __init__(
+        self, run: Run, stages: dict[int, Stage], models: Pair, config: ScoreConfig, served: Json | None = None
+    ) -> None:
         self.run, self.stages, self.models, self.config = run, stages, models, config
+        self.served = served or {}
+        """Facts of a served teacher, for the manifest."""
         self.parts = {step: stage.parts("scores") for step, stage in stages.items()}
         self.last = max([0, *run.checkpoints()])
         self.gradients = Gradients(self.parts[self.last], models.vocabulary) if self._gathers() else None
@@ -146,6 +151,7 @@ class ScoreParts:
                 "padding_share": round(padded / max(padded + real, 1), 4),
                 **({"notes": [f"scores are {self.approximation}"]} if self.approximation else {}),
                 **({"approximate": self.approximation} if self.approximation else {}),
+                **self.served,
             }
         )
 

@@ -107,6 +107,21 @@ def test_bad_answers_are_named(trouble, error, says):
     assert server.url in str(raised.value) or "leave it out" in str(raised.value)
 
 
+def test_a_server_that_ignores_the_precision_is_said_to_do_so():
+    ignores = StandIn(TEACHER, pooling=True, ignores_dtype=True)
+    with ignores as server, pytest.raises(DataError, match="ignores embed_dtype and sends float32") as error:
+        served(server, wire="float16").states((3, 4, 5))
+    assert "cut off" not in str(error.value)
+
+
+def test_without_a_rollout_the_probe_is_said_to_be_none(tmp_path):
+    name = tiny.save_model(tmp_path / "m", TEACHER)
+    facts = SimpleNamespace(tokenizer=tiny.tiny_tokenizer(), vocabulary=tiny.VOCABULARY)
+    says = pytest.raises(DataError, match=r"not numbers for the probe .*\(not a rollout\)")
+    with StandIn(TEACHER, pooling=True, nan_states=True) as server, says:
+        open_states(PairConfig(student=name, teacher=name), ServersConfig(teacher=(server.url,)), facts)
+
+
 def test_a_server_that_generates_gives_no_states():
     with StandIn(TEACHER) as server, pytest.raises(ConfigError, match="Not Found"):
         served(server).response_states(Sequences(((3, 4),), (1,)))

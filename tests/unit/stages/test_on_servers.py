@@ -180,6 +180,8 @@ def test_grafts_on_servers(run, student, writes, states):
     assert writes.requests
     arms = open_run(run).read("grafts")["arm"].to_pylist()
     assert {"rocks", "all"} <= set(arms)
+    facts = open_run(run).facts("graft")
+    assert (facts["served"], facts["teacher_served"]) == ("model", "model")
 
 
 def test_grafts_on_servers_need_a_teacher_that_generates(run, student, states):
@@ -339,8 +341,8 @@ def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
     [
         ({"unit_norm": True}, ConfigError, "use_activation"),
         ({"pooling": False, "unknown": 501}, ConfigError, "--runner pooling"),
-        ({"nan_states": True}, DataError, r"not numbers for rollout"),
-        ({"short_states": True}, DataError, r"bytes of states for rollout"),
+        ({"nan_states": True}, DataError, r"not numbers for rollout \S+#0;"),
+        ({"short_states": True}, DataError, r"bytes of states for rollout \S+#0,"),
         ({"context": 12}, ConfigError, "--max-model-len"),
         ({"fail_first": 10_000}, RunError, "Finished parts stay"),
     ],
@@ -355,6 +357,27 @@ def test_a_teacher_that_misbehaves_is_named_and_scores_stay(run, trouble, error,
         assert server.url in str(raised.value)
     assert {path: path.read_bytes() for path in sorted(run.glob("occurrences/**/*.parquet"))} == before
     assert open_run(run).done("score")
+
+
+def test_scores_say_what_was_served_and_are_not_mixed_with_those_of_another_wire(run, states, tmp_path):
+    path, facts = tmp_path / "run", open_run(run).facts("score/step=0")
+    assert (facts["teacher_served"], facts["wire"]) == ("model", "float32")
+    shutil.copytree(run, path)
+    rounded = ServersConfig(teacher=(states.url,), wire="bfloat16")
+    with pytest.raises(RunError, match="teacher_wire was None, now 'bfloat16'"):
+        score(path, ScoreConfig(), servers=rounded)
+    score(path, ScoreConfig(), servers=rounded, again=True)
+    assert open_run(path).facts("score/step=0")["wire"] == "bfloat16"
+    for exact in (ServersConfig(teacher=(states.url,)), None):
+        with pytest.raises(RunError, match="teacher_wire was 'bfloat16', now None"):
+            score(path, ScoreConfig(), servers=exact)
+
+
+def test_a_server_that_does_not_generate_is_said_to_be_for_states(tmp_path, pair, prompts):
+    for status in (404, 501):
+        says = pytest.raises(ConfigError, match=r"Not Found\. This server does not generate; .*--runner pooling")
+        with StandIn(STUDENT, pooling=True, unknown=status) as server, says:
+            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)))
 
 
 def test_a_training_refuses_a_short_context_before_it_starts(tmp_path, pair, prompts):
