@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # Stages whose parts are shared out among several processes; the others are the first one's.
 FOLLOWED = ("sample", "score", "knockout", "graft", "compare")
+# Stages that ask a student's or a teacher's servers, where they are named.
+ON_STUDENT, ON_TEACHER = ("sample", "knockout", "graft"), ("distill", "score", "graft", "compare")
 
 
 def study(config: StudyConfig, *, images: bool = True, note: str | None = None) -> None:
@@ -50,9 +52,30 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
 
 
 def _require_servers(config: StudyConfig) -> None:
-    """Grafts on servers need a teacher that generates: said now, and not after the hours before that stage."""
-    if "graft" not in config.stages or not config.servers.student or "graft" in _complete(config.path):
-        return
+    """Servers that a stage will ask must be there now, and not after the hours before that stage.
+
+    Which model they serve is asked by the stage itself: a student's checkpoint may not have been trained yet.
+    """
+    left = _left(config)
+    if "graft" in left and config.servers.student:
+        _require_writing_teacher(config)
+    from rocktokens.engines.servers import ServerPool
+
+    for stages, urls in ((ON_STUDENT, config.servers.student), (ON_TEACHER, config.servers.teacher)):
+        if urls and left & set(stages):
+            with ServerPool(urls, config.servers) as pool:
+                pool.models()
+
+
+def _left(config: StudyConfig) -> set[str]:
+    """Stages that are asked for and not complete; without answers to check some are never run."""
+    complete = _complete(config.path)
+    pointless = set() if "sample" not in complete or _has_answers(config.path) else {"knockout", "graft", "compare"}
+    return set(config.stages) - complete - pointless
+
+
+def _require_writing_teacher(config: StudyConfig) -> None:
+    """Grafts on servers need a teacher that generates."""
     from rocktokens.engines.connect import generating
     from rocktokens.errors import ConfigError
 

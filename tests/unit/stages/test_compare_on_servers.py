@@ -1,7 +1,8 @@
-"""A comparison with a served teacher: refused before anything is trained, and started over where that is asked for."""
+"""Comparisons and studies with servers: refused before anything is trained; started over where that is asked for."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -18,12 +19,15 @@ from rocktokens.config import (
     RolloutConfig,
     ServersConfig,
 )
+from rocktokens.config.study import StudyConfig
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.runs.store import open_run
 from rocktokens.stages.compare import compare
 from rocktokens.stages.compare_arms import BESIDE
 from rocktokens.stages.distill import distill
 from rocktokens.stages.sample import sample
+from rocktokens.stages.stage import pair_of, prompts_of
+from rocktokens.stages.study import _require_servers, study
 
 STUDENT, TEACHER = tiny.tiny_model(seed=5), tiny.tiny_model("qwen3", seed=6, width=48)
 TRAINED = DistillConfig(steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1)
@@ -83,3 +87,29 @@ def test_again_forgets_what_another_teacher_trained(run):
     assert list(run.glob("compare/*/*/trained-byb"))  # the same teacher goes on where it was
     assert not list(run.glob("*.parts"))
     assert not (run / BESIDE).exists()
+
+
+def test_a_study_asks_the_servers_of_its_later_stages_before_the_first(distilled, tmp_path, unused_port):
+    """Dead ones are refused by their URL; the model that they serve need not be the trained one yet."""
+    run, nobody = open_run(distilled), f"http://127.0.0.1:{unused_port}"
+    asked = StudyConfig(
+        path=tmp_path / "run", pair=pair_of(run), prompts=prompts_of(run), distill=TRAINED,
+        rollouts=RolloutConfig(num_rollouts=1, max_new_tokens=8),
+    )  # fmt: skip
+    for stages, urls in (
+        (("distill", "sample"), {"student": (nobody,)}),
+        (("distill", "knockout"), {"student": (nobody,)}),
+        (("sample", "score"), {"teacher": (nobody,)}),
+    ):
+        config = dataclasses.replace(asked, stages=stages, servers=ServersConfig(**urls))
+        with pytest.raises(ConfigError, match=f"nobody answers at {nobody}"):
+            study(config)
+        assert not asked.path.exists()
+    shutil.copytree(distilled, asked.path)
+    for stages in (("distill",), ("distill", "detect")):  # these do not ask a student
+        config = dataclasses.replace(asked, stages=stages, servers=ServersConfig(student=(nobody,)))
+        _require_servers(config)
+    with StandIn(tiny.tiny_model(seed=99)) as other:
+        servers = ServersConfig(student=(other.url,), teacher=(nobody,))
+        _require_servers(dataclasses.replace(asked, stages=("distill", "sample", "knockout"), servers=servers))
+        assert not other.requests
