@@ -234,9 +234,9 @@ class ServerPool:
         """
         self.models()
         home = zlib.crc32(json.dumps(list(prefix[:256])).encode()) % len(self._servers)
-        last = ""
+        last, failed = "", set[str]()
         for attempt in range(self.config.retries + 1):
-            server = self._take(home, len(prefix))
+            server = self._take(home, len(prefix), failed)
             try:
                 assert server.model is not None
                 reply = self._send(server, "POST", path, {"model": server.model.name, **body}, self.config.timeout)
@@ -252,6 +252,7 @@ class ServerPool:
                     said = reply.text()
                     raise Refused(f"{server.url}{path} refuses a request ({reply.status}): {said}", reply.status, said)
                 last = f"{server.url} answers {reply.status}: {reply.text()}"
+            failed.add(server.url)
             if self._stopped.is_set():
                 raise RunError("stopped, because another request failed")
             home += attempt + 1  # elsewhere, where there is an elsewhere
@@ -275,12 +276,17 @@ class ServerPool:
     def _pause_after(self, failures: int) -> float:
         return min(self.pause * 2.0 ** (failures - 1), LONGEST_PAUSE)
 
-    def _take(self, home: int, tokens: int) -> _Server:
-        """Wait for a server with room; the prefix's own one unless it is down or clearly busier."""
+    def _take(self, home: int, tokens: int, failed: set[str]) -> _Server:
+        """Wait for a server with room; the prefix's own one unless it is down or clearly busier.
+
+        A server that failed this request is asked again only where no other is up: a dead server is always idle, and
+        would use up the request's repetitions while the others are busy.
+        """
         with self._turn:
             while not self._stopped.is_set():
                 now = time.monotonic()
                 up = [server for server in self._servers if server.down_until <= now]
+                up = [server for server in up if server.url not in failed] or up
                 free = [server for server in up if self._has_room(server, tokens)]
                 if free:
                     own = self._servers[home % len(self._servers)]

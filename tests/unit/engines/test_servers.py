@@ -6,6 +6,7 @@ import http.client
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import tiny
@@ -86,6 +87,19 @@ def test_a_server_that_dies_in_the_middle_is_replaced_by_the_other():
             assert engine_of(pool).generate(requests(30)) == wanted
         assert dying.dead
         assert len(dying.requests) == 5
+
+
+def test_a_request_does_not_go_back_to_the_server_that_failed_it_while_another_is_up():
+    """A dead server is always idle: it would use up the repetitions while the other is busy with long rollouts."""
+    pool = ServerPool(["http://127.0.0.1:1", "http://127.0.0.1:2"], ServersConfig(concurrency=1))
+    busy = pool._take(0, 1, set())
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(pool._take, 1, 1, {"http://127.0.0.1:2"})
+        assert not wait([waiting], timeout=0.3).done
+        pool._give_back(busy, 1, failed=False)
+        assert waiting.result(10) is busy
+    pool._give_back(busy, 1, failed=True)
+    assert pool._take(0, 1, {"http://127.0.0.1:2"}).url == "http://127.0.0.1:2"  # no other is up
 
 
 def test_when_all_are_gone_the_error_names_the_url_and_says_what_stays():
