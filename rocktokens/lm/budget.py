@@ -8,7 +8,7 @@ what a run must take at least; a mixture of experts counts its active parameters
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocktokens.config import PairConfig, RolloutConfig
 from rocktokens.config.plan import BudgetConfig
@@ -33,8 +33,12 @@ class MachineSpec:
     memory: float
 
 
+# As the makers' data sheets have them; without sparsity.
 MACHINES = {
     "h100": MachineSpec(990e12, 3.35e12, 80e9),
+    "h200": MachineSpec(989e12, 4.8e12, 141e9),
+    "b200": MachineSpec(2250e12, 8.0e12, 192e9),
+    "mi300x": MachineSpec(1307e12, 5.3e12, 192e9),
     "a100": MachineSpec(312e12, 2.0e12, 80e9),
     "l40s": MachineSpec(362e12, 0.864e12, 48e9),
     "rtx4090": MachineSpec(165e12, 1.01e12, 24e9),
@@ -58,7 +62,7 @@ def budget_of(pair: PairConfig, rollouts: RolloutConfig, asked: BudgetConfig) ->
     """The needs of sampling, scoring, distilling and the census."""
     student, teacher = model_size(pair.student, pair), model_size(pair.teacher, pair)
     active_student, active_teacher = _active(pair.student, pair, student), _active(pair.teacher, pair, teacher)
-    machine = _machine(asked)
+    machine = machine_of(asked)
     mean = float(min(asked.mean_tokens or rollouts.max_new_tokens, rollouts.max_new_tokens))
     tokens = asked.prompts * rollouts.num_rollouts * mean
     rate = machine.flops * asked.utilisation
@@ -111,9 +115,16 @@ def decode_seconds(model: ModelSize, active: float, machine: MachineSpec, mean: 
     return devices * max(read, computed) / flight
 
 
-def _machine(asked: BudgetConfig) -> MachineSpec:
-    if asked.machine != "cpu":
-        return MACHINES[asked.machine]
+def machine_of(asked: BudgetConfig) -> MachineSpec:
+    """The machine that is named, with the figures that are given in place of its own."""
+    given = {"flops": (asked.tflops, 1e12), "bandwidth": (asked.bandwidth, 1e12), "memory": (asked.memory, 1e9)}
+    figures = {name: figure * unit for name, (figure, unit) in given.items() if figure is not None}
+    if len(figures) == len(given):
+        return MachineSpec(**figures)
+    return replace(MACHINES[asked.machine] if asked.machine != "cpu" else _this_machine(), **figures)
+
+
+def _this_machine() -> MachineSpec:
     import psutil
 
     return MachineSpec(multiply_rate(), 20e9, float(psutil.virtual_memory().total))

@@ -145,7 +145,7 @@ def plan(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, aske
         BudgetRow(own.stage, own.device_hours, own.device_hours / devices, own.memory, own.disk, own.note)
         for own in found
     ]
-    out.print(budget_table(rows, "this machine" if asked.machine == "cpu" else f"{asked.devices} x {asked.machine}"))
+    out.print(budget_table(rows, asked.where))
     total = sum(stage.device_hours for stage in found)
     out.print(
         f"Together {total:,.1f} device-hours and {sum(stage.disk for stage in found) / 1e9:,.0f} GB of disk, at least. "

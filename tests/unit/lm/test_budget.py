@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tiny
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from rocktokens.config import PairConfig, RolloutConfig
-from rocktokens.config.plan import BudgetConfig
+from rocktokens.config.plan import BudgetConfig, Machine
 from rocktokens.errors import ConfigError
-from rocktokens.lm.budget import MACHINES, _active, budget_of, in_flight
+from rocktokens.lm.budget import MACHINES, MachineSpec, _active, budget_of, in_flight, machine_of
 from rocktokens.lm.requirements import model_size
 
 ROLLOUTS = RolloutConfig(num_rollouts=4, max_new_tokens=4096)
@@ -89,6 +90,25 @@ def test_hours_are_linear_in_the_work_and_fall_with_the_machine(qwen3):
         assert slow[index].device_hours > one[index].device_hours
 
 
+def test_every_machine_that_can_be_named_is_known():
+    assert {*MACHINES, "cpu"} == set(get_args(Machine))
+    assert MACHINES["b200"].flops > MACHINES["mi300x"].flops > MACHINES["h200"].flops
+
+
+def test_own_figures_take_the_place_of_the_machines(qwen3, monkeypatch):
+    figures = {"tflops": 500.0, "bandwidth": 2.5, "memory": 96.0}
+    whole = BudgetConfig(prompts=1000, machine="cpu", **figures)
+    monkeypatch.setattr("rocktokens.lm.budget.multiply_rate", lambda: pytest.fail("nothing is left to measure"))
+    assert machine_of(whole) == MachineSpec(500e12, 2.5e12, 96e9)
+    assert whole.where == "this machine with your own tflops and bandwidth and memory"
+    assert BudgetConfig(devices=2, machine="b200").where == "2 x b200"
+    h100 = MACHINES["h100"]
+    assert machine_of(BudgetConfig(memory=96.0)) == MachineSpec(h100.flops, h100.bandwidth, 96e9)
+    half = BudgetConfig(prompts=1000, tflops=h100.flops / 2e12)
+    slow, fast = (budget_of(qwen3, ROLLOUTS, asked)[1] for asked in (half, BudgetConfig(prompts=1000)))
+    assert slow.device_hours == pytest.approx(2 * fast.device_hours)
+
+
 def test_on_this_machine(tmp_path):
     pair = PairConfig(
         student=tiny.save_model(tmp_path / "s", tiny.tiny_model()),
@@ -98,7 +118,9 @@ def test_on_this_machine(tmp_path):
     assert all(0 < stage.device_hours < 1 for stage in found)
 
 
-@pytest.mark.parametrize("settings", [{"prompts": 0}, {"resumed_share": 0.0}, {"utilisation": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"prompts": 0}, {"resumed_share": 0.0}, {"utilisation": 1.5}, {"memory": 0.0}], ids=str
+)
 def test_what_is_refused(settings):
     with pytest.raises(ConfigError, match=r"budget\."):
         BudgetConfig(**settings)
