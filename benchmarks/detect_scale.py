@@ -3,10 +3,11 @@
 A run with two checkpoints is written piece by piece to a scratch directory: prompts of 4 rollouts of 500 tokens, 5,000
 token types, 100 planted rocks. `detect` then reads it in a process of its own, whose largest resident memory is
 measured. Both sizes, the larger and a tenth of it, are run, so that growth can be read off. Results go to
-docs/results/detect_scale.json.
+docs/results/detect_scale.json. With --report the same is measured for `report`, in another process of its own, on the
+run that detection has left.
 
     python benchmarks/detect_scale.py                      # 100 million occurrences: about 12 GB of disk
-    python benchmarks/detect_scale.py --rows 10000000
+    python benchmarks/detect_scale.py --rows 10000000 --report
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from rocktokens.runs.store import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
@@ -95,40 +101,63 @@ def _occurrences(columns: dict[str, np.ndarray], first: int, kl_N: np.ndarray):
     )
 
 
+def peak_gb() -> float:
+    """The largest resident memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def timed(stage: Callable[[], Run]) -> tuple[Run, dict[str, float]]:
+    """Do a stage in this process, as the command runs it; the run, and what it took."""
+    before, start, cpu = peak_gb(), time.perf_counter(), time.process_time()
+    run = stage()
+    took = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    return run, {**took, "peak_gb": peak_gb(), "before_gb": before}
+
+
+def run_report(path: Path) -> dict[str, float]:
+    """The report without its figures as images, whose number does not grow with the run."""
+    from rocktokens.stages.report import report
+
+    _, took = timed(lambda: report(path, images=False))
+    return {**took, "html_mb": (path / "report.html").stat().st_size / 1e6}
+
+
 def run_detect(path: Path) -> dict[str, float]:
-    """The stage, in this process, as the command runs it."""
+    """Detection, and which of the planted rocks it found."""
     from rocktokens.config import DetectConfig
     from rocktokens.stages.detect import detect
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    start, cpu = time.perf_counter(), time.process_time()
-    run = detect(path, DetectConfig())
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    run, took = timed(lambda: detect(path, DetectConfig()))
     facts, planted = run.facts("detect"), set(json.loads((path / "planted.json").read_text()))
     found = set(run.rocks()["token_id"].to_pylist())
     return {
         "occurrences": facts["num_occurrences"],
-        "seconds": seconds,
-        "cpu_seconds": cpu,
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "before_gb": before,
+        **took,
         "rocks_found": len(found & planted),
         "false_rocks": len(found - planted),
     }
 
 
-def measure(rows: int, scratch: Path) -> dict[str, float]:
-    """Write a run, detect its rocks in a fresh process, remove it."""
+def in_fresh_process(stage: str, path: Path) -> dict[str, float]:
+    """What a stage says that it took."""
+    command = [sys.executable, __file__, f"--{stage}", str(path)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(rows: int, scratch: Path, *, with_report: bool) -> dict[str, Any]:
+    """Write a run, detect its rocks in a fresh process, perhaps report on it in another, remove it."""
     path = scratch / f"run-{rows}"
     start = time.perf_counter()
     subprocess.run([sys.executable, __file__, "--write", str(path), "--rows", str(rows)], check=True)
     written = time.perf_counter() - start
     size = sum(file.stat().st_size for file in path.rglob("*.parquet")) / 1e9
-    done = subprocess.run(
-        [sys.executable, __file__, "--detect", str(path)], check=True, stdout=subprocess.PIPE, text=True
-    )
+    found: dict[str, Any] = {"rows": rows, "disk_gb": size, "seconds_to_write": written}
+    found |= in_fresh_process("detect", path)
+    if with_report:
+        found["report"] = in_fresh_process("report-on", path)
     shutil.rmtree(path)
-    return {"rows": rows, "disk_gb": size, "seconds_to_write": written, **json.loads(done.stdout.splitlines()[-1])}
+    return found
 
 
 def main() -> None:
@@ -137,6 +166,8 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help="where the runs are written; default: a temporary directory")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--detect", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--report-on", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--report", action="store_true", help="measure `report` after detection, too")
     parser.add_argument("--no-file", action="store_true", help="print only")
     args = parser.parse_args()
     if args.write:
@@ -145,8 +176,11 @@ def main() -> None:
     if args.detect:
         print(json.dumps(run_detect(args.detect)))
         return
+    if args.report_on:
+        print(json.dumps(run_report(args.report_on)))
+        return
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
-        small, large = (measure(rows, Path(scratch)) for rows in (args.rows // 10, args.rows))
+        small, large = (measure(rows, Path(scratch), with_report=args.report) for rows in (args.rows // 10, args.rows))
     result = {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
@@ -157,6 +191,9 @@ def main() -> None:
         "growth_of_rows": large["rows"] / small["rows"],
         "within_8_gb": large["peak_gb"] <= MAX_GB,
     }
+    if args.report:
+        result["report_within_8_gb"] = large["report"]["peak_gb"] <= MAX_GB
+        result["growth_of_report_seconds"] = large["report"]["seconds"] / small["report"]["seconds"]
     print(json.dumps(result, indent=2))
     if not args.no_file:
         RESULTS.write_text(json.dumps(result, indent=2) + "\n")
