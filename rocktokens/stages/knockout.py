@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rocktokens.stages.shared import same_server, served_before, served_facts
 from rocktokens.stages.stage import Stage
 
 log = logging.getLogger(__name__)
+
+PIECE_POSITIONS = 2_000_000  # scored positions in memory at a time
 
 
 def knockout(
@@ -117,7 +120,7 @@ def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
         eos_ids=stand.pair.eos_ids,
         rocks=detected.get("rocks", []),
         count={row["token_id"]: row.get("count_all") or row["count"] or 0 for row in types},
-        occurrences=_occurrences(run) if "window" in config.kinds and run.steps() else None,
+        occurrences=_pieces(run) if "window" in config.kinds and run.steps() else None,
         tau=thresholds.get("tau_post"),
         width=thresholds.get("window", 4),
     )
@@ -132,14 +135,30 @@ def _declared(run: Run, config: KnockoutConfig) -> list[int]:
     return [int(token) for token in run.rocks(config.definition)["token_id"].to_pylist()]
 
 
-def _occurrences(run: Run) -> dict[str, np.ndarray]:
-    """Token, loss and rollout of every position at the last scored checkpoint, in order."""
+def _pieces(run: Run) -> Iterator[dict[str, np.ndarray]]:
+    """Token, loss and rollout of every position at the last scored checkpoint, in order, some whole rollouts at a time.
+
+    However the rollouts lie in their files: where they lie in order, only the files of a piece are read for it.
+    """
     step = run.steps()[-1]
-    table = run.query(
-        f"select dense_rank() over (order by rollout_id) as rollout, token_id as token, kl as loss from occurrences "
-        f"where step = {step} order by rollout_id, position"
+    rollouts = run.query(
+        f"select rollout_id, count(*) as positions from occurrences where step = {step} group by all order by all"
     )
-    return {name: table[name].to_numpy() for name in ("rollout", "token", "loss")}
+    piece_R = np.cumsum(rollouts["positions"].to_numpy()) // PIECE_POSITIONS
+    for start, stop in zip(*_bounds(piece_R)):
+        first, last = (rollouts["rollout_id"][int(place)].as_py() for place in (start, stop - 1))
+        table = run.query(
+            "select dense_rank() over (order by rollout_id) as rollout, token_id as token, kl as loss from occurrences "
+            f"where step = {step} and rollout_id between ? and ? order by rollout_id, position",
+            (first, last),
+        )
+        yield {name: table[name].to_numpy() for name in ("rollout", "token", "loss")}
+
+
+def _bounds(piece_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each run of equal numbers starts and stops."""
+    starts = np.flatnonzero(np.diff(piece_R, prepend=-1))
+    return starts, np.append(starts[1:], len(piece_R))
 
 
 def predictors_of(run: Run) -> dict[str, dict[int, float]]:

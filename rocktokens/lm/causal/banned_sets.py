@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
 
 from rocktokens.config import KnockoutConfig
 from rocktokens.core.census.census import BannedSet
@@ -79,38 +80,79 @@ def _form(text: str) -> str:
     return text.lstrip(" ").casefold()
 
 
-def window_members(
-    token_id: int,
+def window_sets(
+    tokens: Iterable[int],
     candidates: Sequence[int],
-    occurrences: Mapping[str, np.ndarray],
+    pieces: Iterable[Mapping[str, np.ndarray]],
     *,
     tau: float,
     width: int,
     share: float,
-) -> tuple[int, ...]:
-    """A type with the candidates inside the high-divergence windows of its occurrences (docs/method.md §5).
+) -> dict[int, tuple[int, ...]]:
+    """Types with the candidates inside the high-divergence windows of their occurrences (docs/method.md §5).
 
-    `occurrences`: rollout, token and loss of every position, in order. A candidate belongs if it stands inside so often
-    that its number is at least `share` of the type's own.
+    A candidate belongs if it stands inside so often that its number is at least `share` of the type's own.
+
+    Args:
+        tokens: the types.
+        candidates: what may belong to them.
+        pieces: rollout, token and loss of positions, in order; every rollout whole in one of them.
+        tau: a position is high if the moving mean of three losses is at least this.
+        width: positions on either side that a window has at most.
+        share: see above.
     """
-    import torch
+    tokens = list(tokens)
+    ids_C = np.unique(np.array([*tokens, *candidates], np.int64))
+    own_C, may_belong_C = np.isin(ids_C, tokens), np.isin(ids_C, candidates)
+    hits_C, inside_CC = np.zeros(len(ids_C), np.int64), csr_array((len(ids_C), len(ids_C)), dtype=np.int64)
+    for piece in pieces:
+        place_N = np.searchsorted(ids_C, piece["token"]).clip(max=len(ids_C) - 1)
+        place_N[ids_C[place_N] != piece["token"]] = -1
+        hits_C += np.bincount(place_N[place_N >= 0], minlength=len(ids_C))
+        high_N, follows_N = _high_losses(piece, tau)
+        inside_CC = inside_CC + _inside_windows(place_N, own_C, high_N, follows_N, width)
+    found = {}
+    for place, token in enumerate(ids_C.tolist()):
+        if own_C[place]:
+            row = inside_CC[[place]].tocoo()
+            often = row.coords[1][(row.data > 0) & (row.data >= share * hits_C[place])]
+            found[token] = tuple(sorted({token, *ids_C[often[may_belong_C[often]]].tolist()}))
+    return found
 
-    from rocktokens.core.selection.selectors import high_divergence_window
 
-    token_N = torch.from_numpy(np.asarray(occurrences["token"], np.int64))
-    hit_N = token_N == token_id
-    if not bool(hit_N.any()):
-        return (token_id,)
-    inside_N = high_divergence_window(
-        hit_N,
-        torch.from_numpy(np.asarray(occurrences["loss"], float)),
-        torch.from_numpy(np.asarray(occurrences["rollout"], np.int64)),
-        width=width,
-        tau=tau,
-    )
-    ids, counts = np.unique(token_N[inside_N & ~hit_N].numpy(), return_counts=True)
-    often = set(ids[counts >= share * int(hit_N.sum())].tolist())
-    return tuple(sorted({token_id, *(often & set(candidates))}))
+def _high_losses(piece: Mapping[str, np.ndarray], tau: float) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the mean of a position's loss and its neighbours' is high; whether it follows the one before (N + 1)."""
+    loss_N, rollout_N = np.nan_to_num(np.asarray(piece["loss"], float)), piece["rollout"]
+    follows_N = np.zeros(len(loss_N) + 1, bool)
+    follows_N[1:-1] = rollout_N[1:] == rollout_N[:-1]
+    joined_N = follows_N[1:-1]
+    total_N, count_N = loss_N.copy(), np.ones(len(loss_N))
+    total_N[1:] += loss_N[:-1] * joined_N
+    total_N[:-1] += loss_N[1:] * joined_N
+    count_N[1:] += joined_N
+    count_N[:-1] += joined_N
+    return total_N / count_N >= tau, follows_N
+
+
+def _inside_windows(
+    place_N: np.ndarray, own_C: np.ndarray, high_N: np.ndarray, follows_N: np.ndarray, width: int
+) -> csr_array:
+    """How many positions of each candidate lie inside a type's windows; none counts twice for one type."""
+    number, kinds = len(place_N), len(own_C)
+    start_H = np.flatnonzero((place_N >= 0) & high_N)
+    start_H = start_H[own_C[place_N[start_H]]]
+    found = [np.empty(0, np.int64)]
+    for way in (1, -1):
+        here_H, owner_H = start_H, place_N[start_H]
+        for _ in range(width):
+            # The window goes on while the neighbour is of the same rollout and high itself.
+            on_H = follows_N[here_H + (way > 0)]
+            here_H, owner_H = here_H[on_H] + way, owner_H[on_H]
+            here_H, owner_H = here_H[high_N[here_H]], owner_H[high_N[here_H]]
+            other_H = (place_N[here_H] >= 0) & (place_N[here_H] != owner_H)
+            found.append(owner_H[other_H] * number + here_H[other_H])
+    owner_W, row_W = np.divmod(np.unique(np.concatenate(found)), max(number, 1))
+    return csr_array((np.ones(len(row_W), np.int64), (owner_W, place_N[row_W])), shape=(kinds, kinds))
 
 
 def matched_controls(
@@ -134,25 +176,29 @@ def make_sets(
     eos_ids: Sequence[int],
     rocks: Sequence[int] = (),
     count: Mapping[int, float] | None = None,
-    occurrences: Mapping[str, np.ndarray] | None = None,
+    occurrences: Iterable[Mapping[str, np.ndarray]] | None = None,
     tau: float | None = None,
     width: int = 4,
 ) -> list[BannedSet]:
-    """All sets that the configuration asks for, each once, candidates before controls."""
+    """All sets that the configuration asks for, each once, candidates before controls.
+
+    `occurrences` are read once, piece by piece (see `window_sets`), and only where windows are asked for.
+    """
     sets: dict[tuple[int, ...], BannedSet] = {}
     forms = surface_forms(texts) if "family" in config.kinds else {}
+    wider = [token for token in candidates if config.wider_sets_of != "rocks" or token in rocks]
+    windows: dict[int, tuple[int, ...]] = {}
+    if "window" in config.kinds and wider:
+        if occurrences is None or tau is None:
+            raise ConfigError("window knock-outs need scored occurrences and a detection; run those first")
+        windows = window_sets(wider, candidates, occurrences, tau=tau, width=width, share=config.window_share)
     for kind in config.kinds:
-        only_rocks = kind != "token" and config.wider_sets_of == "rocks"
-        for token_id in (token for token in candidates if not only_rocks or token in rocks):
+        for token_id in candidates if kind == "token" else wider:
             members: tuple[int, ...] = (token_id,)
             if kind == "family":
                 members = tuple(m for m in family(token_id, texts, forms) if m == token_id or m not in eos_ids)
             elif kind == "window":
-                if occurrences is None or tau is None:
-                    raise ConfigError("window knock-outs need scored occurrences and a detection; run those first")
-                members = window_members(
-                    token_id, candidates, occurrences, tau=tau, width=width, share=config.window_share
-                )
+                members = windows[token_id]
             text = texts.get(token_id, f"#{token_id}")
             sets.setdefault(members, BannedSet(f"{kind}:{token_id}", kind, token_id, text, members))
     if config.controls and "token" in config.kinds and count:

@@ -28,7 +28,6 @@ from rocktokens.lm.causal.banned_sets import (
     matched_controls,
     named_tokens,
     surface_forms,
-    window_members,
 )
 from rocktokens.lm.causal.baseline import SHOWN_PROMPTS
 from rocktokens.lm.causal.knockout import knockout_census
@@ -363,16 +362,6 @@ def test_a_family_is_space_and_case():
     assert family(3, TEXTS, forms) == (1, 2, 3, 4)
     assert family(6, TEXTS, forms) == (6,)
     assert family(8, TEXTS, forms) == (8,)
-
-
-def test_a_window_set_has_the_candidates_that_stand_beside_in_the_high_run():
-    loss = np.array([0, 0, 9, 9, 9, 0, 0, 0, 0, 0, 0, 9, 0, 0.0])
-    token = np.array([7, 5, 4, 1, 3, 7, 7, 7, 7, 7, 5, 1, 7, 7])
-    table = {"token": token, "loss": loss, "rollout": np.zeros(14, int)}
-    assert window_members(1, [1, 3, 4, 5], table, tau=4.0, width=4, share=0.1) == (1, 3, 4)
-    assert window_members(1, [1, 3], table, tau=4.0, width=4, share=0.1) == (1, 3)
-    assert window_members(1, [1, 3, 4], table, tau=4.0, width=4, share=0.9) == (1,)
-    assert window_members(2, [1, 2, 3], table, tau=4.0, width=4, share=0.1) == (2,)
 
 
 def test_controls_are_as_frequent_as_the_rocks():
