@@ -228,15 +228,25 @@ def test_twenty_steps_of_distillation_follow_the_local_teacher(served, states, t
 
 
 PROMPTS = 480
-"""Prompts of the census on real vLLM: enough for intervals of 1.5 points. The stand-in is held to fewer."""
+"""Prompts of the census on real vLLM: enough for intervals of 2 points. The stand-in is held to fewer."""
+
+# Bans whose effects in process lie far from 0 and from ±ε, by at least twice the interval, so that another engine's
+# rollouts cannot change a verdict by chance: -0.22, +0.29 and 0.01 with ε = 0.1.
+WANTED, UNWANTED, RARE = 53, 47, 19
+VERDICTS = {WANTED: "Strong Pillar", UNWANTED: "Strong Stumbling Block", RARE: "Proven Neutral"}
+
+
+def right(text: str, _: str) -> bool:
+    """What bans of two frequent tokens change in both directions."""
+    said = text.split()
+    return str(WANTED) in said and str(UNWANTED) not in said
 
 
 def test_the_census_agrees_with_the_one_in_process(served, engine):
-    """Another engine draws other rollouts of one law: verdicts agree where intervals decide, effects within them."""
-    number = PROMPTS if served[0] == "vllm" else 40  # the stand-in samples one rollout at a time
+    """Another engine draws other rollouts of one law: the verdicts are the same, and effects lie within intervals."""
+    number = PROMPTS if served[0] == "vllm" else 60  # the stand-in samples one rollout at a time
     prompts = [Prompt(f"p{at}", ids, "", "x") for at, ids in enumerate(tiny.prompts(number, seed=12))]
-    sets = [BannedSet(f"t{token}", "token", token, f"w{token}", (token,)) for token in (5, 9, 17)]
-    # "Right" is what a ban can change: whether token 9 comes at all.
+    sets = [BannedSet(f"t{token}", "token", token, f"w{token}", (token,)) for token in VERDICTS]
     found = []
     for own in (engine, Sampler(STUDENT, eos_ids=(EOS,), pad_id=2, batch_size=256)):
         result = knockout_census(
@@ -244,11 +254,11 @@ def test_the_census_agrees_with_the_one_in_process(served, engine):
             prompts,
             sets,
             decode=lambda ids: " ".join(map(str, ids)),
-            checker=lambda text, answer: "9" in text.split(),
+            checker=right,
             eos_ids=(EOS,),
             vocabulary=tiny.VOCABULARY,
-            config=KnockoutConfig(until="budget", rounds=1, resamples=500),
-            baseline=BaselineConfig(problems=number, rollouts=8 if served[0] == "vllm" else 3, max_new_tokens=24),
+            config=KnockoutConfig(until="budget", rounds=1, resamples=500, epsilon=0.1),
+            baseline=BaselineConfig(problems=number, rollouts=8 if served[0] == "vllm" else 4, max_new_tokens=24),
         )
         found.append(result.census)
     for theirs, ours in zip(*(census.results for census in found)):
@@ -256,8 +266,5 @@ def test_the_census_agrees_with_the_one_in_process(served, engine):
         note(served, f"census of {ours.banned.token}, {number} prompts, vLLM and in process", both)
         assert theirs.low <= ours.high
         assert ours.low <= theirs.high
-        opposite = {"Strong Pillar", "Strong Stumbling Block"} <= {theirs.verdict, ours.verdict}
-        assert not opposite
-    # Banning what "right" means takes all of it, on both.
-    assert {census.results[1].verdict for census in found} == {found[0].results[1].verdict}
-    assert all(census.results[1].high < -0.05 for census in found)
+    for census in found:
+        assert [row.verdict for row in census.results] == list(VERDICTS.values())
