@@ -71,7 +71,7 @@ def _left(config: StudyConfig) -> set[str]:
     """Stages that are asked for and not complete; without answers to check some are never run."""
     complete = _complete(config.path)
     pointless = set() if "sample" not in complete or _has_answers(config.path) else {"knockout", "graft", "compare"}
-    return set(config.stages) - complete - pointless
+    return {str(stage) for stage in config.stages} - complete - pointless
 
 
 def _require_writing_teacher(config: StudyConfig) -> None:

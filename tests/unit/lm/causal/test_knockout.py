@@ -553,21 +553,25 @@ def used_for_detection(run, prompt_ids):
 
 def test_problems_that_detection_used_are_left_out(own_prompts):
     from rocktokens.lm.pair import load_tokenizer
-    from rocktokens.stages.causal_setup import _problems
+    from rocktokens.stages.causal_setup import _asked_prompts, _problems
 
     run, prompts, _ = own_prompts
     pair = from_mapping(PairConfig, run.manifest["config"]["pair"])
     tokenizer = load_tokenizer(pair.student, pair)
-    share = _problems(run, prompts, BASE, tokenizer)
+
+    def problems(baseline: BaselineConfig):
+        return _problems(run, _asked_prompts(prompts, baseline), baseline, tokenizer)
+
+    share = problems(BASE)
     assert 10 < len(share) < 150  # the part that is set aside for causal tests
     used_for_detection(run, [problem.prompt_id for problem in share[:5]])
-    assert _problems(run, prompts, BASE, tokenizer) == share[5:]
+    assert problems(BASE) == share[5:]
     used_for_detection(run, [problem.prompt_id for problem in share])
     with pytest.raises(DataError, match="reuse-prompts"):
-        _problems(run, prompts, BASE, tokenizer)
-    assert len(_problems(run, prompts, BaselineConfig(reuse_prompts=True), tokenizer)) == 200
-    assert len(_problems(run, prompts, BaselineConfig(source="arithmetic", problems=30), tokenizer)) == 30
-    assert len(_problems(run, prompts, BaselineConfig(source=prompts.source, problems=30), tokenizer)) == 200
+        problems(BASE)
+    assert len(problems(BaselineConfig(reuse_prompts=True))) == 200
+    assert len(problems(BaselineConfig(source="arithmetic", problems=30))) == 30
+    assert len(problems(BaselineConfig(source=prompts.source, problems=30))) == 200
 
 
 def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts):
