@@ -228,14 +228,13 @@ def verify(
             check_same(own, before, [url])
     loaded = loads(name, config, asked)
     own_model = Fingerprint(name, own_logprobs(name, config, ids)) if loaded else like
-    others_of_run = _loaded(rivals, config, ids) if loaded else {}
+    loaded_rivals = _loaded(rivals, config, ids) if loaded else []
     for (url, own), model in zip(found.items(), pool.models()):
         _check_root(url, model, name)
         _refuse_rivals_name(url, model, name, rivals)
         if own_model is not None:
             _refuse_other(url, own, own_model, name)
-            for rival, logprobs in others_of_run.items():
-                _refuse_rival(url, own, own_model, Fingerprint(rival, logprobs))
+            _refuse_rivals(url, own, own_model, loaded_rivals)
         elif not own.distance(whole) < SAME_MODEL:
             raise ConfigError(
                 f"{url} serves another model than {pool.urls[0]}: a probe's log-probabilities differ by "
@@ -275,19 +274,22 @@ def _refuse_other(url: str, found: Fingerprint, own: Fingerprint, name: str) -> 
         )
 
 
-def _loaded(rivals: Sequence[Rival], config: PairConfig, ids: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
-    """Each rival's log-probabilities of a probe; one that is not at hand is left out."""
-    found = {}
+def _loaded(rivals: Sequence[Rival], config: PairConfig, ids: tuple[int, ...]) -> list[Fingerprint]:
+    """Each rival's own log-probabilities of a probe; one that is not at hand is left out."""
+    found = []
     for rival in rivals:
         try:
-            found[rival.name] = own_logprobs(rival.name, config, ids)
+            found.append(Fingerprint(rival.name, own_logprobs(rival.name, config, ids)))
         except (ConfigError, OSError) as error:
             log.info("servers are not compared with %s, which cannot be loaded here: %s", rival.name, error)
     return found
 
 
-def _refuse_rival(url: str, found: Fingerprint, own: Fingerprint, rival: Fingerprint) -> None:
-    """Refuse what is clearly nearer to another model of the run."""
+def _refuse_rivals(url: str, found: Fingerprint, own: Fingerprint, rivals: Sequence[Fingerprint]) -> None:
+    """Refuse what is clearly nearer to another model of the run; the message names the nearest."""
+    if not rivals:
+        return
+    rival = min(rivals, key=found.distance)
     to_own, to_rival = found.distance(own), found.distance(rival)
     if to_own > NOISE and to_rival < NEARER * to_own:
         raise ConfigError(
