@@ -15,7 +15,7 @@ from rocktokens.errors import ConfigError, DataError
 from rocktokens.progress import progress
 from rocktokens.runs.store import Run
 from rocktokens.stages.stage import Parts, Stage, inputs_of, pair_of, prompts_of, student_source
-from rocktokens.values import Row
+from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -160,7 +160,7 @@ def _asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfi
         raise ConfigError(f"causal tests on {source} take its prompts for causal tests; leave --baseline.split out")
     if source != own.source and {source, own.source} <= set(world_names()):
         raise ConfigError(f"this run is of {own.source}; its student does not speak the language of {source}")
-    theirs: dict[str, object] = {}  # settings of the run's own source that another does not have
+    theirs: Json = {}  # settings of the run's own source that another does not have
     if source != own.source:
         theirs = {"split": PromptsConfig.split, "options": ()}
         theirs |= {name: getattr(PromptsConfig, name) for name in COLUMNS} if built_in else {}
