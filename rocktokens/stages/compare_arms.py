@@ -32,7 +32,9 @@ from rocktokens.stages.stage import Parts, is_complete
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
+    from rocktokens.lm.scoring import Rollout
     from rocktokens.lm.states import StateSource
+    from rocktokens.lm.tasks import Prompt
     from rocktokens.lm.top_k import TopKSource
 
 log = logging.getLogger(__name__)
@@ -81,10 +83,10 @@ class Bench:
     """What all trainings of this process need: models, prompts to train on, and what students are evaluated on."""
 
     models: Any
-    prompts: Sequence[Any]
-    problems: Sequence[Any]
+    prompts: Sequence[Prompt]
+    problems: Sequence[Prompt]
     checker: Any
-    contexts: Sequence[Any]
+    contexts: Sequence[Rollout]
     teacher: StateSource | TopKSource
     """Where its states on the contexts come from; they are computed once for all students."""
 
@@ -187,7 +189,7 @@ def _resolved(plan: Plan, key: Key) -> DistillConfig:
     return dataclasses.replace(config, selector=dataclasses.replace(config.selector, counts=counts, share=None))
 
 
-def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
+def _contexts(plan: Plan, models: Any, problems: Sequence[Prompt]) -> Sequence[Rollout]:
     """Rollouts on which every student's loss is measured: the run's own held-out ones, else the start's, kept."""
     from rocktokens.lm.sampling.rollouts import make_sampler, rollouts_of, sample_rollouts
 
@@ -205,7 +207,7 @@ def _contexts(plan: Plan, models: Any, problems: Sequence[Any]) -> list[Any]:
     return rollouts_of(run.read(name))[:count]
 
 
-def _require_room_for(contexts: Sequence[Any], models: Any) -> None:
+def _require_room_for(contexts: Sequence[Rollout], models: Any) -> None:
     """Refuse a served teacher that does not take the contexts: students' losses are measured after the training."""
     from rocktokens.engines.states import ServedStates
     from rocktokens.lm.states import Sequences
@@ -341,7 +343,7 @@ def _losses(bench: Bench, rocks: Sequence[int]) -> pa.Table:
     kl_N = table["kl"].to_numpy().astype(float)
     prompts_C, place_N = np.unique(table["prompt_id"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
     rock_N, valid_N = np.isin(table["token_id"].to_numpy(), rocks), np.isfinite(kl_N)
-    found: dict[str, Any] = {"prompt_id": list(prompts_C)}
+    found: Row = {"prompt_id": list(prompts_C)}
     for name, mask_N in (("rock", rock_N & valid_N), ("rest", ~rock_N & valid_N)):
         found[f"{name}_positions"] = np.bincount(place_N[mask_N], minlength=len(prompts_C))
         found[f"{name}_loss"] = np.bincount(place_N[mask_N], kl_N[mask_N], len(prompts_C))

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ import pyarrow as pa
 from rocktokens.config import CompareConfig
 from rocktokens.core.accuracy import accuracy_estimate
 from rocktokens.core.comparison.compare import Reading, read_regime
-from rocktokens.core.comparison.curves import Arm, Audit
+from rocktokens.core.comparison.curves import Arm, Audit, Floats
 from rocktokens.core.comparison.intervals import values_by_prompt
 from rocktokens.core.comparison.regimes import OTHER_LOSS, SAMPLE_LESS, STOP_EARLY
 from rocktokens.core.comparison.savings import common_tokens, league, savings
@@ -184,9 +183,9 @@ def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def losses_of(arm: Run) -> dict[str, Any]:
+def losses_of(arm: Run) -> dict[str, Floats]:
     """The last evaluation's losses by prompt, for intervals; nothing where a training did not record them."""
-    name, found = f"losses/step={arm.facts('read')['steps'][-1]}", dict[str, Any]()
+    name, found = f"losses/step={arm.facts('read')['steps'][-1]}", dict[str, Floats]()
     if not arm.has(name):
         return found
     table = arm.read(name)
@@ -205,7 +204,7 @@ def arm_of(
     *,
     clock: str = "wall",
     steps: int | None = None,
-    losses: Mapping[str, Any] | None = None,
+    losses: Mapping[str, Floats] | None = None,
 ) -> Arm:
     """A training's tables as the arrays that comparisons are made of; totals up to `steps` where it went on.
 
@@ -242,7 +241,7 @@ def arm_of(
     )
 
 
-def _audit(regime: str, trained: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Audit:
+def _audit(regime: str, trained: Sequence[Row], last: Row) -> Audit:
     """Means over the steps in which each was recorded; another loss changes every token."""
 
     def mean(name: str) -> float | None:

@@ -6,12 +6,12 @@ Shapes: S seeds, P prompts, C prompts of rollouts that are common to all regimes
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats as sps
 
+from rocktokens.core.comparison.curves import Floats
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
 
@@ -38,7 +38,7 @@ def crossed_estimate(value_SP: ArrayLike, *, level: float = 0.95) -> Estimate:
     return _t_estimate(mean, *_variance(values), level, problems)
 
 
-def _variance(values: NDArray[Any]) -> tuple[float, float]:
+def _variance(values: Floats) -> tuple[float, float]:
     """Variance of the mean of seeds × prompts, and its degrees of freedom."""
     seeds, problems = values.shape
     by_problem = float(values.mean(0).var(ddof=1)) / problems
@@ -55,7 +55,7 @@ def _variance(values: NDArray[Any]) -> tuple[float, float]:
     return variance, variance**2 / spread
 
 
-def values_by_prompt(loss_C: ArrayLike, positions_C: ArrayLike) -> NDArray[Any]:
+def values_by_prompt(loss_C: ArrayLike, positions_C: ArrayLike) -> Floats:
     """One value per prompt; their mean is the mean loss per position, and their spread gives its standard error.
 
     Prompts have different numbers of positions, so the mean loss is a ratio of two sums. Each value is the mean loss
