@@ -7,12 +7,13 @@ The package generates endless verifiable problems from seeds and scores answers 
 from __future__ import annotations
 
 import difflib
-import re
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rocktokens.core.seeds import derive_seed
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.lm.gym_answers import readings
 from rocktokens.lm.gym_guard import may_be_scored
 from rocktokens.lm.gym_options import read_options, shown
 from rocktokens.lm.gym_process import CannotMake, make_problem
@@ -27,11 +28,9 @@ MOST_REPEATS = 2000
 FULL_SCORE = 1.0
 MIXTURE = "composite"
 
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-STATED = re.compile(r"(?:####|(?:final\s+)?answer\s*(?:is|:))\s*(.+)", re.IGNORECASE)
-NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
-DECORATION = " \t:*$`"
+# Where tasks that accept many answers keep one of them, and what stands for the answer where they keep none.
+EXAMPLES = ("possible_answer", "example_correct_answer", "example_answer")
+NO_EXAMPLE = "any solution"
 
 
 class GymAnswer(str):
@@ -77,7 +76,7 @@ def gym_rows(source: str, options: Sequence[str], seed: int) -> Iterator[tuple[s
                 continue
             seen.add(question)
             repeats = 0
-            yield f"{name}/{first}-{number}", question, GymAnswer(str(entry["answer"]), entry)
+            yield f"{name}/{first}-{number}", question, GymAnswer(_reference(entry), entry)
         block += 1
 
 
@@ -88,12 +87,22 @@ def gym_checker(source: str, options: Sequence[str]) -> Callable[[str, str], boo
 
     def check(text: str, answer: str) -> bool:
         entry = answer.entry if isinstance(answer, GymAnswer) else {"answer": answer, "metadata": {}}
-        stated = stated_answer(text, answer)
-        # Some answers end in a period, most rollouts' sentences do: either reading may be meant.
-        readings = [stated] if stated is None or not stated.endswith(".") else [stated, stated[:-1].rstrip(DECORATION)]
-        return any(_scores_full(name, task, reading, entry) for reading in readings)
+        reference = None if entry["answer"] is None else str(entry["answer"])
+        return any(_scores_full(name, task, reading, entry) for reading in readings(text, reference))
 
     return check
+
+
+def _reference(entry: Mapping[str, object]) -> str:
+    """The right answer as it is shown; of a task that accepts many and names none, an example where it keeps one."""
+    if entry["answer"] is not None:
+        return str(entry["answer"])
+    known = entry.get("metadata")
+    for key in EXAMPLES:
+        example = known.get(key) if isinstance(known, Mapping) else None
+        if example:
+            return example if isinstance(example, str) else json.dumps(example)
+    return NO_EXAMPLE
 
 
 def _scores_full(name: str, task: ProceduralDataset, stated: str | None, entry: Mapping[str, object]) -> bool:
@@ -103,38 +112,6 @@ def _scores_full(name: str, task: ProceduralDataset, stated: str | None, entry: 
         return float(task.score_answer(stated, entry)) >= FULL_SCORE
     except Exception:  # scorers are other people's: one that stumbles over a text has not found the answer in it
         return False
-
-
-def stated_answer(text: str, reference: str) -> str | None:
-    """What a rollout gives as its final answer.
-
-    The last of: an <answer> element; a \\boxed formula; what follows `####`, "answer is" or "answer:"; the last number
-    where the reference is a number; the last lines that are not empty, as many as the reference has. The first kind
-    that occurs is taken. Where the reference is a number, so is the answer: of an equation, what it comes to.
-    """
-    numeric = NUMBER.fullmatch(reference.strip()) is not None
-    text = text.replace("\N{MINUS SIGN}", "-") if numeric else text
-    marked = TAGGED.findall(text) or BOXED.findall(text)
-    if marked:
-        return (_number_in(marked[-1]) if numeric else None) or str(marked[-1]).strip()
-    stated = STATED.findall(text)
-    if numeric:
-        return (_number_in(stated[-1]) if stated else None) or next(iter(_numbers(text)[-1:]), None)
-    lines = len(reference.strip().splitlines())
-    if stated and lines <= 1:
-        return str(stated[-1]).strip(DECORATION)
-    last = [line.strip() for line in text.splitlines() if line.strip()][-max(lines, 1) :]
-    return "\n".join(last) if last else None
-
-
-def _number_in(stated: str) -> str | None:
-    """The first number of a statement; of an equation, the first after its last equals sign."""
-    found = _numbers(stated.rpartition("=")[2]) or _numbers(stated)
-    return found[0] if found else None
-
-
-def _numbers(text: str) -> list[str]:
-    return [number.replace(",", "") for number in NUMBER.findall(text)]
 
 
 def _task_name(source: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
+from itertools import islice
 
 import pytest
 from tiny import tiny_tokenizer
@@ -12,7 +14,7 @@ from rocktokens.config import PromptsConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.lm.checkers import make_checker
 from rocktokens.lm.gym_options import read_options
-from rocktokens.lm.gym_tasks import GymAnswer, gym_rows, stated_answer
+from rocktokens.lm.gym_tasks import GymAnswer, gym_rows
 from rocktokens.lm.tasks import is_endless, load_prompts
 
 pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; runs with the dev dependencies")
@@ -74,38 +76,74 @@ def test_a_task_that_scores_by_its_metadata_needs_the_problem():
     assert not check("<answer>1 + 1</answer>", answer)
 
 
-@pytest.mark.parametrize(
-    ("text", "reference", "wanted"),
-    [
-        ("so <answer> 7 </answer> and 9", "7", "7"),
-        (r"thus \boxed{\frac{1}{2}} and 9", "1/2", r"\frac{1}{2}"),
-        ("1 + 1 = 3\n#### 1,234", "1234", "1234"),
-        ("The answer is 12 apples of 40.", "12", "12"),
-        ("First 3, then 5.", "5", "5"),
-        ("nothing", "5", None),
-        ("words\nb, a, c\n", "b, a, c", "b, a, c"),
-        ("**Answer: yes**", "yes", "yes"),
-        ("", "yes", None),
-        ("The answer is 79 - 62 - 16 = 1.", "1", "1"),
-        ("Answer: 3 - 0 - 8 = \N{MINUS SIGN}5", "-5", "-5"),
-        ("So \\boxed{12 \\text{ apples}} of 40", "12", "12"),
-        ("<answer>1,234</answer>", "1234", "1234"),
-        ("<answer>seven</answer> of 9", "9", "seven"),
-        ("1,2,3", "3", "3"),
-        ("The grid:\n1 2\n3 4\n", "5 6\n7 8", "1 2\n3 4"),
-        ("The answer is: **yes**", "yes", "yes"),
-    ],
-)
-def test_the_stated_answer(text, reference, wanted):
-    assert stated_answer(text, reference) == wanted
-
-
 def test_a_sentence_may_end_in_a_period():
     source = "reasoning-gym:word_sorting"
     _, _, answer = next(gym_rows(source, (), 0))
     check = make_checker(PromptsConfig(source=source))
     assert check(f"The answer is {answer}.", answer)
     assert not check("The answer is nothing.", answer)
+
+
+def examples(task):
+    for _, _, answer in islice(gym_rows(f"reasoning-gym:{task}", (), 0), 4):
+        assert answer.entry["answer"] is None
+        yield answer
+
+
+@pytest.mark.parametrize("task", ["graph_color", "propositional_logic", "rubiks_cube"])
+def test_tasks_with_many_right_answers_show_one(task):
+    check = make_checker(PromptsConfig(source=f"reasoning-gym:{task}"))
+    for answer in examples(task):
+        assert answer not in ("None", "")
+        for text in (f"<answer>{answer}</answer>", f"I think so.\n\n{answer}\n", f"**Final Answer:**\n\n{answer}"):
+            assert check(text, answer), text
+        assert not check("None", answer)
+
+
+def test_an_answer_in_json_may_take_several_lines():
+    check = make_checker(PromptsConfig(source="reasoning-gym:graph_color"))
+    for answer in examples("graph_color"):
+        colours = json.loads(answer)
+        assert check(
+            f"The colours are:\n```json\n{json.dumps(colours, indent=2)}\n```\nNo edge joins two alike.", answer
+        )
+        wrong = json.dumps(dict.fromkeys(colours, 1), indent=2)
+        assert not check(f"The colours are:\n```json\n{wrong}\n```", answer)
+
+
+@pytest.mark.parametrize("task", ["boxnet", "rush_hour"])
+def test_tasks_that_keep_no_example_say_so(task):
+    check = make_checker(PromptsConfig(source=f"reasoning-gym:{task}"))
+    for answer in examples(task):
+        assert answer == "any solution"
+        assert not check(answer, answer)
+
+
+def test_moves_are_read_from_the_last_paragraph():
+    """A board on which the red car has a free way."""
+    entry = {"answer": None, "metadata": {"board_config": "o" * 12 + "AAoooo" + "o" * 18}}
+    check = make_checker(PromptsConfig(source="reasoning-gym:rush_hour"))
+    answer = GymAnswer("any solution", entry)
+    assert check("The way is free.\n\nA+4", answer)
+    assert check("The way is free. The answer is: A+4", answer)
+    assert not check("The way is free.\n\nA+3", answer)
+
+
+@pytest.mark.parametrize("task", ["futoshiki", "sudoku", "mini_sudoku"])
+def test_a_grid_keeps_its_layout(task):
+    source = f"reasoning-gym:{task}"
+    _, _, answer = next(gym_rows(source, (), 0))
+    check = make_checker(PromptsConfig(source=source))
+    for text in (
+        "{}",
+        "Here it is:\n\n{}\n",
+        "```\n{}\n```",
+        "<answer>\n{}\n</answer>",
+        "The answer is:\n\n{}\n\nDone.",
+    ):
+        assert check(text.format(answer), answer), text
+    last = str(answer).rstrip()[-1]
+    assert not check(str(answer).rstrip()[:-1] + ("1" if last != "1" else "2"), answer)
 
 
 @pytest.mark.parametrize("text", ["The answer is not 11.", "{}", "<answer></answer>", "[[1, 2], 3", "\N{SNOWMAN}", ""])
