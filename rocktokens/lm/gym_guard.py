@@ -3,6 +3,7 @@
 Some of its scorers evaluate what a model wrote as Python (`eval`, sympy's `parse_expr`), and some count as far as the
 text says. A rollout is nobody's code: for these tasks only texts that are plain arithmetic, or the answer letter by
 letter, are passed on, and none that would take long; any other text is wrong without having been scored.
+Some scorers give full marks to wrong answers: for these tasks only texts that are right are passed on.
 tests/unit/lm/test_gym_guard.py looks through the installed package for scorers that are missing here.
 """
 
@@ -13,6 +14,7 @@ import cmath
 import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 Entry = Mapping[str, object]
 
@@ -45,6 +47,7 @@ ANY_CONSTANT = 0.7  # stands for an integration constant
 POINTS = (0.9 + 0.5j, 1.2 + 0.3j, 0.4 + 0.8j)
 STEP = 1e-5
 TOLERANCE = 1e-3
+COIN_TOLERANCE = Fraction(1, 10_000)  # the scorer's own
 ROUNDING = 1e-9  # of a slope, relative to the value: 64-bit floats over STEP, and some more
 
 
@@ -77,6 +80,18 @@ def _is_sum(stated: str, entry: Entry) -> bool:
     return True
 
 
+def _makes_24(stated: str, entry: Entry) -> bool:
+    """The given numbers, each once, come to 24: the scorer takes any four numbers, and 24.9 for 24."""
+    formula = _formula(stated)
+    _weigh(formula, names=False)
+    numbers = [node.value for node in ast.walk(formula) if isinstance(node, ast.Constant)]
+    has_powers = any(isinstance(node, ast.Pow) for node in ast.walk(formula))
+    given = _problem(entry)["numbers"]
+    if has_powers or not isinstance(given, list) or sorted(map(str, numbers)) != sorted(map(str, given)):
+        return False
+    return abs(_value(formula, {}) - 24) < ROUNDING
+
+
 def _is_polynomial(stated: str, entry: Entry) -> bool:
     for text in (stated, str(entry["answer"])):
         _weigh(_formula(text), names=True)
@@ -88,9 +103,7 @@ def _is_antiderivative(stated: str, entry: Entry) -> bool:
 
     The scorer has the last word: it proves what is only computed here.
     """
-    problem = entry["metadata"]
-    if not isinstance(problem, Mapping):
-        return False
+    problem = _problem(entry)
     variable = str(problem["variable"])
     formula, integrand = _formula(stated), _formula(str(problem["integrand"]))
     for tree in (formula, integrand):
@@ -106,8 +119,8 @@ def _is_antiderivative(stated: str, entry: Entry) -> bool:
 
 def _is_the_answer(stated: str, entry: Entry) -> bool:
     """Letter by letter: these scorers give full marks to nothing else, and evaluate all else for a part of them."""
-    problem = entry.get("metadata")
-    others = problem.get("valid_answers", ()) if isinstance(problem, Mapping) else ()
+    others = _problem(entry).get("valid_answers", ())
+    others = others if isinstance(others, list | tuple) else ()
     return stated in (str(entry["answer"]), str(entry["answer"]).strip(), *others)
 
 
@@ -116,18 +129,60 @@ def _reference_is_a_list(stated: str, entry: Entry) -> bool:
     return isinstance(ast.literal_eval(str(entry["answer"])), list)
 
 
-def _short_exponents(stated: str, entry: Entry) -> bool:
-    return not LONG_EXPONENT.search(stated.replace(",", "").replace("_", ""))
+def _is_the_probability(stated: str, entry: Entry) -> bool:
+    """A number near the reference: the scorer also gives full marks to one that begins like it, such as 0."""
+    stated = stated.replace(",", "").replace("_", "")
+    if LONG_EXPONENT.search(stated):
+        return False
+    return abs(Fraction(stated) - Fraction(str(entry["answer"]))) <= COIN_TOLERANCE
 
 
 def _few_moves(stated: str, entry: Entry) -> bool:
-    """`R3` is three moves; so many as a text says are carried out."""
+    """`R3` and `R+3` are three moves; so many as a text says are carried out."""
     return sum(int(count) for count in MOVE_COUNT.findall(stated)) <= MOST_MOVES
+
+
+def _is_the_text(stated: str, entry: Entry) -> bool:
+    """Whatever its case and spaces: these scorers take any text, or one that goes on after the answer."""
+    return _letters(stated) == _letters(str(entry["answer"]))
+
+
+def _are_the_words(stated: str, entry: Entry) -> bool:
+    """No words after the right ones, which the scorer passes over."""
+    return [word.strip() for word in stated.split(",")] == _problem(entry)["sorted_words"]
+
+
+def _is_the_number(stated: str, entry: Entry) -> bool:
+    """With its sign, which the scorer passes over."""
+    return float(stated) == float(str(entry["answer"]))
+
+
+def _is_the_number_if_one(stated: str, entry: Entry) -> bool:
+    """Where the answer is a number, that number: the scorer takes any where the answer is below 0."""
+    try:
+        wanted = int(str(entry["answer"]))
+    except ValueError:
+        return True
+    return int(stated) == wanted
+
+
+def _is_empty_if_the_answer_is(stated: str, entry: Entry) -> bool:
+    """Where an equation has no solution, no text: the scorer takes any without a number."""
+    return bool(str(entry["answer"]).strip()) or not stated.strip(" \"'")
+
+
+def _problem(entry: Entry) -> Entry:
+    problem = entry.get("metadata")
+    return problem if isinstance(problem, Mapping) else {}
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split()).lower()
 
 
 GUARDS: dict[str, Callable[[str, Entry], bool]] = {
     "countdown": _is_sum,
-    "puzzle24": _is_sum,
+    "puzzle24": _makes_24,
     "polynomial_multiplication": _is_polynomial,
     "simple_integration": _is_antiderivative,
     "intermediate_integration": _is_antiderivative,
@@ -136,8 +191,17 @@ GUARDS: dict[str, Callable[[str, Entry], bool]] = {
     "binary_matrix": _is_the_answer,
     "n_queens": _is_the_answer,
     "number_sorting": _reference_is_a_list,
-    "coin_flip": _short_exponents,
+    "coin_flip": _is_the_probability,
     "rubiks_cube": _few_moves,
+    "rush_hour": _few_moves,
+    "game_of_life_halting": _is_the_text,
+    "spell_backward": _is_the_text,
+    "letter_jumble": _is_the_text,
+    "figlet_font": _is_the_text,
+    "word_sorting": _are_the_words,
+    "gsm_symbolic": _is_the_number,
+    "calendar_arithmetic": _is_the_number_if_one,
+    "polynomial_equations": _is_empty_if_the_answer_is,
 }
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from rocktokens.lm.gym_guard import GUARDS, may_be_scored
-from rocktokens.lm.gym_tasks import gym_checker, gym_rows
+from rocktokens.lm.gym_tasks import GymAnswer, gym_checker, gym_rows
 
 gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; runs with the dev dependencies")
 
 EVALUATING = ["countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration"]
 EVALUATING += ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens"]
+GARBAGE = ["I do not know", "I do not know.", "0", "", "-1", "None", "[]", "{}", "<answer></answer>"]
 # What evaluates or imports by name, wherever it stands in the package.
 DANGEROUS = {"eval", "exec", "compile", "parse_expr", "sympify", "S", "__import__", "import_module", "literal_eval"}
 DANGEROUS |= {"system", "popen", "Popen", "run", "check_output", "parse_latex", "lambdify", "unsafe_load", "safe_eval"}
@@ -80,7 +81,7 @@ def test_the_reference_is_not_run_either(tmp_path):
     assert not may_be_scored("simple_integration", "x", {"answer": "x"})
 
 
-@pytest.mark.parametrize("task", [*EVALUATING, "coin_flip", "rubiks_cube", "chain_sum", "power_function"])
+@pytest.mark.parametrize("task", [*EVALUATING, "coin_flip", "rubiks_cube", "rush_hour", "chain_sum", "power_function"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -96,6 +97,7 @@ def test_the_reference_is_not_run_either(tmp_path):
         "9e999999999",
         "1/3e99999999",
         "R999999999999",
+        "A+999999999999 B-99999999999",
         "9" * 4000,
         "9" * 100_000,
     ],
@@ -107,13 +109,13 @@ def test_nothing_hangs(task, text, first):
     assert time.monotonic() - begun < 20  # at once; much room for a busy machine
 
 
-@pytest.mark.parametrize("task", [name for name in GUARDS if name not in ("rubiks_cube", "intermediate_integration")])
+@pytest.mark.parametrize("task", sorted(GUARDS.keys() - {"rubiks_cube", "rush_hour", "intermediate_integration"}))
 def test_right_answers_are_still_right(task):
     source = f"reasoning-gym:{task}"
     check = gym_checker(source, ())
     for _, _, answer in islice(gym_rows(source, (), 3), 12):
         assert check(f"<answer>{answer}</answer>", answer), answer
-        assert not check("<answer>[7, 7]</answer>", answer)
+        assert not check("<answer>[7.125, 7]</answer>", answer)
 
 
 @pytest.mark.parametrize("kind", range(8))
@@ -130,6 +132,46 @@ def test_right_integrals_of_every_kind_reach_the_scorer(kind):
             continue
         assert may_be_scored("intermediate_integration", str(answer), answer.entry), answer
         assert not may_be_scored("intermediate_integration", f"1.1*({answer})", answer.entry)
+
+
+@pytest.mark.parametrize(
+    ("task", "reference", "metadata", "right", "wrong"),
+    [
+        ("game_of_life_halting", "True", {}, ["True", "true"], ["I do not know", "False", "0"]),
+        ("game_of_life_halting", "False", {}, ["False", "false"], ["I do not know", "True", "0"]),
+        ("puzzle24", "3*8*1*1", {"numbers": [3, 8, 1, 1]}, ["3*8*1*1", "(8/1)*3/1"], ["6*4*1*1", "3*8", "3*8*1**1"]),
+        ("puzzle24", "10+10+6-2", {"numbers": [2, 6, 10, 10]}, ["10 + 10 + 6 - 2"], ["10+10+2*6/2", "2*6+10+10/1"]),
+        ("puzzle24", "8*9/3*1", {"numbers": [9, 8, 3, 1]}, ["8*9/3*1"], ["8*3+1/9", "9*3-8/3-1"]),  # 24.1 and 23.3
+        ("coin_flip", "0.25", {}, ["0.25", "1/4", "0.25005"], ["0", "0.2", "1/3", "I do not know", "2e-1"]),
+        ("spell_backward", "alternate", {}, ["alternate", "Alternate"], ["alternates", "alternate it is", "a"]),
+        ("letter_jumble", "two words", {}, ["two words", "Two words"], ["two words more", "two", "words two"]),
+        ("figlet_font", "everlasting", {}, ["everlasting", "EVERLASTING"], ["everlastind", "everlastingly"]),
+        ("word_sorting", "a, b", {"sorted_words": ["a", "b"]}, ["a, b", "a,b"], ["a, b, c", "b, a", "a"]),
+        ("gsm_symbolic", "5", {}, ["5", "5.0"], ["-5", "5.5", "none"]),
+        ("calendar_arithmetic", "-1", {"task": "recurring_event_day"}, ["-1"], ["0", "7", "none"]),
+        ("calendar_arithmetic", "Friday", {"task": "weekday_of_date"}, ["Friday"], ["Monday", "0"]),
+        ("polynomial_equations", "", {}, ["", '""'], ["I do not know", "0", "x"]),
+    ],
+)
+def test_what_the_package_would_take_for_right(task, reference, metadata, right, wrong):
+    answer = GymAnswer(reference, {"answer": reference, "metadata": metadata})
+    check = gym_checker(f"reasoning-gym:{task}", ())
+    assert [text for text in right if not check(f"<answer>{text}</answer>", answer)] == []
+    assert [text for text in wrong if check(f"<answer>{text}</answer>", answer)] == []
+
+
+def test_no_task_takes_just_anything():
+    """Two problems of every task; a new release may bring another scorer that does."""
+    from reasoning_gym.factory import DATASETS
+
+    fooled = []
+    for task in sorted(DATASETS.keys() - {"composite"}):
+        source = f"reasoning-gym:{task}"
+        check = gym_checker(source, ())
+        for _, _, answer in islice(gym_rows(source, (), 1), 2):
+            meant = {str(answer).removesuffix(".0")} if answer else {"", "<answer></answer>"}
+            fooled += [(task, text, answer) for text in GARBAGE if text not in meant and check(text, answer)]
+    assert not fooled
 
 
 def test_other_ways_to_write_a_right_answer(first):
