@@ -27,7 +27,9 @@ from rocktokens.world import get_world, world_names
 Checker = Callable[[str, str], bool]
 
 NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|(?<![\d.])\.\d+)")
+# A minus sign or en dash that makes a number negative; after a number it is a range or a difference.
+SIGN = re.compile(r"(?<![\w)\]}])[\N{MINUS SIGN}\N{EN DASH}](?=[\d.])")
 COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
 WORD = re.compile(r"[A-Za-z]{3,}")
 GROUPED = re.compile(r"-?\d+(?:\.\d+)?|-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -170,7 +172,7 @@ def _timeout() -> int | None:
 
 def _last_number(text: str) -> tuple[Decimal, ...] | None:
     """The last number of a text, exact however long; commas that do not group thousands make it a list of numbers."""
-    found = NUMBER.findall(text)
+    found = NUMBER.findall(SIGN.sub("-", text))
     if not found:
         return None
     last = found[-1].rstrip(",")

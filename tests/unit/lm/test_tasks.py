@@ -205,6 +205,10 @@ def test_malformed_messages(tmp_path, chat_tokenizer, messages):
         ("in all 1,200 coins", "1200", True),
         ("The sum is 70 + 2. #### 72", "Some working. #### 72", True),
         ("no idea", "14", False),
+        ("it is \N{EN DASH}5", "-5", True),
+        ("it is \N{EN DASH}5", "5", False),
+        ("it is \N{MINUS SIGN}5", "-5", True),
+        ("it is .5", "0.5", True),
     ],
 )
 def test_math_checker(text, answer, right):
@@ -226,6 +230,9 @@ def test_math_checker_falls_back_to_the_last_number(monkeypatch):
     assert check("first 3, then 1,014", "it is 1014")
     assert not check("first 1014, then 3", "1014")
     assert check.counts == {"math_verify": 0, "last_number": 2, "unreadable": 0}
+    assert check("first 3, then .5", "0.5")
+    assert check("from 3\N{EN DASH}5", "5")
+    assert check("it is \N{MINUS SIGN}.5", "-0.5")
 
 
 def test_math_checker_works_outside_the_main_thread():
