@@ -150,8 +150,10 @@ def comparison(facts: Facts) -> str:
             _loss(row, "loss_rest"),
             percent(row.get("kept_share")),
             "" if row["regime"] == "uniform" else number(row.get("spent_ratio"), 2),
-            "" if row["regime"] == "uniform" else number(row.get("length_ratio"), 2),
-            "" if row["regime"] == "uniform" else points(row.get("truncated_change")),
+            ""
+            if row["regime"] == "uniform"
+            else interval(estimate(row, "length_ratio"), lambda value: number(value, 2)),
+            "" if row["regime"] == "uniform" else interval(estimate(row, "truncated_change"), points),
             row["verdict"] if row["regime"] != "uniform" else "",
         ]
         for row in stage["regimes"]

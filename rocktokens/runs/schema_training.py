@@ -51,6 +51,8 @@ OUTCOME_COLUMNS = columns(
     PROMPT,
     ("correct", FLOAT, "Share of right rollouts."),
     ("rollouts", INT32, "Rollouts sampled."),
+    ("length", FLOAT, "Mean length of the rollouts, tokens; empty where it was not recorded."),
+    ("truncated", FLOAT, "Share of the rollouts that were cut at the length limit; empty likewise."),
 )
 TRAINING_COLUMNS = columns(
     ("step", INT, "Optimiser step, from 1; 0 is the evaluation before the first."),
@@ -197,7 +199,7 @@ TRAINING_TABLES: dict[str, Table] = {
             interval(
                 "truncated_change", "Change of the share of them that were cut at the length limit; empty likewise."
             ),
-            ("grew", BOOL, "Whether either grew beyond the chance of seeds; empty where that is not known."),
+            ("grew", BOOL, "Whether either grew beyond chance; empty where that is not known."),
             ("spent_ratio", FLOAT, "Ratio of tokens sampled and scored, after the same number of steps."),
             ("bite_tokens", FLOAT, "Share of the tokens with another weight, or not sampled at all; empty before 0.2."),
             (
@@ -230,7 +232,7 @@ TRAINING_TABLES: dict[str, Table] = {
                 "Share of the loss at sampled tokens with another weight; empty where it was not audited.",
             ),
             ("end_dropped", FLOAT, "Share of end tokens that carried no loss; empty where there was none."),
-            ("grew", BOOL, "Whether lengths or truncation grew beyond the chance of seeds; empty where not known."),
+            ("grew", BOOL, "Whether lengths or truncation grew beyond chance; empty where not known."),
         ),
     ),
     "compare_savings": Table(

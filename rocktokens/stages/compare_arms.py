@@ -315,11 +315,15 @@ def _outcomes(plan: Plan, bench: Bench, seed: int, num_rollouts: int) -> tuple[p
 
     draws = {"max_new_tokens": limit, "num_rollouts": num_rollouts, "seed": plan.base.seed + seed}
     evaluator = Evaluator(problems, bench.checker, models.tokenizer, **draws, batch_size=EVALUATION_BATCH)
+    correct_P = evaluator.correct(watched)
+    by_prompt = (len(problems), num_rollouts)  # rollouts of one prompt are sampled one after the other
     outcomes = pa.table(
         {
             "prompt_id": [problem.prompt_id for problem in problems],
-            "correct": evaluator.correct(watched),
+            "correct": correct_P,
             "rollouts": np.full(len(problems), num_rollouts, np.int32),
+            "length": np.reshape(lengths, by_prompt).mean(1).astype(float),
+            "truncated": np.reshape(truncated, by_prompt).mean(1).astype(float),
         }
     )
     return outcomes, {"heldout_length": float(np.mean(lengths)), "heldout_truncated": float(np.mean(truncated))}

@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocktokens.config import CompareConfig
 from rocktokens.core.accuracy import accuracy_estimate
@@ -76,7 +77,10 @@ def write_comparison(
         "compare_savings": [saving.row() for saving in saved],
         "compare_overlap": overlaps,
     }
-    tables = {"compare": pa.concat_tables(parts.values()), "compare_problems": pa.concat_tables(outcomes.values())}
+    tables = {
+        "compare": pa.concat_tables(parts.values()),
+    }
+    tables["compare_problems"] = pa.concat_tables(outcomes.values(), promote_options="default")
     tables |= {name: pa.Table.from_pylist(own, schema=TABLES[name].schema) for name, own in rows.items()}
     found = {"regimes": rows["compare_summary"], "verdicts": verdicts, "estimators": ESTIMATORS, "equal_tokens": tokens}
     found |= {name: rows[f"compare_{name}"] for name in ("league", "savings", "overlap")}
@@ -180,7 +184,7 @@ def _problems(arm: Run, regime: str, seed: int) -> pa.Table:
         table = arm.read(f"problems/step={step}")
         named = {"regime": [regime] * len(table), "seed": [seed] * len(table), "step": [step] * len(table)}
         parts.append(pa.table({**named, **{name: table[name] for name in table.column_names}}))
-    return pa.concat_tables(parts)
+    return pa.concat_tables(parts, promote_options="default")  # older evaluations have fewer columns
 
 
 def losses_of(arm: Run) -> dict[str, Floats]:
@@ -235,10 +239,18 @@ def arm_of(
         samples_less=regime in SAMPLE_LESS,
         loss_rocks=read[-1]["heldout_loss_rocks"],
         loss_rest=read[-1]["heldout_loss_rest"],
+        **_lengths(problems, read[-1]["step"]),
         **(losses or {}),
         stages={s: sum(row[f"seconds_{s}"] for row in rows) for s in (*TRAINING_STAGES, "other")},
         audit=_audit(regime, trained, read[-1]),
     )
+
+
+def _lengths(problems: pa.Table, step: int) -> dict[str, Floats]:
+    """Lengths and truncation by prompt at one evaluation; nothing where they are not on record."""
+    rows = problems.filter(pc.equal(problems["step"], step))
+    known = [name for name in ("length", "truncated") if name in rows.column_names and not rows[name].null_count]
+    return {f"{name}_P": rows[name].to_numpy() for name in known}
 
 
 def _audit(regime: str, trained: Sequence[Row], last: Row) -> Audit:

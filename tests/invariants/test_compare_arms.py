@@ -280,8 +280,12 @@ def test_losses_by_prompt_add_up_to_the_mean_and_give_it_an_interval(run_path):
     for own, name in (("rock", "heldout_loss_rocks"), ("rest", "heldout_loss_rest")):
         summed, positions = sum(losses[f"{own}_loss"].to_pylist()), sum(losses[f"{own}_positions"].to_pylist())
         assert last[name] == pytest.approx(summed / positions)
+    problems = open_run(run_path / "compare" / "freeze" / "seed=1").read("problems/step=4")
+    assert np.mean(problems["length"].to_numpy()) == pytest.approx(last["heldout_length"])
+    assert np.mean(problems["truncated"].to_numpy()) == pytest.approx(last["heldout_truncated"])
     facts = run.facts("compare")
     uniform, freeze = facts["regimes"][:2]
+    assert freeze["length_ratio_low"] <= freeze["length_ratio"] <= freeze["length_ratio_high"]
     assert freeze["loss_rest_low"] < freeze["loss_rest"] < freeze["loss_rest_high"]
     assert freeze["loss_rest_change"] == pytest.approx(freeze["loss_rest"] - uniform["loss_rest"])
     assert facts["before"]["loss_rest"] > 0

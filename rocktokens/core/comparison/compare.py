@@ -28,7 +28,7 @@ from rocktokens.core.comparison.curves import (  # noqa: F401 - others import th
     reach_target,
     weights_at,
 )
-from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, loss_estimate, seed_estimate
+from rocktokens.core.comparison.intervals import MIN_SEEDS, crossed_estimate, seed_estimate, skewed_estimate
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import DataError
 from rocktokens.values import Row
@@ -99,7 +99,7 @@ class Reading:
     end_dropped: float | None
     """Share of end tokens that carried no loss."""
     length_ratio: Estimate | None
-    """Mean length of the held-out rollouts at the end as a share of uniform's, over seeds."""
+    """Mean length of the held-out rollouts at the end as a share of uniform's."""
     truncated_change: Estimate | None
     """Share of them without an end token, minus uniform's."""
     ceiling: float
@@ -121,7 +121,7 @@ class Reading:
 
     @property
     def grew(self) -> bool | None:
-        """Whether rollouts became longer, or more of them truncated, beyond the chance of seeds; None: not known."""
+        """Whether rollouts became longer, or more of them truncated, beyond chance; None: not known."""
         if self.length_ratio is None or self.truncated_change is None or math.isnan(self.length_ratio.low):
             return None
         return self.length_ratio.low > 1 or self.truncated_change.low > 0
@@ -259,13 +259,7 @@ def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level:
     changed = mean("changed_share")
     if changed is not None and arms[0].samples_less:
         changed = 1 - (1 - changed) * min(sampled, 1.0)
-    pairs = [(arm.audit, other.audit) for arm, other in zip(arms, uniform)]
-    lengths = truncated = None
-    if all(own.length and other.length for own, other in pairs):
-        ratios = [(own.length or 0.0) / (other.length or 1.0) for own, other in pairs]
-        lengths = seed_estimate(ratios, level=level, ratio=True)
-        changes = [(own.truncated or 0.0) - (other.truncated or 0.0) for own, other in pairs]
-        truncated = seed_estimate(changes, level=level)
+    lengths, truncated = _growth(arms, uniform, level)
     return {
         "bite_tokens": changed,
         "bite_loss": mean("changed_loss_share"),
@@ -273,6 +267,34 @@ def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level:
         "length_ratio": lengths,
         "truncated_change": truncated,
     }
+
+
+def _growth(arms: Sequence[Arm], uniform: Sequence[Arm], level: float) -> tuple[Estimate, Estimate] | tuple[None, None]:
+    """Length of the rollouts as a share of uniform's, and the change of the share that was cut.
+
+    Intervals are over prompts, and seeds from three on; over seeds alone where only the means are on record.
+    """
+    known = [arm.length_P is not None and arm.truncated_P is not None for arm in (*arms, *uniform)]
+    if all(known):
+        own_SP, base_SP = (np.stack([arm.length_P for arm in side]) for side in (arms, uniform))  # type: ignore[misc]
+        cut_SP, base_cut_SP = (np.stack([arm.truncated_P for arm in side]) for side in (arms, uniform))  # type: ignore[misc]
+        ratio = own_SP.mean() / base_SP.mean()
+        share_SP = ratio + (own_SP - ratio * base_SP) / base_SP.mean()
+        return _certain_or(share_SP, level), _certain_or(cut_SP - base_cut_SP, level)
+    pairs = [(arm.audit, other.audit) for arm, other in zip(arms, uniform)]
+    if not all(own.length and other.length for own, other in pairs):
+        return None, None
+    ratios = [(own.length or 0.0) / (other.length or 1.0) for own, other in pairs]
+    changes = [(own.truncated or 0.0) - (other.truncated or 0.0) for own, other in pairs]
+    return seed_estimate(ratios, level=level, ratio=True), seed_estimate(changes, level=level)
+
+
+def _certain_or(value_SP: Floats, level: float) -> Estimate:
+    """An interval, of width 0 where all values are alike: uniform against itself, or nothing that was ever cut."""
+    if np.ptp(value_SP) == 0:
+        mean = float(value_SP.mean())
+        return Estimate(mean, mean, mean, value_SP.shape[1])
+    return skewed_estimate(value_SP, level=level)
 
 
 def paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], list[Arm]]:
@@ -297,7 +319,7 @@ def _losses(arms: Sequence[Arm], name: str, level: float) -> Estimate | None:
     by_prompt = [getattr(arm, f"{name}_C") for arm in arms]
     if any(value_C is None for value_C in by_prompt):
         return seed_estimate(values, level=level)
-    found = loss_estimate(np.stack(by_prompt), level=level)
+    found = skewed_estimate(np.stack(by_prompt), level=level)
     return found._replace(low=max(found.low, 0.0) if math.isfinite(found.low) else found.low)
 
 
@@ -306,7 +328,7 @@ def _loss_change(arms: Sequence[Arm], uniform: Sequence[Arm], name: str, level: 
     own, base = ([getattr(arm, f"{name}_C") for arm in side] for side in (arms, uniform))
     if arms[0].regime == "uniform" or any(value_C is None for value_C in (*own, *base)):
         return None
-    return loss_estimate(np.stack(own) - np.stack(base), level=level)
+    return skewed_estimate(np.stack(own) - np.stack(base), level=level)
 
 
 def judge(change: Estimate, margin: float) -> Verdict:

@@ -64,6 +64,9 @@ class Arm:
     loss_rocks_C: Floats | None = None
     loss_rest_C: Floats | None = None
     """The same by prompt (`intervals.values_by_prompt`); unset where only the mean is on record."""
+    length_P: Floats | None = None
+    truncated_P: Floats | None = None
+    """Mean length of each prompt's rollouts at the last evaluation, and the share that was cut; unset likewise."""
     stages: Mapping[str, float] | None = None
     """Seconds by stage of a step."""
     audit: Audit = UNAUDITED

@@ -69,7 +69,7 @@ def values_by_prompt(loss_C: ArrayLike, positions_C: ArrayLike) -> Floats:
     return mean + (loss - mean * positions) / positions.mean()
 
 
-def loss_estimate(value_SC: ArrayLike, *, level: float = 0.95) -> Estimate:
+def skewed_estimate(value_SC: ArrayLike, *, level: float = 0.95) -> Estimate:
     """Mean over seeds and prompts with an interval for either, as in `crossed_estimate`, for values that are skewed.
 
     A few prompts carry much of a loss, and Student's interval around such a mean is too short on one side. Hall's

@@ -26,7 +26,7 @@ from rocktokens.core.comparison.compare import (
     seed_estimate,
     weights_at,
 )
-from rocktokens.core.comparison.intervals import loss_estimate, values_by_prompt
+from rocktokens.core.comparison.intervals import skewed_estimate, values_by_prompt
 from rocktokens.core.comparison.regimes import (
     CONTROLS,
     NEED_ROCKS,
@@ -317,21 +317,21 @@ def test_intervals_of_a_mean_loss_hold_it_about_as_often_as_they_say(prompts, ta
     rng = np.random.default_rng(3)
     loss, positions = corpus(rng, 400_000, tail=tail)
     truth = loss.sum() / positions.sum()
-    found = [loss_estimate(values_by_prompt(*corpus(rng, prompts, tail=tail))) for _ in range(800)]
+    found = [skewed_estimate(values_by_prompt(*corpus(rng, prompts, tail=tail))) for _ in range(800)]
     assert least < np.mean([low <= truth <= high for _, low, high, _ in found]) < 0.98
 
 
 def test_an_interval_of_a_mean_loss_is_students_where_nothing_is_skewed_and_inverts_halls_test_where_it_is(rng):
     even_C = np.concatenate([base := rng.normal(1, 0.2, 20), 2 - base])
-    assert loss_estimate(even_C)[:3] == pytest.approx(crossed_estimate(even_C)[:3], rel=1e-6)
+    assert skewed_estimate(even_C)[:3] == pytest.approx(crossed_estimate(even_C)[:3], rel=1e-6)
     value_C = rng.gamma(0.5, 1.0, 40)
-    found, skew = loss_estimate(value_C), sps.skew(value_C, bias=False)
+    found, skew = skewed_estimate(value_C), sps.skew(value_C, bias=False)
     for end, sign in ((found.low, 1), (found.high, -1)):  # the transformation as in Hall (1992), written out again
         w = (value_C.mean() - end) / value_C.std(ddof=1)
         transformed = w + skew * w**2 / 3 + skew**2 * w**3 / 27 + skew / (6 * 40)
         assert math.sqrt(40) * transformed == pytest.approx(sign * sps.t.ppf(0.975, 39))
     assert found.high - found.value > found.value - found.low  # the long side is the right one
-    assert math.isnan(loss_estimate([1.0, 2.0]).low)
+    assert math.isnan(skewed_estimate([1.0, 2.0]).low)
 
 
 def test_the_change_of_a_loss_is_paired_by_prompt(rng):
@@ -357,6 +357,28 @@ def test_the_change_of_a_loss_is_paired_by_prompt(rng):
     assert same.loss_rest_change.value == 0
     assert same.row()["loss_rest_change_low"] is None  # no spread, no interval
     assert read_regime(uniform, uniform, rng=rng, resamples=100).loss_rest_change is None
+
+
+def test_growth_of_rollouts_is_told_from_one_seed_where_it_is_known_by_prompt(rng):
+    """Against a percentile bootstrap over prompts, which shares nothing with the formula."""
+    base_P = rng.gamma(4.0, 8.0, PROBLEMS)
+    own_P = 1.2 * base_P + rng.normal(0, 4.0, PROBLEMS)
+    cut_P, own_cut_P = rng.random(PROBLEMS) < 0.1, rng.random(PROBLEMS) < 0.3
+    uniform = [replace(UNIFORM[0], length_P=base_P, truncated_P=cut_P.astype(float))]
+    longer = [
+        replace(arms("soft", [0.4, 0.5, 0.6, 0.7], seeds=1)[0], length_P=own_P, truncated_P=own_cut_P.astype(float))
+    ]
+    found = read_regime(longer, uniform, rng=rng, resamples=100)
+    assert found.length_ratio.value == pytest.approx(own_P.mean() / base_P.mean())
+    assert found.truncated_change.value == pytest.approx(own_cut_P.mean() - cut_P.mean())
+    drawn = rng.integers(0, PROBLEMS, (4000, PROBLEMS))
+    low, high = np.quantile(own_P[drawn].mean(1) / base_P[drawn].mean(1), [0.025, 0.975])
+    assert found.length_ratio[1:3] == pytest.approx((low, high), abs=0.1 * (high - low))
+    low, high = np.quantile((own_cut_P.astype(float) - cut_P)[drawn].mean(1), [0.025, 0.975])
+    assert found.truncated_change[1:3] == pytest.approx((low, high), abs=0.1 * (high - low))
+    assert found.grew is True
+    assert read_regime(uniform, uniform, rng=rng, resamples=100).grew is False
+    assert read_regime([replace(longer[0], length_P=None)], uniform, rng=rng, resamples=100).grew is None
 
 
 def test_only_pairs_are_compared():
