@@ -150,9 +150,7 @@ def comparison(facts: Facts) -> str:
             _loss(row, "loss_rest"),
             percent(row.get("kept_share")),
             "" if row["regime"] == "uniform" else number(row.get("spent_ratio"), 2),
-            ""
-            if row["regime"] == "uniform"
-            else interval(estimate(row, "length_ratio"), lambda value: number(value, 2)),
+            "" if row["regime"] == "uniform" else interval(estimate(row, "length_ratio"), _two_digits),
             "" if row["regime"] == "uniform" else interval(estimate(row, "truncated_change"), points),
             row["verdict"] if row["regime"] != "uniform" else "",
         ]
@@ -168,6 +166,10 @@ def comparison(facts: Facts) -> str:
         f"accuracy {percent(before.get('accuracy'))}, loss of the frozen types {number(before.get('loss_rocks'))}, of "
         f"the rest {number(before.get('loss_rest'))}.\n\n" + table(names, rows)
     )
+
+
+def _two_digits(value: float) -> str:
+    return number(value, 2)
 
 
 def _loss(row: dict[str, Any], name: str) -> str:
