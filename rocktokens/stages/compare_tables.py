@@ -47,8 +47,9 @@ ESTIMATORS = (
     "accuracy curve over uniform's steps or seconds; a regime that ends earlier holds its last value and is given no "
     "further steps. Reaching: monotone (isotonic) mean curve, interval from a bootstrap over seeds and problems. "
     "Ratios of time: t interval over seeds on logarithms. Seconds are those of training, without evaluation, recording "
-    "and saving. Losses: final student on rollouts common to all regimes, mean over positions; t interval from the "
-    "same two-way layout over seeds and the rollouts' prompts, differences to uniform paired by both."
+    "and saving. Losses: final student on rollouts common to all regimes, mean over positions; interval from the "
+    "same two-way layout over seeds and the rollouts' prompts, with Hall's correction for skewness; differences to "
+    "uniform paired by both. Lengths and truncation likewise."
 )
 
 
