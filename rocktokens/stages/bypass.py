@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rocktokens.config import BypassConfig, KnockoutConfig, PairConfig, SelectorConfig
 from rocktokens.config.base import from_mapping
 from rocktokens.core.bypass import Decision, Evidence, Graft, decide
+from rocktokens.core.comparison.intervals import MIN_SEEDS
 from rocktokens.core.stats import Estimate
 from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
 from rocktokens.progress import console
@@ -241,8 +242,8 @@ def comparison_of(run: Run, ids: Sequence[int]) -> Json:
     found = {"change": row["delta"], "low": row["delta_low"], "high": row["delta_high"], "verdict": row["verdict"]}
     found |= {"seeds": row["num_seeds"], "prompts": row["num_problems"], "steps": facts.get("steps")}
     status = {"unchanged": "passed", "gains": "passed", "costs": "failed"}.get(row["verdict"], "undecided")
-    if row["num_seeds"] < 3 and status == "passed":
-        status = "undecided"  # without an interval over seeds nothing is proven about training
+    if row["num_seeds"] < MIN_SEEDS:  # without an interval over seeds nothing is proven about training
+        status = "undecided"
     return {"status": status, "text": comparison_text(found), **found}
 
 

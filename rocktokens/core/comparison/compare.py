@@ -227,7 +227,7 @@ def read_regime(
         loss_rocks_change=_loss_change(arms, uniform, "loss_rocks", level),
         loss_rest_change=_loss_change(arms, uniform, "loss_rest", level),
         stages={name: float(np.mean([(arm.stages or {}).get(name, 0.0) for arm in arms])) for name in names},
-        verdict=judge(change, margin),
+        verdict=judge(change, margin, seeds=len(arms)),
         **_audited(arms, uniform, ratio, level),
     )
 
@@ -331,8 +331,14 @@ def _loss_change(arms: Sequence[Arm], uniform: Sequence[Arm], name: str, level: 
     return skewed_estimate(np.stack(own) - np.stack(base), level=level)
 
 
-def judge(change: Estimate, margin: float) -> Verdict:
-    """What an interval of a change of accuracy says: proven inside ±margin, below 0, above 0, or none of these."""
+def judge(change: Estimate, margin: float, *, seeds: int) -> Verdict:
+    """What an interval of a change of accuracy says: proven inside ±margin, below 0, above 0, or none of these.
+
+    Fewer than three seeds decide nothing: their interval is over prompts only, and two trainings of the same regime can
+    differ by more than it is wide.
+    """
+    if seeds < MIN_SEEDS:
+        return "undecided"
     if change.low > -margin and change.high < margin:
         return "unchanged"
     if change.high < 0:

@@ -77,6 +77,11 @@ def verdict_sentence(reading: Reading, *, margin: float, uniform: Reading | None
         "undecided": "changed accuracy by nothing that could be measured",
     }[reading.verdict]
     changed = f"{judged}: {points(reading.change.value)} points {_interval(reading.change)}"
+    if not reading.over_seeds:
+        changed = (
+            f"changed accuracy by {points(reading.change.value)} points {_interval(reading.change)} over problems only "
+            f"with {_few(reading)}, which decides nothing"
+        )
     ceiling = f"; its ceiling is {reading.ceiling:.2f}×" if reading.ceiling > 1.005 else ""
     start = subject(reading)
     return (
@@ -84,13 +89,16 @@ def verdict_sentence(reading: Reading, *, margin: float, uniform: Reading | None
     )
 
 
+def _few(reading: Reading) -> str:
+    return "one seed" if reading.num_seeds == 1 else f"{reading.num_seeds} seeds"
+
+
 def _saved(reading: Reading) -> str:
     """What the clock says, of the step and, where the numbers of steps differ, of the whole."""
     if not math.isfinite(reading.step_ratio.low):  # no interval, no claim
-        few = "one seed" if reading.num_seeds == 1 else f"{reading.num_seeds} seeds"
         known = math.isfinite(reading.flops_ratio)
         flops = f" (floating-point operations: {reading.flops_ratio:.2f}×)" if known else ""
-        return f"no saving of time can be told from {few}{flops}"
+        return f"no saving of time can be told from {_few(reading)}{flops}"
     step = _time(reading.step_ratio, "of the step", "a step")
     whole = reading.seconds_ratio
     if abs(math.log(whole.value / reading.step_ratio.value)) < 0.02:
@@ -160,8 +168,6 @@ FROZEN = {"freeze": "types on the bypass list", "freeze_rocks": "rocks"}
 def _skipped(reading: Reading, what: str, margin: float) -> str:
     """One frozen set in one sentence."""
     change = f"{points(reading.change.value)} points {_interval(reading.change)}"
-    if not reading.over_seeds:
-        change += " (an interval over problems only: an interval over seeds needs three of them)"
     inside = f"±{points(margin, signed=False)} points"
     if reading.verdict == "costs":
         return f"The {what} are cornerstones here: trained without them, accuracy changed by {change}."
@@ -169,6 +175,11 @@ def _skipped(reading: Reading, what: str, margin: float) -> str:
         return f"The {what} are stumbling blocks here: trained without them, accuracy changed by {change}."
     if reading.verdict == "unchanged":
         return f"The {what} can be skipped here: trained without them, accuracy changed by {change}, inside {inside}."
+    if not reading.over_seeds:
+        return (
+            f"Whether the {what} can be skipped is not decided: trained without them with {_few(reading)}, accuracy "
+            f"changed by {change}, an interval over problems only. It takes three seeds at least."
+        )
     return (
         f"Whether the {what} can be skipped is not decided to {inside}: trained without them, accuracy changed by "
         f"{change}. More seeds or problems would tell."

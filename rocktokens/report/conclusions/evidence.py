@@ -11,15 +11,15 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from rocktokens.core.comparison.intervals import MIN_SEEDS
 from rocktokens.core.stats import Estimate
 from rocktokens.report.figures.causal import census_rows, counted, epsilon, graft_rows, verdicts_by_token
 from rocktokens.report.figures.compare import finals
 from rocktokens.report.formats import interval, listed, number, percent, plural, points
 from rocktokens.report.run_facts import Facts, estimate
-
-# Below this share of declared rocks confirmed on the other half of the prompts, the set is called unstable.
 from rocktokens.values import Json
 
+# Below this share of declared rocks confirmed on the other half of the prompts, the set is called unstable.
 CONFIRMED_SHARE = 0.5
 
 
@@ -127,6 +127,9 @@ def comparison(facts: Facts) -> Comparison:
     saved = 1 - ratio if ratio is not None and math.isfinite(ratio) else None
     verdict = str(row.get("verdict") or _verdict_of(change))
     said = f"{percent(row['accuracy'])} against {percent(base['accuracy'])}, {plural(row['num_seeds'], 'seed')}"
+    if row["num_seeds"] < MIN_SEEDS:  # runs of earlier versions recorded a verdict of one seed
+        verdict = "undecided"
+        said += f" where a decision takes {MIN_SEEDS} (the interval is over prompts only)"
     if saved is not None:
         said += f"; {percent(saved) if saved > 0 else 'none'} of the FLOPs saved"
     seconds = estimate(row, "seconds_ratio")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rocktokens.core.comparison.intervals import MIN_SEEDS
 from rocktokens.core.stats import Estimate
 from rocktokens.report.figures.causal import census_rows, counted, epsilon, graft_rows, noise_floor, verdicts_by_token
 from rocktokens.report.figures.compare import finals
@@ -154,6 +155,10 @@ def _matter(facts: Facts) -> str:
     )
 
 
+def _too_few(seeds: int) -> str:
+    return "" if seeds >= MIN_SEEDS else f" where a decision takes {MIN_SEEDS}: the interval is over prompts only"
+
+
 def _without(facts: Facts) -> str:
     found = finals(facts)
     base, freeze = found.get("uniform"), found.get("freeze")
@@ -168,6 +173,6 @@ def _without(facts: Facts) -> str:
         spent += f"{' and' if spent else ' in'} {interval(ratio, percent, digits=0)} of its seconds"
     return (
         f"Trained without them, the student ended {interval(change, points)} points from uniform training "
-        f"({percent(freeze['accuracy'])} against {percent(base['accuracy'])}, {plural(freeze['num_seeds'], 'seed')})"
-        f"{spent}."
+        f"({percent(freeze['accuracy'])} against {percent(base['accuracy'])}, {plural(freeze['num_seeds'], 'seed')}"
+        f"{_too_few(freeze['num_seeds'])}){spent}."
     )

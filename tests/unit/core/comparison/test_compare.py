@@ -230,7 +230,22 @@ def test_nothing_within_the_margin_and_nothing_measurable():
     ],
 )
 def test_what_an_interval_says(low, high, verdict):
-    assert judge(Estimate((low + high) / 2, low, high, 10), 0.01) == verdict
+    change = Estimate((low + high) / 2, low, high, 10)
+    assert judge(change, 0.01, seeds=3) == verdict
+    assert judge(change, 0.01, seeds=2) == judge(change, 0.01, seeds=1) == "undecided"
+
+
+def test_one_seed_decides_nothing_however_large_its_effect():
+    """Two seeds of one comparison once gave −3.9 and +12.5 points, the second with an interval above 0."""
+    for curve in ([0.4, 0.6, 0.8, 0.95], [0.4, 0.35, 0.3, 0.2]):
+        found = read(arms("freeze", curve, kept_share=0.76)[:1])
+        assert found.change.low > 0 or found.change.high < 0
+        assert found.verdict == "undecided"
+        said = verdict_sentence(found, margin=0.01)
+        assert "over problems only with one seed, which decides nothing" in said
+        told = conclusion({"freeze": found}, margin=0.01)
+        assert told.startswith("Whether the types on the bypass list can be skipped is not decided: ")
+        assert told.endswith("It takes three seeds at least.")
 
 
 def test_a_slower_regime_is_cut_at_uniforms_seconds():

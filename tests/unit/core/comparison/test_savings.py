@@ -145,10 +145,10 @@ def test_looking_several_times_keeps_the_error_rate(truth, wrong):
     every_look = 0
     for _ in range(number):
         value_SP = truth + 0.02 * rng.normal(size=(9, 1)) + 0.1 * rng.normal(size=60) + 0.2 * rng.normal(size=(9, 60))
-        verdicts = [judge(crossed_estimate(value_SP[: k.seeds], level=k.level), 0.03) for k in looks]
+        verdicts = [judge(crossed_estimate(value_SP[: k.seeds], level=k.level), 0.03, seeds=k.seeds) for k in looks]
         settled = next((verdict for verdict in verdicts if verdict != "undecided"), "undecided")
         errors += settled in wrong
-        naive = [judge(crossed_estimate(value_SP[: k.seeds], level=0.95), 0.03) for k in looks]
+        naive = [judge(crossed_estimate(value_SP[: k.seeds], level=0.95), 0.03, seeds=k.seeds) for k in looks]
         every_look += next((verdict for verdict in naive if verdict != "undecided"), "undecided") in wrong
     assert errors / number <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / number)
     assert every_look > errors  # looking at the full level each time errs more often

@@ -75,6 +75,16 @@ def test_the_comparison_decides(run, word, delta, state, said):
     assert found.tiles[3].value.startswith(f"{100 * delta:+.1f}".replace("-", "−"))
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_verdict_that_an_earlier_version_recorded_from_too_few_seeds_is_not_believed(run, seeds):
+    freeze(run, "costs", -0.05)
+    change(run, "compare_summary", lambda row: {**row, "num_seeds": seeds})
+    found = verdict(Facts(run))
+    assert found.state == "cannot tell"
+    assert "not decided: −5.0 [−6.0, −4.0] points" in found.line
+    assert "where a decision takes 3 (the interval is over prompts only)" in found.tiles[3].detail
+
+
 def test_no_rocks_is_an_answer_of_its_own(run):
     change(run, "types", lambda row: {**row, "in_context": False, "class": "learning" if row["count"] > 50 else None})
     found = verdict(Facts(run))
