@@ -16,6 +16,7 @@ import numpy as np
 from common import save
 
 from rocktokens import open_run
+from rocktokens.core.comparison.intervals import skewed_estimate, values_by_prompt
 from rocktokens.core.stats import bootstrap_estimate, wilson_interval
 
 LEARNING = (
@@ -28,8 +29,9 @@ TRAINED = "select step, loss, tokens, seconds from training where loss is not nu
 TYPE_COLUMNS = ("token", "token_id", "cluster", "count_all", "loss_pre", "loss_post", "teacher_entropy", "rho")
 CENSUS_COLUMNS = ("token", "role", "kind", "verdict", "used_share", "num_changed", "delta", "delta_low", "delta_high")
 CENSUS_COLUMNS += ("p", "p_bonferroni", "p_bh", "placebo_delta")
-MEAN_LOSS = (
-    "select step, avg(kl) as loss, count(*) as positions from occurrences where isfinite(kl) group by 1 order by 1"
+LOSS_BY_PROMPT = (
+    "select step, prompt_id, sum(kl) as loss, count(*) as positions from occurrences where isfinite(kl) "
+    "group by 1, 2 order by 1, 2"
 )
 
 
@@ -61,6 +63,40 @@ def persistence(run: Any) -> list[dict[str, Any]]:
     keep = ("group", "arm", "num_types", "before", "after", "change", "change_low", "change_high", "share_fallen")
     rows = [row for row in run.read("persistence").to_pylist() if row["step"] in (None, last)]
     return [{column: row[column] for column in keep} | {"p_value": row["p_value"]} for row in rows]
+
+
+def levels(run: Any) -> dict[str, Any]:
+    """Mean loss on the same rollouts at every checkpoint, and whether it falls more slowly at the end than at first.
+
+    "slowing" is the fall a step in the first third of the checkpoints minus that in the last third; the loss has begun
+    to level off where its interval lies above 0. Intervals are over prompts, paired.
+    """
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for row in run.query(LOSS_BY_PROMPT).to_pylist():
+        by_step.setdefault(row["step"], []).append(row)
+    value_C = {
+        step: values_by_prompt([row["loss"] for row in rows], [row["positions"] for row in rows])
+        for step, rows in by_step.items()
+    }
+    steps = sorted(value_C)
+    found: list[dict[str, Any]] = []
+    for before, step in zip([None, *steps], steps):
+        row: dict[str, Any] = {"step": step, "positions": sum(row["positions"] for row in by_step[step])}
+        row["loss"] = list(skewed_estimate(value_C[step])[:3])
+        if before is not None:
+            row["change"] = list(skewed_estimate(value_C[step] - value_C[before])[:3])
+        found.append(row)
+    third = len(steps) // 3
+    slowing = None
+    if third:
+        a, b, c, d = steps[0], steps[third], steps[-1 - third], steps[-1]
+        early_C, late_C = (value_C[a] - value_C[b]) / (b - a), (value_C[c] - value_C[d]) / (d - c)
+        slowing = {
+            "first_third": [a, b, *skewed_estimate(early_C)[:3]],
+            "last_third": [c, d, *skewed_estimate(late_C)[:3]],
+            "slowing": list(skewed_estimate(early_C - late_C)[:3]),
+        }
+    return {"checkpoints": found, "fall_per_step": slowing}
 
 
 def concentration(run: Any, costly: float = 0.5) -> dict[str, Any]:
@@ -112,7 +148,7 @@ def facts(run: Any) -> dict[str, Any]:
     for stage in ("distill", "sample", "detect", "geometry", "knockout", "graft", "compare"):
         found[stage] = run.facts(stage) if run.done(stage) else None
     if found["detect"]:
-        found["loss_of_checkpoints"] = run.query(MEAN_LOSS).to_pylist()
+        found["loss_of_checkpoints"] = levels(run)
         found["classes"] = _classes(run)
         found["costliest_positions"] = run.read("positions").slice(0, 20).to_pylist() if run.has("positions") else None
         found |= {"rocks": rocks(run), "persistence": persistence(run), "concentration": concentration(run)}
