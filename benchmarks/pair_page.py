@@ -18,7 +18,7 @@ from typing import Any
 
 from rocktokens import open_run
 from rocktokens.report.conclusions.run import answer
-from rocktokens.report.formats import interval, percent, points
+from rocktokens.report.formats import interval, percent, plural, points
 from rocktokens.report.run_facts import Facts, estimate
 
 HEADING, MARKER = "## The study\n", "<!-- below: written by hand -->\n"
@@ -161,8 +161,8 @@ def comparison(facts: Facts) -> str:
     names = (*names, "tokens spent ×", "length ×", "cut, points", "verdict")
     before = stage.get("before") or {}
     return (
-        f"From the checkpoint at step {stage.get('start', 0)}: {stage['steps']} steps, {first['num_seeds']} seeds, "
-        f"{first['num_problems']} prompts; {len(stage['frozen'])} token types frozen. Before: "
+        f"From the checkpoint at step {stage.get('start', 0)}: {stage['steps']} steps, "
+        f"{plural(first['num_seeds'], 'seed')}, {first['num_problems']} prompts; {len(stage['frozen'])} token types frozen. Before: "
         f"accuracy {percent(before.get('accuracy'))}, loss of the frozen types {number(before.get('loss_rocks'))}, of "
         f"the rest {number(before.get('loss_rest'))}.\n\n" + table(names, rows)
     )

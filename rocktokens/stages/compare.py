@@ -183,6 +183,8 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
             least_updates(),
             base.steps,
         )
+    if config.start:
+        _warn_of_a_higher_rate(run, base.learning_rate, config.start)
     cut = _choose_cut(run, base, sets.rocks, config) if set(NEED_CUT) & set(regimes) else None
     tokens = _token_budget(run, base, config) if config.equal == "both" else None
     arms: dict[tuple[int, str], DistillConfig] = {}
@@ -231,6 +233,23 @@ def _start(run: Run, pair: PairConfig, trained: DistillConfig, step: int | None)
         kept = ", ".join(map(str, run.checkpoints()))
         raise ConfigError(f"start = {step}, but {run.path} keeps the checkpoints {kept}; name one of these")
     return str(run.checkpoint(step or 0))
+
+
+def _warn_of_a_higher_rate(run: Run, rate: float, step: int) -> None:
+    """Where the rate had decayed and regimes take it up anew, even uniform may lose what it had gained."""
+    table = run.read("training")
+    if "learning_rate" not in table.column_names:
+        return
+    rates = [row["learning_rate"] for row in table.to_pylist() if row["step"] == step and row["learning_rate"]]
+    if rates and rates[-1] < rate / 2:
+        log.warning(
+            "the distillation had come down to a learning rate of %.1e at step %d; the regimes begin there with a new "
+            "optimiser and a peak of %.1e, which may cost all of them accuracy at first (compare with "
+            "the accuracy before training). --learning-rate sets a lower one",
+            rates[-1],
+            step,
+            rate,
+        )
 
 
 def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: CompareConfig) -> int:

@@ -310,7 +310,7 @@ def test_a_comparison_starts_from_the_checkpoint_that_is_asked_for(tmp_path, run
     shutil.copytree(run_path, tmp_path / "run", ignore=shutil.ignore_patterns("compare"))
     open_run(tmp_path / "run").reopen("compare")
     run = compare(tmp_path / "run", LATE)
-    assert "Regimes from the checkpoint at step 4: 2 steps, 1 seeds" in capsys.readouterr().out
+    assert "Regimes from the checkpoint at step 4: 2 steps, 1 seed," in capsys.readouterr().out
     assert run.facts("compare")["start"] == 4
     for regime in ("uniform", "freeze"):
         began = load_file(run.path / "compare" / regime / "seed=0" / "checkpoints" / "step=0" / "model.safetensors")
@@ -322,6 +322,19 @@ def test_a_comparison_starts_from_the_checkpoint_that_is_asked_for(tmp_path, run
         compare(tmp_path / "run", replace(LATE, start=2))
     with pytest.raises(ConfigError, match=r"start = 3, but .* keeps the checkpoints 0, 2, 4"):
         compare(tmp_path / "run", replace(LATE, start=3))
+
+
+def test_a_late_start_at_a_higher_rate_than_the_distillation_had_there_is_warned_of(run_path, caplog):
+    run = open_run(run_path)
+    rates = {row["step"]: row["learning_rate"] for row in run.read("training").to_pylist()}
+    assert rates[4]
+    make_plan(run, replace(LATE, learning_rate=3 * rates[4]))
+    assert f"had come down to a learning rate of {rates[4]:.1e} at step 4" in caplog.text
+    assert f"a peak of {3 * rates[4]:.1e}" in caplog.text
+    caplog.clear()
+    make_plan(run, replace(LATE, learning_rate=rates[4]))
+    make_plan(run, replace(LATE, start=None, learning_rate=3 * rates[4]))
+    assert "learning rate" not in caplog.text
 
 
 def test_adapters_have_no_whole_model_to_start_late_from(tmp_path, run_path):

@@ -13,7 +13,7 @@ from rocktokens.config import CompareConfig
 from rocktokens.core.comparison.compare import Reach, Reading
 from rocktokens.core.stats import Estimate
 from rocktokens.progress import console
-from rocktokens.report.formats import percent, points
+from rocktokens.report.formats import percent, plural, points
 from rocktokens.runs.schema import TRAINING_STAGES
 
 WIDTH = 150  # of the tables where there is no terminal
@@ -49,7 +49,7 @@ def _accuracy_table(
     readings: Mapping[str, Reading], config: CompareConfig, first: Reading, facts: Mapping[str, Any]
 ) -> Table:
     table = Table(
-        title=f"Regimes from {_start(facts)}: {facts['steps']} steps, {first.num_seeds} seeds, "
+        title=f"Regimes from {_start(facts)}: {facts['steps']} steps, {plural(first.num_seeds, 'seed')}, "
         f"{first.num_problems} problems",
         caption=f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
         f"{100 * config.level:.0f} % intervals over {_over(first)}; losses in nats on common held-out rollouts, and "
