@@ -163,8 +163,8 @@ def comparison(facts: Facts) -> str:
     return (
         f"From the checkpoint at step {stage.get('start', 0)}: {stage['steps']} steps, "
         f"{plural(first['num_seeds'], 'seed')}, {first['num_problems']} prompts; {len(stage['frozen'])} token types "
-        f"frozen. Before: accuracy {percent(before.get('accuracy'))}, loss of the frozen types {number(before.get('loss_rocks'))}, "
-        f"of the rest {number(before.get('loss_rest'))}.\n\n" + table(names, rows)
+        f"frozen. Before: accuracy {percent(before.get('accuracy'))}, loss of the frozen types "
+        f"{number(before.get('loss_rocks'))}, of the rest {number(before.get('loss_rest'))}.\n\n" + table(names, rows)
     )
 
 
