@@ -258,8 +258,9 @@ def test_the_last_words_are_the_verdict_with_intervals_and_the_report(story):
     assert rows["report"] == str(story.run.path / "report.html")
     for token in TRUTH.rocks.tokens:
         assert visible(token) in rows["rocks"]
-    # Shares of the loss, the positions, the gradient, and the enrichment; the graft; the comparison; three accuracies.
-    for name, count in {"cost": 4, "needed": 1, "skipped": 1, "accuracy": 3}.items():
+    # Shares of the loss, the positions, the gradient, and the enrichment; the graft; the comparison's accuracy and
+    # seconds; three accuracies.
+    for name, count in {"cost": 4, "needed": 1, "skipped": 2, "accuracy": 3}.items():
         assert len(INTERVAL.findall(rows[name])) == count, rows[name]
     assert len(lines) < 24  # a terminal's height
     assert max(len(line) for line in lines if line.split()[:1] not in (["next"], ["report"])) <= 80

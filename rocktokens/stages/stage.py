@@ -27,7 +27,7 @@ import pyarrow as pa
 from rocktokens.config import PairConfig, PromptsConfig
 from rocktokens.config.base import from_manifest, to_mapping
 from rocktokens.config.permissions import is_granted, refuse_code
-from rocktokens.errors import ConfigError, RunError
+from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.runs.files import digest, digest_of_value
 from rocktokens.runs.ranks import FirstHasFinished, greet, has_sign, ranks, sign, wait_for
 from rocktokens.runs.store import MANIFEST, Run, differences, open_run
@@ -189,8 +189,8 @@ class Parts:
         wait_for(lambda: self.has(name) or self._first_has_finished(), f"part {name} of {self.folder}")
         try:
             return self.run.read(self.path(name))
-        except RunError:
-            if self._first_has_finished():  # and has removed the parts
+        except (DataError, RunError, FileNotFoundError):
+            if self._first_has_finished():  # and has removed the parts, before or while this one was read
                 raise FirstHasFinished from None
             raise
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from forking import ending, fork
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pair, scored_run
@@ -20,6 +21,7 @@ from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pa
 from rocktokens.cli import main
 from rocktokens.config import GeometryConfig, PairConfig, PromptsConfig, ScoreConfig
 from rocktokens.errors import DataError, RunError
+from rocktokens.runs import ranks
 from rocktokens.runs.lock import LOCK, working_on
 from rocktokens.runs.store import Run, open_run
 from rocktokens.stages.detect import detect, detect_table
@@ -28,7 +30,7 @@ from rocktokens.stages.geometry import geometry
 from rocktokens.stages.report import report
 from rocktokens.stages.sample import sample
 from rocktokens.stages.score import score
-from rocktokens.stages.stage import Stage, inputs_of
+from rocktokens.stages.stage import Parts, Stage, inputs_of
 
 DEFAULTS = (PairConfig(), PromptsConfig())
 
@@ -407,3 +409,31 @@ def test_drafts_of_the_manifest_have_a_name_per_process(tmp_path):
     draft_of(tmp_path / "run.json")
     assert other.exists()
     assert not dead.exists()
+
+
+@pytest.mark.parametrize("error", [DataError, FileNotFoundError])
+def test_a_part_that_the_first_process_removes_while_it_is_read_is_no_failure(tmp_path, monkeypatch, error):
+    """Seen on a busy machine: the file was there, and gone before it was opened."""
+    path = tmp_path / "run"
+    monkeypatch.setenv(ranks.WORLD, "2")
+    monkeypatch.setenv(ranks.LAUNCH, "here")
+    monkeypatch.setenv(ranks.RANK, "0")
+    parts = Parts(Run.create(path, {}), "rollouts", "key")
+    parts.make_own({"a": lambda: pa.table({"x": [1]})})
+    monkeypatch.setenv(ranks.RANK, "1")
+    own = Parts(open_run(path), "rollouts", "key")
+
+    def vanishing(name):
+        if clears:
+            monkeypatch.setenv(ranks.RANK, "0")
+            parts.clear()
+            monkeypatch.setenv(ranks.RANK, "1")
+        raise error(name)
+
+    monkeypatch.setattr(own.run, "read", vanishing)
+    clears = False
+    with pytest.raises(error):  # the first process has not finished: the file really cannot be read
+        own.wait("a")
+    clears = True
+    with pytest.raises(ranks.FirstHasFinished):
+        own.wait("a")
