@@ -140,12 +140,20 @@ def comparison(facts: Facts) -> Comparison:
     listed_ids = bypass(facts).get("ids")
     frozen = len(listed_ids) if regime == "freeze" and isinstance(listed_ids, list) and listed_ids else None
     if regime == "freeze_rocks":
-        said = f"All rocks left out: {said}"
+        said = f"{_left_out(facts)} left out: {said}"
         if verdict in ("unchanged", "gains") and isinstance(listed_ids, list):
             # What may be skipped is what the list says; without a single type on it nothing is recommended.
             said += f"; the bypass list is {'empty' if not listed_ids else 'not compared'}"
             verdict = "undecided"
     return Comparison(True, verdict, change, saved, frozen, "", f"{said}.")
+
+
+def _left_out(facts: Facts) -> str:
+    """What the regime `freeze_rocks` left out: the declared rocks, or token types that the user named."""
+    named = facts.stage("compare").get("frozen_by", {}).get("freeze_rocks")
+    if facts.rocks or not named:
+        return "All rocks"
+    return f"{plural(len(named), 'token type')} that no test declares rocks"
 
 
 def _nothing_frozen(facts: Facts) -> str:

@@ -226,3 +226,16 @@ def test_rocks_that_are_not_on_the_list_are_not_called_undeclared(run):
     tile = next(tile for tile in found.tiles if tile.name == "without")
     assert f"none of the {len(facts.rocks)} declared rocks is on the bypass list" in tile.detail
     assert "no rock is declared" not in found.line + tile.detail
+
+
+def test_token_types_that_the_user_named_are_not_called_rocks(run):
+    """`compare --rocks` freezes any types; where none is declared, "all rocks" were not left out."""
+    change(run, "types", lambda row: {**row, "in_context": False, "class": None})
+    frozen = {"verdict": "undecided", "delta": 0.02, "delta_low": -0.1, "delta_high": 0.1}
+    kept = [row for row in run.read("compare_summary").to_pylist() if row["regime"] == "uniform"]
+    run.write("compare_summary", pa.Table.from_pylist([*kept, {**kept[0], "regime": "freeze_rocks", **frozen}]))
+    table = run.read("compare").to_pylist()
+    others = [row | {"regime": "freeze_rocks"} for row in table if row["regime"] == "uniform"]
+    run.write("compare", pa.Table.from_pylist([*(row for row in table if row["regime"] == "uniform"), *others]))
+    run.finish("compare", run.facts("compare") | {"frozen_by": {"freeze_rocks": [3, 4]}})
+    assert verdict(Facts(run)).tiles[3].detail.startswith("2 token types that no test declares rocks left out: ")
