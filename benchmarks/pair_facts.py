@@ -79,6 +79,9 @@ def levels(run: Any) -> dict[str, Any]:
         for step, rows in by_step.items()
     }
     steps = sorted(value_C)
+    places = {tuple((row["prompt_id"], row["positions"]) for row in rows) for rows in by_step.values()}
+    if len(places) > 1:
+        raise SystemExit("checkpoints have finite losses at different positions: their losses cannot be paired")
     found: list[dict[str, Any]] = []
     for before, step in zip([None, *steps], steps):
         row: dict[str, Any] = {"step": step, "positions": sum(row["positions"] for row in by_step[step])}

@@ -26,22 +26,31 @@ from rocktokens.report.formats import interval, points
 # What is compared with uniform, seed by seed: the column, and whether the file holds the difference itself.
 CHANGES = {"accuracy": False, "loss_rocks": False, "loss_rest": False, "truncated_change": True}
 
+# Settings of a distillation that say what is kept and measured on the way, not how it trains.
+RECORDING = ("keep", "evaluate_every", "evaluate_rollouts", "telemetry_every")
+
 
 def read(paths: Sequence[Path]) -> dict[int, dict[str, dict[str, Any]]]:
-    """Seed → regime → its row; every file must hold one seed, of the same steps, start and frozen types."""
+    """Seed → regime → its row; every file must hold one seed, and nothing but seed and regimes may differ."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
-    asked = []
+    first: dict[str, Any] | None = None
     for path in paths:
         content = json.loads(path.read_text(encoding="utf-8"))
-        settings = dict(content["settings"]["compare"])
+        sections = content["settings"]
+        settings = dict(sections["compare"])
         seed = settings.pop("first_seed", 0)
         if settings.get("seeds") != 1 or seed in found:
             raise SystemExit(
                 f"{path} holds {settings.get('seeds')} seeds from seed {seed} on; wanted: one seed per file"
             )
-        asked.append({name: settings.get(name) for name in ("steps", "start", "rocks", "problems", "rollouts")})
-        if asked[-1] != asked[0]:
-            raise SystemExit(f"{path} is another comparison than {paths[0]}: {asked[-1]}")
+        own = {name: value for name, value in settings.items() if name != "regimes"}
+        for section in ("prompts", "distill"):
+            kept = {name: value for name, value in sections[section].items() if name not in RECORDING}
+            own |= {f"{section}.{name}": value for name, value in kept.items()}
+        first = own if first is None else first
+        others = [name for name in own if name in first and own[name] != first[name]]  # versions may know more settings
+        if others:
+            raise SystemExit(f"{path} is another comparison than {paths[0]}: it differs in {', '.join(others)}")
         found[seed] = {row["regime"]: row for row in content["results"]["regimes"]}
     return dict(sorted(found.items()))
 
@@ -69,12 +78,16 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     """The same as a Markdown table, points for shares and nats for losses."""
     shown = []
     for row in rows:
-        say: Callable[[float], str] = points if "loss" not in row["measure"] else lambda value: f"{value:+.3f}"
+        say: Callable[[float], str] = points if "loss" not in row["measure"] else _nats
         said = say(row["mean"]) + ", too few for an interval"
         if "interval" in row:
             said = interval(Estimate(row["mean"], *row["interval"], len(row["by_seed"])), say)
         shown.append([row["regime"], row["measure"], ", ".join(map(say, row["by_seed"].values())), said])
     return table(("regime", "change of", "by seed", "mean over seeds"), shown)
+
+
+def _nats(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def main() -> None:

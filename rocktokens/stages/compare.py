@@ -237,11 +237,9 @@ def _start(run: Run, pair: PairConfig, trained: DistillConfig, step: int | None)
 
 def _warn_of_a_higher_rate(run: Run, rate: float, step: int) -> None:
     """Where the rate had decayed and regimes take it up anew, even uniform may lose what it had gained."""
-    table = run.read("training")
-    if "learning_rate" not in table.column_names:
-        return
-    rates = [row["learning_rate"] for row in table.to_pylist() if row["step"] == step and row["learning_rate"]]
-    if rates and rates[-1] < rate / 2:
+    rows = run.read("training").to_pylist()
+    rates = [row["learning_rate"] for row in rows if row["step"] <= step and row.get("learning_rate") is not None]
+    if rates and rates[-1] < max(rates) and rates[-1] < rate / 2:  # below its peak: decayed, not warming up
         log.warning(
             "the distillation had come down to a learning rate of %.1e at step %d; the regimes begin there with a new "
             "optimiser and a peak of %.1e, which may cost all of them accuracy at first (compare with "

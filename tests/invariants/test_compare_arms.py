@@ -334,6 +334,9 @@ def test_a_late_start_at_a_higher_rate_than_the_distillation_had_there_is_warned
     caplog.clear()
     make_plan(run, replace(LATE, learning_rate=rates[4]))
     make_plan(run, replace(LATE, start=None, learning_rate=3 * rates[4]))
+    peak = max(step for step, rate in rates.items() if rate == max(rates.values(), key=lambda rate: rate or 0))
+    if peak in run.checkpoints():
+        make_plan(run, replace(LATE, start=peak, learning_rate=3 * rates[peak]))  # not decayed yet
     assert "learning rate" not in caplog.text
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocktokens.core.bypass import Decision
+from rocktokens.core.comparison.intervals import MIN_SEEDS
 from rocktokens.core.stats import Estimate
 from rocktokens.report.formats import interval, percent, points
 
@@ -81,7 +82,7 @@ def comparison_text(comparison: Mapping[str, Any] | None) -> str:
         return NOT_COMPARED
     change = Estimate(comparison["change"], comparison["low"], comparison["high"], comparison["prompts"])
     said = f"compared: {interval(change, points, signed=False)}"
-    if comparison["seeds"] < 3:
+    if comparison["seeds"] < MIN_SEEDS:
         few = "1 seed" if comparison["seeds"] == 1 else f"{comparison['seeds']} seeds"
         said += f" (interval over prompts only: {few})"
     return said
