@@ -30,7 +30,7 @@ from rocktokens.errors import ConfigError, RunError
 from rocktokens.lm.training.distill import distill as lm_distill
 from rocktokens.lm.training.trainer import RockDistillationTrainer
 from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.compare import compare, make_plan
+from rocktokens.stages.compare import _warn_of_a_higher_rate, compare, make_plan
 from rocktokens.stages.compare_tables import save_results
 from rocktokens.stages.distill import distill
 from rocktokens.stages.sample import sample
@@ -334,10 +334,17 @@ def test_a_late_start_at_a_higher_rate_than_the_distillation_had_there_is_warned
     caplog.clear()
     make_plan(run, replace(LATE, learning_rate=rates[4]))
     make_plan(run, replace(LATE, start=None, learning_rate=3 * rates[4]))
-    peak = max(step for step, rate in rates.items() if rate == max(rates.values(), key=lambda rate: rate or 0))
-    if peak in run.checkpoints():
-        make_plan(run, replace(LATE, start=peak, learning_rate=3 * rates[peak]))  # not decayed yet
     assert "learning rate" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rates", "warned"), [([0.0, 1e-6, 3e-6], False), ([3e-6, 1e-6, 0.0], True), ([None] * 3, False)]
+)
+def test_a_rate_that_is_warming_up_is_not_called_decayed(run_path, monkeypatch, caplog, rates, warned):
+    rows = [{"step": step, "learning_rate": rate} for step, rate in zip((1, 2, 4), rates)]
+    monkeypatch.setattr(Run, "read", lambda self, name: pa.Table.from_pylist(rows))
+    _warn_of_a_higher_rate(open_run(run_path), 9e-6, 4)
+    assert ("learning rate" in caplog.text) == warned
 
 
 def test_adapters_have_no_whole_model_to_start_late_from(tmp_path, run_path):
