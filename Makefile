@@ -18,7 +18,7 @@ help:
 	@echo "make campaign  attacks on settings, files, processes and disks; prints tried, held, failed"
 	@echo "make lint     ruff format and check, mypy"
 	@echo "make contract-newest   our trainer against the newest TRL of the package index"
-	@echo "make docs     the reference page of a run's tables, from rocktokens/runs/schema.py"
+	@echo "make docs     the reference page of a run's tables, from rocktokens/tables.py"
 	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
 
 setup: $(VENV)/.ready
@@ -76,7 +76,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 docs: setup
-	$(BIN)/python -m rocktokens.runs.schema > docs/reference/schema.md
+	$(BIN)/python -m rocktokens.tables > docs/reference/schema.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpe
 import markov
 from common import save
 
-from rocktokens.config import BaselineConfig, KnockoutConfig
-from rocktokens.core.census.census import BannedSet, Effects, Outcomes, run_looks
-from rocktokens.core.census.looks import make_schedule
-from rocktokens.core.stats import resample_counts, wilson_interval
-from rocktokens.lm.causal.knockout import knockout_census
+from rocktokens.causal.census import BannedSet, Effects, Outcomes, run_looks
+from rocktokens.causal.knockout import knockout_census
+from rocktokens.causal.looks import make_schedule
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.stats import resample_counts, wilson_interval
 
 NUM_SETS = 200
 EPSILON, ALPHA = 0.01, 0.05

@@ -50,8 +50,8 @@ def corpus(rows: int) -> tuple[dict[str, np.ndarray], set[int]]:
 
 def run_detect(rows: int) -> dict[str, float]:
     """All of detection, from columns in memory to the report's tables."""
-    from rocktokens.config import DetectConfig
-    from rocktokens.core.detection.detect import detect_rocks
+    from rocktokens.detect.rocks import detect_rocks
+    from rocktokens.detect.settings import DetectConfig
 
     columns, rocks = corpus(rows)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -68,11 +68,11 @@ def run_detect(rows: int) -> dict[str, float]:
 
 def run_scores(rows: int) -> dict[str, float]:
     """The part of detection that the peer does too: burden, persistence, contexts, CCR, and intervals of the burden."""
-    from rocktokens.config import DetectConfig
-    from rocktokens.core.detection.context import type_vectors
-    from rocktokens.core.detection.occurrences import Occurrences
-    from rocktokens.core.detection.scores import rng_for, score
-    from rocktokens.core.stats import resample_counts
+    from rocktokens.detect.context import type_vectors
+    from rocktokens.detect.occurrences import Occurrences
+    from rocktokens.detect.scores import rng_for, score
+    from rocktokens.detect.settings import DetectConfig
+    from rocktokens.stats import resample_counts
 
     columns, _ = corpus(rows)
     config = DetectConfig()
@@ -134,8 +134,8 @@ def run_geometry(rows: int) -> dict[str, float]:
     """Gradient geometry at 152k vocabulary × 5k types, streamed: memory whatever the number of occurrences."""
     import torch
 
-    from rocktokens.config import GeometryConfig
-    from rocktokens.core.geometry import GradientGeometry
+    from rocktokens.geometry.gradients import GradientGeometry
+    from rocktokens.geometry.settings import GeometryConfig
 
     rng = np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -162,8 +162,8 @@ def run_geometry_error(rows: int) -> dict[str, float]:
     """Sketched against exact cosines at 152k vocabulary, gradients of simulated language models, 100 types."""
     import torch
 
-    from rocktokens.config import GeometryConfig
-    from rocktokens.core.geometry import GradientGeometry, logit_gradient
+    from rocktokens.geometry.gradients import GradientGeometry, logit_gradient
+    from rocktokens.geometry.settings import GeometryConfig
 
     rng = np.random.default_rng(1)
     exact = GradientGeometry(VOCAB, GeometryConfig(exact_vocab=VOCAB))

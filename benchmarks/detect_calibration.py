@@ -40,16 +40,16 @@ import corpora  # noqa: E402
 import plotly.graph_objects as go  # noqa: E402
 from oracles_detect import shuffle_within_prompts, simulate  # noqa: E402
 
-from rocktokens.config import DetectConfig  # noqa: E402
-from rocktokens.core.detection.certified import ROCK, TypeTests, confirm, declare, falls  # noqa: E402
-from rocktokens.core.detection.detect import detect_rocks  # noqa: E402
-from rocktokens.core.detection.footprint import footprint  # noqa: E402
-from rocktokens.core.detection.halves import split_halves  # noqa: E402
-from rocktokens.core.detection.occurrences import Occurrences  # noqa: E402
-from rocktokens.core.detection.pair_sums import PairSums  # noqa: E402
-from rocktokens.core.detection.persistence import type_means  # noqa: E402
-from rocktokens.core.detection.scores import base_sums, excess_statistic  # noqa: E402
-from rocktokens.core.stats import resample_counts, wilcoxon, wilson_interval  # noqa: E402
+from rocktokens.detect.certified import ROCK, TypeTests, confirm, declare, falls  # noqa: E402
+from rocktokens.detect.footprint import footprint  # noqa: E402
+from rocktokens.detect.halves import split_halves  # noqa: E402
+from rocktokens.detect.occurrences import Occurrences  # noqa: E402
+from rocktokens.detect.pair_sums import PairSums  # noqa: E402
+from rocktokens.detect.persistence import type_means  # noqa: E402
+from rocktokens.detect.rocks import detect_rocks  # noqa: E402
+from rocktokens.detect.scores import base_sums, excess_statistic  # noqa: E402
+from rocktokens.detect.settings import DetectConfig  # noqa: E402
+from rocktokens.stats import resample_counts, wilcoxon, wilson_interval  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 PROMPTS = (30, 60, 100, 200)
@@ -259,7 +259,7 @@ def summary(found: dict, num_prompts: int) -> dict[str, float]:
 
 def _types(sums, occurrences, types, truth_of, counts_BU, hits, plain) -> None:
     """Burden, mean loss and excess of single types."""
-    from rocktokens.core.stats import bootstrap_sums
+    from rocktokens.stats import bootstrap_sums
 
     everything = [sums.by_unit("loss")[:, None], sums.by_unit("n")[:, None]]
     for name, token in types.items():

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from rocktokens.runs.store import Run
+    from rocktokens.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
@@ -45,7 +45,7 @@ def write_run(path: Path, rows: int) -> int:
     """A scored run of so many occurrences under each of two checkpoints; returns the number of planted rocks."""
     from oracles_detect import simulate
 
-    from rocktokens.runs.store import Run
+    from rocktokens.run import Run
 
     run = Run.create(path, {})
     prompts = rows // (ROLLOUTS * LENGTH)
@@ -116,7 +116,7 @@ def timed(stage: Callable[[], Run]) -> tuple[Run, dict[str, float]]:
 
 def run_report(path: Path) -> dict[str, float]:
     """The report without its figures as images, whose number does not grow with the run."""
-    from rocktokens.stages.report import report
+    from rocktokens.report.stage import report
 
     _, took = timed(lambda: report(path, images=False))
     return {**took, "html_mb": (path / "report.html").stat().st_size / 1e6}
@@ -124,8 +124,8 @@ def run_report(path: Path) -> dict[str, float]:
 
 def run_detect(path: Path) -> dict[str, float]:
     """Detection, and which of the planted rocks it found."""
-    from rocktokens.config import DetectConfig
-    from rocktokens.stages.detect import detect
+    from rocktokens.detect.settings import DetectConfig
+    from rocktokens.detect.stage import detect
 
     run, took = timed(lambda: detect(path, DetectConfig()))
     facts, planted = run.facts("detect"), set(json.loads((path / "planted.json").read_text()))

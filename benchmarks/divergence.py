@@ -68,7 +68,7 @@ def stepper(shape: Shape, loss_of: Callable[..., torch.Tensor], threads: int | N
 
 
 def ours(shape: Shape, threads: int | None, chunk: int | None, dropped: float) -> Callable[[], None]:
-    from rocktokens.core.divergence import fused_divergence
+    from rocktokens.divergence.fused import fused_divergence
 
     weight = (torch.rand(shape.rows, generator=torch.Generator().manual_seed(1)) >= dropped).float()
     weight_N = weight if dropped else None
@@ -128,7 +128,7 @@ def liger(shape: Shape, threads: int | None) -> Callable[[], None]:
 
 def largest_error(shape: Shape) -> dict[str, float]:
     """How far the divergences of 16-bit inputs lie from those of the same numbers in float32, and the naive error."""
-    from rocktokens.core.divergence import fused_divergence
+    from rocktokens.divergence.fused import fused_divergence
 
     hs, ws, ht, wt, token = (tensor.detach() for tensor in inputs(shape))
     rows = slice(64)

@@ -119,10 +119,10 @@ class Contestants:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from rocktokens.config import ServersConfig
-        from rocktokens.engines.servers import ServerPool
-        from rocktokens.engines.vllm import VllmEngine
-        from rocktokens.lm.sampling.sampler import Sampler
+        from rocktokens.sample.sampler import Sampler
+        from rocktokens.servers.pool import ServerPool
+        from rocktokens.servers.settings import ServersConfig
+        from rocktokens.servers.vllm import VllmEngine
 
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
@@ -139,7 +139,7 @@ class Contestants:
 
     def ours(self, engine: Any, seed: int, tokens: int) -> int:
         """Sample with one of our engines; the end token is banned, so that all draw equally many tokens."""
-        from rocktokens.lm.sampling.requests import Request
+        from rocktokens.sample.requests import Request
 
         asked = [
             Request(ids, tokens, 1000 * seed + i, (self.eos,)) for i, ids in enumerate(self.prompts[:TOKEN_PROMPTS])
@@ -185,10 +185,10 @@ def measure_tokens(three: Contestants, repeats: int, tokens: int) -> dict[str, A
 
 def measure_census(three: Contestants, problems: int) -> dict[str, Any]:
     """Seconds of one census in this process and on the server: the same prompts, bans and seeds."""
-    from rocktokens.config import BaselineConfig, KnockoutConfig
-    from rocktokens.core.census.census import BannedSet
-    from rocktokens.lm.causal.knockout import knockout_census
-    from rocktokens.lm.tasks import Prompt
+    from rocktokens.causal.census import BannedSet
+    from rocktokens.causal.knockout import knockout_census
+    from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+    from rocktokens.prompts.tasks import Prompt
 
     prompts = [Prompt(f"p{number}", ids, "", "x") for number, ids in enumerate(three.prompts[:problems])]
     tokens = [int(three.tokenizer(text)["input_ids"][-1]) for text in (" the", ".", " is")]

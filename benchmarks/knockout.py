@@ -25,13 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import save
 
-from rocktokens.config import BaselineConfig, KnockoutConfig, PromptsConfig
-from rocktokens.core.census.census import BannedSet
-from rocktokens.core.seeds import derive_seed
-from rocktokens.lm.causal.knockout import knockout_census
-from rocktokens.lm.checkers import MathChecker
-from rocktokens.lm.sampling.requests import Continuation, Request
-from rocktokens.lm.tasks import Prompt, load_prompts
+from rocktokens.causal.census import BannedSet
+from rocktokens.causal.knockout import knockout_census
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.prompts.checkers import MathChecker
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.prompts.tasks import Prompt, load_prompts
+from rocktokens.sample.requests import Continuation, Request
+from rocktokens.seeds import derive_seed
 
 EOS = 0
 
@@ -175,7 +176,7 @@ def world_benchmark(options):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rocktokens.lm.sampling.sampler import Sampler
+    from rocktokens.sample.sampler import Sampler
     from rocktokens.world import get_world
 
     torch.set_num_threads(1)

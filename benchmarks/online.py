@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpe
 import online_runs
 from common import RESULTS, save
 
-from rocktokens.core.stats import wilson_interval
+from rocktokens.stats import wilson_interval
 
 
 def adaptive(times: int) -> list[dict]:

@@ -16,8 +16,8 @@ import numpy as np
 from common import save
 
 from rocktokens import open_run
-from rocktokens.core.comparison.intervals import skewed_estimate, values_by_prompt
-from rocktokens.core.stats import bootstrap_estimate, wilson_interval
+from rocktokens.compare.intervals import skewed_estimate, values_by_prompt
+from rocktokens.stats import bootstrap_estimate, wilson_interval
 
 LEARNING = (
     "select (greatest(step, 1) - 1) // 40 * 40 + 1 as first_step, max(step) as last_step, count(*) as steps, "

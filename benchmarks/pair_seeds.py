@@ -19,9 +19,9 @@ from typing import Any
 from common import save
 from pair_page import number, table
 
-from rocktokens.core.comparison.intervals import MIN_SEEDS, seed_estimate
-from rocktokens.core.stats import Estimate
-from rocktokens.report.formats import interval, points
+from rocktokens.compare.intervals import MIN_SEEDS, seed_estimate
+from rocktokens.formats import interval, points
+from rocktokens.stats import Estimate
 
 # What is compared with uniform, seed by seed: the column, and whether the file holds the difference itself.
 CHANGES = {"accuracy": False, "loss_rocks": False, "loss_rest": False, "truncated_change": True}

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from common import save
 
-from rocktokens.config import PairConfig, PromptsConfig, RolloutConfig
-from rocktokens.core.stats import wilson_interval
-from rocktokens.lm.checkers import make_checker
-from rocktokens.lm.pair import Pair, choose_threads, end_tokens, load_model, load_tokenizer
-from rocktokens.lm.sampling.rollouts import make_sampler, requests_for
-from rocktokens.lm.tasks import Prompt, load_prompts
+from rocktokens.models.pair import Pair, choose_threads, end_tokens, load_model, load_tokenizer
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.checkers import make_checker
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.prompts.tasks import Prompt, load_prompts
+from rocktokens.sample.rollouts import make_sampler, requests_for
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.stats import wilson_interval
 
 TASKS: dict[str, tuple[str, ...]] = {
     "simple_equations": ("max_terms=2", "max_value=20"),

@@ -24,9 +24,9 @@ import torch
 from common import save
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.lm.sampling.cpu_decoding import Packed, fast_on_cpu
-from rocktokens.lm.sampling.requests import Request
-from rocktokens.lm.sampling.sampler import Sampler
+from rocktokens.sample.cpu_decoding import Packed, fast_on_cpu
+from rocktokens.sample.requests import Request
+from rocktokens.sample.sampler import Sampler
 
 VOCABULARY, LIMIT, PROMPTS = 8192, 256, 64
 EOS = list(range(100, 182))

@@ -48,7 +48,7 @@ def divergence_vocabulary(vocabulary: int) -> Callable[[], Any]:
 
 
 def _divergence(rows: int, vocabulary: int) -> Callable[[], Any]:
-    from rocktokens.core.divergence import fused_divergence
+    from rocktokens.divergence.fused import fused_divergence
 
     generator = torch.Generator().manual_seed(0)
     hidden, teacher = (torch.randn(rows, 256, generator=generator) for _ in range(2))
@@ -76,8 +76,8 @@ def corpus(rows: int, vocabulary: int = 5_000) -> dict[str, np.ndarray]:
 
 def detect_tokens(rows: int) -> Callable[[], Any]:
     """All of detection on so many occurrences."""
-    from rocktokens.config import DetectConfig
-    from rocktokens.core.detection.detect import detect_rocks
+    from rocktokens.detect.rocks import detect_rocks
+    from rocktokens.detect.settings import DetectConfig
 
     columns = corpus(rows)
     return lambda: detect_rocks(columns, config=DetectConfig())
@@ -85,8 +85,8 @@ def detect_tokens(rows: int) -> Callable[[], Any]:
 
 def detect_vocabulary(vocabulary: int) -> Callable[[], Any]:
     """Detection on 40,000 occurrences of 500 types out of a vocabulary of so many."""
-    from rocktokens.config import DetectConfig
-    from rocktokens.core.detection.detect import detect_rocks
+    from rocktokens.detect.rocks import detect_rocks
+    from rocktokens.detect.settings import DetectConfig
 
     columns = corpus(40_000, vocabulary)
     return lambda: detect_rocks(columns, config=DetectConfig())
@@ -94,7 +94,7 @@ def detect_vocabulary(vocabulary: int) -> Callable[[], Any]:
 
 def persistence_checkpoints(count: int) -> Callable[[], Any]:
     """Scoring 256 occurrences at so many checkpoints: the fused pass without gradients, once each."""
-    from rocktokens.core.divergence import fused_divergence
+    from rocktokens.divergence.fused import fused_divergence
 
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(256, 256, generator=generator)
@@ -110,7 +110,7 @@ def persistence_checkpoints(count: int) -> Callable[[], Any]:
 
 def census_candidates(count: int) -> Callable[[], Any]:
     """The census' intervals and tests for so many candidates on 200 prompts."""
-    from rocktokens.core.census.inference import find
+    from rocktokens.causal.inference import find
 
     rng = np.random.default_rng(0)
     difference_PV = rng.integers(-1, 2, (200, count)) * (rng.random((200, count)) < 0.2) / 4.0
@@ -121,8 +121,8 @@ def sampler_rollouts(count: int) -> Callable[[], Any]:
     """So many rollouts of 32 tokens from a 2-layer, 128-wide model, 64 at a time."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rocktokens.lm.sampling.requests import Request
-    from rocktokens.lm.sampling.sampler import Sampler
+    from rocktokens.sample.requests import Request
+    from rocktokens.sample.sampler import Sampler
 
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -56,8 +56,8 @@ def smollm(layers: int, seed: int) -> Any:
 
 def load_given(student: str, teacher: str, dtype: Any) -> tuple[Any, Any, Any, list[list[int]]]:
     """A pair by its directories, both models in one dtype, asked word problems through its chat template."""
-    from rocktokens.config import PairConfig
-    from rocktokens.lm.pair import load_pair
+    from rocktokens.models.pair import load_pair
+    from rocktokens.models.settings import PairConfig
     from rocktokens.smollm2.problems import word_problems
 
     pair = load_pair(PairConfig(student=student, teacher=teacher, dtype=dtype))
@@ -131,8 +131,8 @@ def prepare(
     from trl import DistillationTrainer
 
     from rocktokens import RockDistillationTrainer
-    from rocktokens.lm.training.trainer import device_arguments
-    from rocktokens.runs.store import Run
+    from rocktokens.run import Run
+    from rocktokens.train.trainer import device_arguments
 
     transformers.logging.set_verbosity_error()
     settings, scratch = SETTINGS[pair], Path(tempfile.mkdtemp())

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rocktokens.report.formats import percent, points
-from rocktokens.report.league_page import league_markdown, saved_of
+from rocktokens.compare.league_page import league_markdown, saved_of
+from rocktokens.formats import percent, points
 
 # Regime → what its source says, in its own setting.
 CLAIMS = {

@@ -24,10 +24,15 @@ from typing import Any
 from common import RESULTS, save
 
 from rocktokens import open_run
-from rocktokens.config import DetectConfig, PairConfig, PromptsConfig
+from rocktokens.detect import stage as detect
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.recipes import world_recipe
-from rocktokens.runs.store import MANIFEST
-from rocktokens.stages import detect, distill, sample, score
+from rocktokens.run import MANIFEST
+from rocktokens.sample import stage as sample
+from rocktokens.score import stage as score
+from rocktokens.train import stage as distill
 from rocktokens.world import World, get_world, world_names
 from rocktokens.world.build import build_world
 from rocktokens.world.grammar import ARITHMETIC, MARKET

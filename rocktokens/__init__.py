@@ -9,18 +9,18 @@ from typing import Any
 __version__ = "0.2.0"
 
 _HOMES = {
-    "Divergence": "rocktokens.core.divergence",
-    "fused_divergence": "rocktokens.core.divergence",
-    "TokenMonitor": "rocktokens.core.monitor",
-    "RockDistillationTrainer": "rocktokens.lm.training.trainer",
-    "Selector": "rocktokens.core.selection.selectors",
-    "SelectorBatch": "rocktokens.core.selection.selectors",
-    "make_selector": "rocktokens.core.selection.selectors",
-    "detect_rocks": "rocktokens.core.detection.detect",
-    "knockout_census": "rocktokens.lm.causal.knockout",
-    "graft": "rocktokens.lm.causal.graft",
-    "Run": "rocktokens.runs.store",
-    "open_run": "rocktokens.runs.store",
+    "Divergence": "rocktokens.divergence.fused",
+    "fused_divergence": "rocktokens.divergence.fused",
+    "TokenMonitor": "rocktokens.divergence.monitor",
+    "RockDistillationTrainer": "rocktokens.train.trainer",
+    "Selector": "rocktokens.select.interface",
+    "SelectorBatch": "rocktokens.select.interface",
+    "make_selector": "rocktokens.select.interface",
+    "detect_rocks": "rocktokens.detect.rocks",
+    "knockout_census": "rocktokens.causal.knockout",
+    "graft": "rocktokens.causal.graft",
+    "Run": "rocktokens.run",
+    "open_run": "rocktokens.run",
 }
 
 __all__ = ["__version__", *_HOMES]

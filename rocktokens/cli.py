@@ -18,8 +18,8 @@ from typing import Any
 
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.runs.ranks import ranks
-from rocktokens.stages.workers import SHARED, fitting, number_of, workers
+from rocktokens.ranks import ranks
+from rocktokens.workers import SHARED, fitting, number_of, workers
 
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
@@ -124,7 +124,7 @@ def _main(arguments: list[str]) -> int:
         if short is not None:
             print(short)
             return 0
-    from rocktokens.config.permissions import ALLOW_CODE, granting, permissions_of
+    from rocktokens.permissions import ALLOW_CODE, granting, permissions_of
 
     words = ["--help" if word == "--help-all" else word for word in rest if word != ALLOW_CODE]
     command = _parse(name, words)
@@ -230,8 +230,8 @@ def _default(kind: type, file: str | None, default: Any) -> Any:
     """What holds where no flag is given. A study's file serves every command: other stages' sections are ignored."""
     import tyro
 
-    from rocktokens.config.base import from_mapping, load_yaml
-    from rocktokens.config.study import StudyConfig
+    from rocktokens.settings import from_mapping, load_yaml
+    from rocktokens.study_settings import StudyConfig
 
     values = load_yaml(file) if file else {}
     section, own = getattr(kind, "section", None), {item.name for item in fields(kind)}
@@ -248,8 +248,8 @@ def _default(kind: type, file: str | None, default: Any) -> Any:
 def _quick(default: Any) -> Any:
     """The settings of a quick study; of the built-in pair where nothing else is named."""
     from rocktokens.commands import StudyCommand
-    from rocktokens.config.study import StudyConfig
     from rocktokens.recipes import quick, recipes
+    from rocktokens.study_settings import StudyConfig
 
     whole = recipes()["arithmetic"]()
     if default is not None:
@@ -266,7 +266,7 @@ def _recipe(word: str) -> tuple[str | None, Any]:
     from rocktokens.recipes import recipes
 
     if (Path(word) / "run.json").is_file():
-        from rocktokens.stages.study_plan import load_settings
+        from rocktokens.study_plan import load_settings
 
         kept = load_settings(Path(word))
         return None, StudyCommand(**{item.name: getattr(kept, item.name) for item in fields(kept)})

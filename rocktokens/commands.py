@@ -15,26 +15,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
+from rocktokens.bypass.settings import BypassConfig
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.check.plan_settings import BudgetConfig
 from rocktokens.commands_interop import CensusCommand, DoctorCommand, ExportCommand, ImportCommand
-from rocktokens.config import (
-    BaselineConfig,
-    BypassConfig,
-    CompareConfig,
-    DetectConfig,
-    DistillConfig,
-    GeometryConfig,
-    GraftConfig,
-    KnockoutConfig,
-    PairConfig,
-    PromptsConfig,
-    RolloutConfig,
-    ScoreConfig,
-    ServersConfig,
-)
-from rocktokens.config.base import Settings
-from rocktokens.config.plan import BudgetConfig
-from rocktokens.config.study import StudyConfig
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError
+from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.settings import Settings
+from rocktokens.study_settings import StudyConfig
+from rocktokens.train.settings import DistillConfig
 
 RunPath = Annotated[Positional[Path], arg(metavar="DIRECTORY")]
 
@@ -55,11 +52,11 @@ class StudyCommand(StudyConfig):
 
         config = StudyConfig(**{item.name: getattr(self, item.name) for item in fields(StudyConfig)})
         if self.dry_run:
-            from rocktokens.stages.study_plan import dry_run
+            from rocktokens.study_plan import dry_run
 
             print("\n".join(dry_run(config)))
             return
-        from rocktokens.stages.study import study
+        from rocktokens.study import study
 
         study(config, images=not self.quick, note=quick_left_out(self.recipe) if self.quick else None)
 
@@ -78,7 +75,7 @@ class CheckCommand(Settings):
     """For --plan: how large the run is, and on what."""
 
     def run(self) -> None:
-        from rocktokens.stages.check import check
+        from rocktokens.check.stage import check
 
         check(self.pair, self.prompts, self.rollouts, self.servers, budget=self.budget if self.plan else None)
 
@@ -100,14 +97,14 @@ class DistillCommand(Settings):
     """Start over although the stage is complete; what rested on it is removed."""
 
     def run(self) -> None:
-        from rocktokens.stages.distill import distill
+        from rocktokens.train.stage import distill
 
         how = {"problems": self.problems, "servers": self.servers, "again": self.again}
         run = distill(self.path, self.pair, self.prompts, self.distill, **how)  # type: ignore[arg-type]
         if os.environ.get("RANK", "0") == "0":  # torchrun starts this command once a process
             print(f"run: {run.path}")
         if "RANK" in os.environ:
-            from rocktokens.lm.training.trainer import processes
+            from rocktokens.train.trainer import processes
 
             processes().destroy_process_group()
 
@@ -131,7 +128,7 @@ class SampleCommand(Settings):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.sample import sample
+        from rocktokens.sample.stage import sample
 
         run = sample(
             self.path,
@@ -159,7 +156,7 @@ class ScoreCommand(Settings):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.score import score
+        from rocktokens.score.stage import score
 
         run = score(self.path, self.score, servers=self.servers, again=self.again)
         if run.done("score"):  # several processes: the first one says it
@@ -190,9 +187,9 @@ class DetectCommand(Settings):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.core.detection.counted import CorpusTotals
-        from rocktokens.stages.detect import detect, detect_table
-        from rocktokens.stages.detect_counts import detect_counts
+        from rocktokens.detect.counted import CorpusTotals
+        from rocktokens.detect.detect_counts import detect_counts
+        from rocktokens.detect.stage import detect, detect_table
 
         config, brought = self.detect, {"tokenizer": self.tokenizer, "again": self.again}
         given = [file for file in (self.path, self.occurrences, self.counts) if file is not None]
@@ -226,7 +223,7 @@ class GeometryCommand(Settings):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.geometry import geometry
+        from rocktokens.geometry.stage import geometry
 
         print(f"run: {geometry(self.path, self.geometry, again=self.again).path}")
 
@@ -245,7 +242,7 @@ class KnockoutCommand(Settings):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.knockout import knockout
+        from rocktokens.causal.knockout_stage import knockout
 
         print(f"run: {knockout(self.path, self.knockout, self.baseline, servers=self.servers, again=self.again).path}")
 
@@ -264,7 +261,7 @@ class GraftCommand(Settings):
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.graft import graft
+        from rocktokens.causal.graft_stage import graft
 
         print(f"run: {graft(self.path, self.graft, self.baseline, servers=self.servers, again=self.again).path}")
 
@@ -279,8 +276,8 @@ class BypassCommand(Settings):
     bypass: BypassConfig = field(default_factory=BypassConfig)
 
     def run(self) -> None:
-        from rocktokens.runs.bypass import NAME
-        from rocktokens.stages.bypass import bypass
+        from rocktokens.bypass.stage import bypass
+        from rocktokens.bypass.store import NAME
 
         print(f"list: {bypass(self.path, self.bypass).path / NAME}")
 
@@ -300,8 +297,8 @@ class CompareCommand(Settings):
     """Train every regime anew although the stage is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.compare import compare
-        from rocktokens.stages.compare_tables import require_writable, save_results
+        from rocktokens.compare.stage import compare
+        from rocktokens.compare.tables import require_writable, save_results
 
         require_writable(self.results)  # said before anything is trained
         run = compare(self.path, self.compare, servers=self.servers, again=self.again)
@@ -322,7 +319,7 @@ class ReportCommand(Settings):
     """Write the report again although nothing changed since."""
 
     def run(self) -> None:
-        from rocktokens.stages.report import report
+        from rocktokens.report.stage import report
 
         run = report(self.path, again=self.again, images=not self.no_images)
         print(f"report: {run.path / 'report.html'}")
@@ -340,8 +337,8 @@ class ViewCommand(Settings):
     """Also open the page in a browser."""
 
     def run(self) -> None:
-        from rocktokens.report.server.view import view
-        from rocktokens.stages.report import decoder_of
+        from rocktokens.report.stage import decoder_of
+        from rocktokens.report.view import view
 
         view(self.path, port=self.port, open_browser=self.open_browser, decoder=decoder_of)
 

@@ -8,8 +8,13 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from rocktokens.config import DistillConfig, KnockoutConfig, PairConfig, PromptsConfig, RolloutConfig, ServersConfig
+from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.train.settings import DistillConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,7 @@ class ImportCommand:
     """Do not detect costly token types and do not write the report."""
 
     def run(self) -> None:
-        from rocktokens.stages.import_ import import_dump
+        from rocktokens.interop.import_ import import_dump
 
         if self.tokenizer is None or self.out is None:
             raise ConfigError(
@@ -55,7 +60,7 @@ class CensusCommand:
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.stages.census_outcomes import census_outcomes
+        from rocktokens.causal.census_outcomes import census_outcomes
 
         if self.outcomes is None or self.out is None:
             raise ConfigError(
@@ -83,9 +88,9 @@ class DoctorCommand:
     """Also say how many tokens a clamped top-k loss would leave without gradient."""
 
     def run(self) -> None:
+        from rocktokens.check.doctor import Probe, doctor
+        from rocktokens.check.doctor_terminal import findings_table
         from rocktokens.progress import console
-        from rocktokens.report.terminal.doctor import findings_table
-        from rocktokens.stages.doctor import Probe, doctor
 
         if self.probe < 0:
             raise ConfigError(f"probe must be at least 0, got {self.probe}")
@@ -112,6 +117,6 @@ class ExportCommand:
     """The file to write; unset: beside the list."""
 
     def run(self) -> None:
-        from rocktokens.stages.export import export
+        from rocktokens.interop.export import export
 
         print(f"list: {export(self.path, self.format, self.out, listed=self.list)}")

@@ -6,19 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rocktokens.config import (
-    BaselineConfig,
-    CompareConfig,
-    DetectConfig,
-    DistillConfig,
-    GraftConfig,
-    KnockoutConfig,
-    PairConfig,
-    PromptsConfig,
-    RolloutConfig,
-    ScoreConfig,
-)
-from rocktokens.config.study import StudyConfig
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.study_settings import StudyConfig
+from rocktokens.train.settings import DistillConfig
 from rocktokens.world import world_names
 
 

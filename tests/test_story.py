@@ -25,9 +25,9 @@ from oracles import probabilities, reverse_kl
 from transformers import AutoModelForCausalLM
 
 from rocktokens import Run, open_run
-from rocktokens.config.study import STAGES
+from rocktokens.formats import visible
 from rocktokens.report.build import FIGURES, report
-from rocktokens.report.formats import visible
+from rocktokens.study_settings import STAGES
 from rocktokens.world import get_world
 
 WORLD = get_world("arithmetic")

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from rocktokens.core.census.outcomes import KnockoutOutcomes
-from rocktokens.core.detection.counted import TypeCounts
+from rocktokens.causal.outcomes import KnockoutOutcomes
+from rocktokens.detect.counted import TypeCounts
 from rocktokens.errors import DataError
-from rocktokens.runs.files import first_line
+from rocktokens.files import first_line
 
 # What a column is called here → the names under which a file may have it.
 COUNT_COLUMNS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.interop.samples import Dump, Sample, prompt_name
-from rocktokens.runs.schema import METRICS, OCCURRENCES, ROLLOUTS
+from rocktokens.tables import METRICS, OCCURRENCES, ROLLOUTS
 
 # Measure of an occurrence → where a sample has it.
 from rocktokens.values import Row

@@ -9,17 +9,23 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from rocktokens.causal import figures as causal
+from rocktokens.compare import figures as compare
+from rocktokens.compare import league
+from rocktokens.detect import figures as detect
+from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import DataError
-from rocktokens.report.conclusions.run import answer
-from rocktokens.report.figures import causal, compare, detect, distill, geometry, league, sensitivity
-from rocktokens.report.figures.figure import Figure
-from rocktokens.report.figures.images import export
-from rocktokens.report.formats import to_csv
-from rocktokens.report.html.page import as_json, packed, page
-from rocktokens.report.html.viewer import Decode, fitted, payload
-from rocktokens.report.run_facts import Facts, understood
-from rocktokens.runs.files import digest_of_value, write_text
-from rocktokens.runs.store import Run, open_run
+from rocktokens.figure import Figure
+from rocktokens.files import digest_of_value, write_text
+from rocktokens.formats import to_csv
+from rocktokens.geometry import figures as geometry
+from rocktokens.report.images import export
+from rocktokens.report.page import as_json, packed, page
+from rocktokens.report.run_conclusions import answer
+from rocktokens.report.viewer import Decode, fitted, payload
+from rocktokens.run import Run, open_run
+from rocktokens.run_facts import Facts, understood
+from rocktokens.train import figures as distill
 
 log = logging.getLogger(__name__)
 

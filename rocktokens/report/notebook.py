@@ -11,15 +11,20 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from rocktokens.core.stats import Estimate
+from rocktokens.causal import figures as causal
+from rocktokens.compare import figures as compare
+from rocktokens.detect import figures as detect
+from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.report.conclusions.verdict import verdict
-from rocktokens.report.figures import causal, compare, detect, distill, geometry, sensitivity
-from rocktokens.report.figures.figure import Figure
-from rocktokens.report.formats import NONE, interval, number, percent, plural, points, prose, visible
-from rocktokens.report.html.card import LABELS
-from rocktokens.report.run_facts import Facts
-from rocktokens.runs.store import Run
+from rocktokens.figure import Figure
+from rocktokens.formats import NONE, interval, number, percent, plural, points, prose, visible
+from rocktokens.geometry import figures as geometry
+from rocktokens.report.card import LABELS
+from rocktokens.report.verdict import verdict
+from rocktokens.run import Run
+from rocktokens.run_facts import Facts
+from rocktokens.stats import Estimate
+from rocktokens.train import figures as distill
 
 FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "footprint": detect.footprint,

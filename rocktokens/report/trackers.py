@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from rocktokens.errors import ConfigError
-from rocktokens.report.conclusions.verdict import verdict
-from rocktokens.report.figures.images import picture
-from rocktokens.report.formats import NONE, number, visible
+from rocktokens.formats import NONE, number, visible
+from rocktokens.report.images import picture
 from rocktokens.report.notebook import run_html
-from rocktokens.report.run_facts import Facts
-from rocktokens.runs.store import Run
+from rocktokens.report.verdict import verdict
+from rocktokens.run import Run
+from rocktokens.run_facts import Facts
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocktokens.config import DistillConfig, OffPolicyConfig, PairConfig, PromptsConfig
-from rocktokens.config.base import to_mapping
-from rocktokens.runs.store import Run
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run
+from rocktokens.settings import to_mapping
 from rocktokens.smollm2.problems import WordProblem, word_problems
 from rocktokens.smollm2.teach import TeachConfig, bf16_instructions, teach
+from rocktokens.train.settings import DistillConfig, OffPolicyConfig
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rocktokens.lm.tasks import Prompt
+    from rocktokens.prompts.tasks import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -173,10 +175,10 @@ class _Making:
 
     def student(self) -> Json:
         """The off-policy stage, with this directory as its run; its student becomes ours."""
-        from rocktokens.lm.checkers import MathChecker
-        from rocktokens.lm.pair import load_pair
-        from rocktokens.lm.tasks import load_prompts
-        from rocktokens.lm.training.distill import off_policy
+        from rocktokens.models.pair import load_pair
+        from rocktokens.prompts.checkers import MathChecker
+        from rocktokens.prompts.tasks import load_prompts
+        from rocktokens.train.distill import off_policy
 
         config, out = self.config, self._cleared("student")
         student, teacher = str(self.path / "shortened"), str(self.path / "teacher")
@@ -210,8 +212,8 @@ class _Making:
     # ------------------------------------------------------------ what stages share
 
     def _load(self, name: str) -> tuple[Any, Any]:
-        from rocktokens.lm.devices import choose_threads
-        from rocktokens.lm.pair import load_model, load_tokenizer
+        from rocktokens.models.devices import choose_threads
+        from rocktokens.models.pair import load_model, load_tokenizer
 
         source = str(self.path / name)
         model = load_model(source, PairConfig(device="cpu"))
@@ -219,7 +221,7 @@ class _Making:
         return model, load_tokenizer(source, PairConfig())
 
     def _readings(self, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-        from rocktokens.lm.tasks import load_prompts
+        from rocktokens.prompts.tasks import load_prompts
 
         return load_prompts(_source(self.path / "readings.jsonl"), tokenizer)
 
@@ -230,10 +232,10 @@ class _Making:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     ) -> tuple[Any, dict[str, int]]:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
-        from rocktokens.lm.checkers import MathChecker
-        from rocktokens.lm.pair import end_tokens
-        from rocktokens.lm.sampling.accuracy import Evaluator, sample_with
-        from rocktokens.lm.sampling.sampler import Sampler
+        from rocktokens.models.pair import end_tokens
+        from rocktokens.prompts.checkers import MathChecker
+        from rocktokens.sample.accuracy import Evaluator, sample_with
+        from rocktokens.sample.sampler import Sampler
 
         checker = MathChecker()
         sampler = Sampler(model, eos_ids=end_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, batch_size=256)

@@ -9,19 +9,16 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from rocktokens.config import (
-    BaselineConfig,
-    CompareConfig,
-    DetectConfig,
-    DistillConfig,
-    GraftConfig,
-    KnockoutConfig,
-    PromptsConfig,
-    RolloutConfig,
-    ScoreConfig,
-)
-from rocktokens.config.study import Stage, StudyConfig
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.score.settings import ScoreConfig
 from rocktokens.smollm2.cache import cache_directory, packaged_weights
+from rocktokens.study_settings import Stage, StudyConfig
+from rocktokens.train.settings import DistillConfig
 
 NAME: Literal["smollm2"] = "smollm2"
 NEED_MODELS: tuple[Stage, ...] = ("distill", "sample", "score", "knockout", "graft", "compare")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.config import PairConfig
 from rocktokens.errors import ConfigError
-from rocktokens.lm.pair import load_model, load_tokenizer, no_bars
+from rocktokens.models.pair import load_model, load_tokenizer, no_bars
+from rocktokens.models.settings import PairConfig
 
 # What transformers adds to a model read from GGUF and then cannot save.
 

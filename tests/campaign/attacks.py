@@ -21,16 +21,13 @@ from typing import Any
 
 from small_runs import DETECT, DISTILL, ROLLOUTS, save_pair
 
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.cli import main
-from rocktokens.config import (
-    BaselineConfig,
-    CompareConfig,
-    GeometryConfig,
-    GraftConfig,
-    KnockoutConfig,
-    ScoreConfig,
-)
-from rocktokens.runs.store import open_run
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.run import open_run
+from rocktokens.score.settings import ScoreConfig
 
 SHARE = float(os.environ.get("CAMPAIGN_SHARE", "1"))
 PART, PARTS = (int(number) for number in os.environ.get("CAMPAIGN_PART", "1/1").split("/"))  # a campaign in pieces
@@ -57,7 +54,15 @@ STAGES = ("distill", "sample", "score", "detect", "geometry", "knockout", "graft
 
 def run_stage(path: Path, name: str, pair: Any, prompts: Any) -> None:
     """One stage with the campaign's settings."""
-    from rocktokens.stages import compare, detect, distill, geometry, graft, knockout, report, sample, score
+    from rocktokens.causal import graft_stage as graft
+    from rocktokens.causal import knockout_stage as knockout
+    from rocktokens.compare import stage as compare
+    from rocktokens.detect import stage as detect
+    from rocktokens.geometry import stage as geometry
+    from rocktokens.report import stage as report
+    from rocktokens.sample import stage as sample
+    from rocktokens.score import stage as score
+    from rocktokens.train import stage as distill
 
     work: dict[str, Callable[[], object]] = {
         "distill": lambda: distill.distill(path, pair, prompts, DISTILL, problems=4),

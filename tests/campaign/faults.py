@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from attacks import SEED, STAGES, Account, chosen, disagreement, pair_and_prompts, run_stage
 
 from rocktokens.errors import RockTokensError
-from rocktokens.runs.store import open_run
+from rocktokens.run import open_run
 
 # Tables that hold no clock: a resumed run must have them byte for byte as the uninterrupted one.
 TABLES = ("rollouts", "types", "geometry", "persistence", "baseline", "knockouts", "census", "grafts")

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair
 
-from rocktokens.config import GeometryConfig, PairConfig, PromptsConfig, ScoreConfig
+from rocktokens.detect.stage import detect
 from rocktokens.errors import RockTokensError
-from rocktokens.runs.store import open_run
-from rocktokens.stages.detect import detect
-from rocktokens.stages.distill import distill
-from rocktokens.stages.geometry import geometry
-from rocktokens.stages.sample import sample
-from rocktokens.stages.score import score
-from rocktokens.stages.stage import stale_stages
+from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.geometry.stage import geometry
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import open_run
+from rocktokens.sample.stage import sample
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.score.stage import score
+from rocktokens.stage import stale_stages
+from rocktokens.train.stage import distill
 
 EMPTY = (PairConfig(), PromptsConfig())
 again = st.booleans()

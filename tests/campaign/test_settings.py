@@ -13,7 +13,7 @@ import pytest
 from attacks import Account, attempt, chosen, copy_of, lost
 
 from rocktokens.commands import COMMANDS
-from rocktokens.runs.store import open_run
+from rocktokens.run import open_run
 
 FLOATS = ("nan", "inf", "-inf", "-1", "1e400", "abc", "")
 INTEGERS = ("-1", "999999999999", "1.5", "abc", "inf", "9" * 5000)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import Case, as_numpy, make_case
 
-from rocktokens.core.divergence import fused_divergence
+from rocktokens.divergence.fused import fused_divergence
 
 chunked_divergence = pytest.importorskip(
     "trl.kernels.chunked_divergence", reason="TRL is not installed; runs with the pinned dependencies"

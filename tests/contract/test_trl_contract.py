@@ -121,7 +121,7 @@ def test_trl_still_generates_a_whole_optimiser_step_at_once():
 
 
 def test_defaults_are_chosen_for_the_device(tmp_path):
-    from rocktokens.lm.training.trainer import device_arguments
+    from rocktokens.train.trainer import device_arguments
 
     stock, ours = DistillationConfig(str(tmp_path), use_cpu=True), device_arguments(str(tmp_path))
     assert stock.bf16

@@ -14,7 +14,7 @@ from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError
-from rocktokens.lm.training.trainer import device_arguments
+from rocktokens.train.trainer import device_arguments
 
 
 def made(path, models=None, args=None, kind=RockDistillationTrainer, **settings):
@@ -232,8 +232,8 @@ def test_device_arguments_still_lie_where_the_page_says():
 
 def test_a_trainers_run_is_detected_from_its_telemetry_and_can_be_sampled(tmp_path, caplog):
     from rocktokens import Run
-    from rocktokens.config import DetectConfig
-    from rocktokens.stages.detect import detect
+    from rocktokens.detect.settings import DetectConfig
+    from rocktokens.detect.stage import detect
 
     student, teacher = (saved(tmp_path / name, getattr(distilling, name)()) for name in ("student", "teacher"))
     args = distilling.arguments(tmp_path / "out", max_steps=4)

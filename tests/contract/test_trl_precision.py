@@ -10,8 +10,8 @@ import torch
 from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, fused_divergence
-from rocktokens.core.divergence import Head
-from rocktokens.lm.training.precision import as_factors, product_dtype
+from rocktokens.divergence.fused import Head
+from rocktokens.train.precision import as_factors, product_dtype
 
 
 @contextmanager

@@ -23,19 +23,21 @@ from datasets import Dataset
 from scipy import stats
 from standin_server import StandIn
 
-from rocktokens.config import BaselineConfig, KnockoutConfig, PairConfig, ServersConfig
-from rocktokens.core.census.census import BannedSet
-from rocktokens.engines.identity import own_logprobs, served_logprobs
-from rocktokens.engines.servers import ServerPool
-from rocktokens.engines.states import ServedStates
-from rocktokens.engines.vllm import VllmEngine
-from rocktokens.lm.causal.knockout import knockout_census
-from rocktokens.lm.pair import head_of
-from rocktokens.lm.sampling.requests import Request
-from rocktokens.lm.sampling.sampler import Sampler
-from rocktokens.lm.scoring import Rollout, score
-from rocktokens.lm.tasks import Prompt
-from rocktokens.lm.training.trainer import RockDistillationTrainer
+from rocktokens.causal.census import BannedSet
+from rocktokens.causal.knockout import knockout_census
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.models.pair import head_of
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.tasks import Prompt
+from rocktokens.sample.requests import Request
+from rocktokens.sample.sampler import Sampler
+from rocktokens.score.scoring import Rollout, score
+from rocktokens.servers.identity import own_logprobs, served_logprobs
+from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.servers.states import ServedStates
+from rocktokens.servers.vllm import VllmEngine
+from rocktokens.train.trainer import RockDistillationTrainer
 
 # Heads of width 32, the least that vLLM's CPU attention takes.
 WIDTH, EOS = 128, 1

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CARRIED = (
-    *("rocktokens/py.typed", "rocktokens/report/html/report.html", "rocktokens/report/html/report.css"),
-    *("rocktokens/report/html/charts.js", "rocktokens/report/html/viewer.js"),
+    *("rocktokens/py.typed", "rocktokens/report/report.html", "rocktokens/report/report.css"),
+    *("rocktokens/report/charts.js", "rocktokens/report/viewer.js"),
 )
 
 

@@ -10,7 +10,7 @@ import oracles
 import torch
 from torch import Tensor
 
-from rocktokens.core.divergence import Divergence, fused_divergence
+from rocktokens.divergence.fused import Divergence, fused_divergence
 
 
 @dataclass

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rocktokens.config import PairConfig, PromptsConfig
-from rocktokens.config.base import to_mapping
-from rocktokens.runs.store import Run
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run
+from rocktokens.settings import to_mapping
 from rocktokens.world import get_world
 from rocktokens.world.tokenizer import make_tokenizer
 

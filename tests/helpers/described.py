@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rocktokens.runs.schema import TABLES, table_of
-from rocktokens.runs.store import Run
+from rocktokens.run import Run
+from rocktokens.tables import TABLES, table_of
 
 SCORED = ("occurrences", "telemetry", "top_tokens")
 

@@ -11,8 +11,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rocktokens.lm.pair import Pair
-from rocktokens.lm.tasks import Prompt
+from rocktokens.models.pair import Pair
+from rocktokens.prompts.tasks import Prompt
 
 VOCABULARY = 64
 EOS, PAD = 1, 0
@@ -87,7 +87,7 @@ def pair(the_student: Any = None, the_teacher: Any = None) -> Pair:
 
 def arguments(path: Path | str, **settings: Any) -> Any:
     """TRL's configuration for a few quick steps."""
-    from rocktokens.lm.training.trainer import device_arguments
+    from rocktokens.train.trainer import device_arguments
 
     defaults = {
         "per_device_train_batch_size": 8,

@@ -49,8 +49,8 @@ def main(kind: str, directory: Path) -> None:
     """Two optimiser steps of 16 rollouts over all processes."""
     from accelerate import PartialState
 
-    from rocktokens.lm.training.trainer import RockDistillationTrainer
-    from rocktokens.runs.store import Run, open_run
+    from rocktokens.run import Run, open_run
+    from rocktokens.train.trainer import RockDistillationTrainer
 
     processes = PartialState(cpu=True).num_processes
     settings = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 2, "use_cpu": True}

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rocktokens.runs import ranks
+from rocktokens import ranks
 
 FAILED = 70
 

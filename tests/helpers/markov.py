@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats as sps
 
-from rocktokens.lm.sampling.requests import Continuation, GraftRequest, Request
-from rocktokens.lm.tasks import Prompt
+from rocktokens.prompts.tasks import Prompt
+from rocktokens.sample.requests import Continuation, GraftRequest, Request
 
 EOS = 0
 
@@ -87,7 +87,7 @@ class MarkovGrafter(MarkovEngine):
         self.own = np.zeros(len(rules), bool) if own is None else np.asarray(own)
 
     def generate(self, requests: Sequence[GraftRequest], *, progress=None) -> list[Continuation]:
-        from rocktokens.lm.sampling.graft_sampler import graft_numbers
+        from rocktokens.sample.graft_sampler import graft_numbers
 
         room = max(request.max_new_tokens for request in requests)
         self.graft_BT2 = np.stack([graft_numbers(r.graft_seed, r.skip, room) for r in requests])

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from scipy.signal import lfilter
 
-from rocktokens.core.monitor import TokenMonitor
-from rocktokens.core.saturation import saturation
-from rocktokens.core.selection.adaptive import Adaptive
-from rocktokens.core.selection.selectors import SelectorBatch
+from rocktokens.divergence.monitor import TokenMonitor
+from rocktokens.select.adaptive import Adaptive
+from rocktokens.select.interface import SelectorBatch
+from rocktokens.train.saturation import saturation
 
 # Shapes: V token types, N rows of a step, S steps.
 

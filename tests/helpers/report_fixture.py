@@ -18,21 +18,23 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rocktokens.config import CompareConfig, DetectConfig, KnockoutConfig
-from rocktokens.core.census.census import BannedSet, Effects, Outcomes, run_looks
-from rocktokens.core.census.census_report import census_facts, census_table
-from rocktokens.core.census.graft_report import GraftRow, graft_table
-from rocktokens.core.census.looks import make_schedule
-from rocktokens.core.detection.detect import Occurrences, detect_rocks
-from rocktokens.core.geometry import GradientGeometry, compare_groups
-from rocktokens.core.shown import shown_rollouts
-from rocktokens.core.stats import Estimate
-from rocktokens.lm.training.step_record import TrainingRecord
-from rocktokens.runs.schema import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
-from rocktokens.runs.store import Run, open_run
-from rocktokens.runs.tables import PartWriter
-from rocktokens.stages.compare_tables import write_comparison
-from rocktokens.stages.stage import Stage
+from rocktokens.causal.census import BannedSet, Effects, Outcomes, run_looks
+from rocktokens.causal.census_report import census_facts, census_table
+from rocktokens.causal.graft_report import GraftRow, graft_table
+from rocktokens.causal.looks import make_schedule
+from rocktokens.causal.settings import KnockoutConfig
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.compare.tables import write_comparison
+from rocktokens.detect.rocks import Occurrences, detect_rocks
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.geometry.gradients import GradientGeometry, compare_groups
+from rocktokens.run import Run, open_run
+from rocktokens.score.shown import shown_rollouts
+from rocktokens.stage import Stage
+from rocktokens.stats import Estimate
+from rocktokens.table_files import PartWriter
+from rocktokens.tables import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
+from rocktokens.train.step_record import TrainingRecord
 
 CENSUS_PROMPTS, COMPARE_PROMPTS = 1000, 400
 SECONDS = {"rollout": 0.7, "teacher": 0.2, "student": 0.25, "head": 0.1, "optimiser": 0.05}

@@ -7,12 +7,17 @@ from pathlib import Path
 
 from tiny import save_model, tiny_model
 
-from rocktokens.config import DetectConfig, DistillConfig, PairConfig, PromptsConfig, RolloutConfig, ScoreConfig
-from rocktokens.runs.store import Run
-from rocktokens.stages.detect import detect
-from rocktokens.stages.distill import distill
-from rocktokens.stages.sample import sample
-from rocktokens.stages.score import score
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.detect.stage import detect
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.sample.stage import sample
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.score.stage import score
+from rocktokens.train.settings import DistillConfig
+from rocktokens.train.stage import distill
 
 ROLLOUTS = RolloutConfig(num_rollouts=2, max_new_tokens=12)
 DETECT = DetectConfig(resamples=100)

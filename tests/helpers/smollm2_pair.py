@@ -8,10 +8,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rocktokens.config import OffPolicyConfig
 from rocktokens.smollm2.make import MakeConfig
 from rocktokens.smollm2.problems import word_problems
 from rocktokens.smollm2.teach import TeachConfig
+from rocktokens.train.settings import OffPolicyConfig
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rocktokens.lm.pair import hidden_states
+from rocktokens.models.pair import hidden_states
 
 WIRES = {"float32": np.float32, "float16": np.float16}
 

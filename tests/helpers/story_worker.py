@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,17 +15,27 @@ from pathlib import Path
 
 from forking import ending, fork
 
-from rocktokens import cli, stages
-from rocktokens.runs.store import Run
-from rocktokens.stages import study
+from rocktokens import cli, study
+from rocktokens.run import Run
 
 DEATHS = ("second file", "finish")
-LOADED = ("rocktokens.lm.training.distill", "rocktokens.lm.training.trainer", "rocktokens.report.build", "plotly.io")
+STAGES = (
+    "sample.stage",
+    "score.stage",
+    "detect.stage",
+    "geometry.stage",
+    "causal.knockout_stage",
+    "causal.graft_stage",
+    "bypass.stage",
+    "compare.stage",
+    "report.stage",
+)
+LOADED = ("rocktokens.train.distill", "rocktokens.train.trainer", "rocktokens.report.build", "plotly.io")
 
 
 def load_everything() -> None:
     """Import what the stages import when they run, once for all children."""
-    for name in (*LOADED, *(f"rocktokens.stages.{module.name}" for module in pkgutil.iter_modules(stages.__path__))):
+    for name in (*LOADED, *(f"rocktokens.{stage}" for stage in STAGES)):
         importlib.import_module(name)
 
 

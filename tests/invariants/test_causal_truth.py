@@ -9,10 +9,11 @@ import json
 
 import pytest
 
-from rocktokens.config import BaselineConfig, GraftConfig, KnockoutConfig
-from rocktokens.runs.store import open_run
-from rocktokens.stages.graft import graft
-from rocktokens.stages.knockout import knockout
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.graft_stage import graft
+from rocktokens.causal.knockout_stage import knockout
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.run import open_run
 from rocktokens.world import get_world, world_names
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def distilled(request, tmp_path_factory):
     from dataclasses import replace
 
     from rocktokens.recipes import world_recipe
-    from rocktokens.stages.distill import distill
+    from rocktokens.train.stage import distill
 
     world = get_world(request.param)
     if not (world.student_path / "config.json").exists():

@@ -17,24 +17,22 @@ import torch
 from safetensors.torch import load_file
 
 from rocktokens import Selector, make_selector
-from rocktokens.config import (
-    CompareConfig,
-    DistillConfig,
-    PairConfig,
-    PromptsConfig,
-    RolloutConfig,
-    ScoreConfig,
-)
-from rocktokens.core.comparison.regimes import FrozenSets, common_base, regime_config
+from rocktokens.compare.regimes import FrozenSets, common_base, regime_config
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.compare.stage import _warn_of_a_higher_rate, compare, make_plan
+from rocktokens.compare.tables import save_results
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.lm.training.distill import distill as lm_distill
-from rocktokens.lm.training.trainer import RockDistillationTrainer
-from rocktokens.runs.store import Run, open_run
-from rocktokens.stages.compare import _warn_of_a_higher_rate, compare, make_plan
-from rocktokens.stages.compare_tables import save_results
-from rocktokens.stages.distill import distill
-from rocktokens.stages.sample import sample
-from rocktokens.stages.score import score
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run, open_run
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.sample.stage import sample
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.score.stage import score
+from rocktokens.train.distill import distill as lm_distill
+from rocktokens.train.settings import DistillConfig
+from rocktokens.train.stage import distill
+from rocktokens.train.trainer import RockDistillationTrainer
 
 ROCKS = tuple(range(5, 20))
 SETTINGS = CompareConfig(prefix=0.5, esr=9)

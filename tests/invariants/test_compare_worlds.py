@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rocktokens.config import CompareConfig, Regime
+from rocktokens.compare.settings import CompareConfig, Regime
+from rocktokens.compare.stage import compare
 from rocktokens.recipes import world_recipe
-from rocktokens.stages.compare import compare
-from rocktokens.stages.study import study
+from rocktokens.study import study
 from rocktokens.world import get_world
 
 pytestmark = pytest.mark.slow

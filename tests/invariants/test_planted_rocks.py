@@ -10,8 +10,8 @@ import pytest
 import torch
 from flat_loop import distilled
 
-from rocktokens.config import DetectConfig
-from rocktokens.core.detection.detect import detect_rocks
+from rocktokens.detect.rocks import detect_rocks
+from rocktokens.detect.settings import DetectConfig
 from rocktokens.world import get_world, world_names
 
 STEPS = 150

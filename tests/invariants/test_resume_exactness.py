@@ -11,15 +11,15 @@ from tiny import FAMILIES, tiny_model
 from tiny import prompts as random_prompts
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.core.census.census import BannedSet
-from rocktokens.core.seeds import derive_seed
-from rocktokens.lm.causal.baseline import Baseline, BaseRollout
-from rocktokens.lm.causal.graft import GraftArm, first_redraw
-from rocktokens.lm.causal.knockout import plan, request_for, response_of
-from rocktokens.lm.sampling.graft_sampler import GraftSampler
-from rocktokens.lm.sampling.requests import GraftRequest, Request
-from rocktokens.lm.sampling.sampler import Sampler, roots_of
-from rocktokens.lm.tasks import Prompt
+from rocktokens.causal.baseline import Baseline, BaseRollout
+from rocktokens.causal.census import BannedSet
+from rocktokens.causal.graft import GraftArm, first_redraw
+from rocktokens.causal.knockout import plan, request_for, response_of
+from rocktokens.prompts.tasks import Prompt
+from rocktokens.sample.graft_sampler import GraftSampler
+from rocktokens.sample.requests import GraftRequest, Request
+from rocktokens.sample.sampler import Sampler, roots_of
+from rocktokens.seeds import derive_seed
 from rocktokens.world import get_world
 
 NUM = 100_000

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rocktokens.core.detection.certified import p_above_mean, p_above_neighbours
-from rocktokens.core.detection.occurrences import Occurrences
-from rocktokens.core.detection.pair_sums import PairSums
-from rocktokens.core.stats import benjamini_hochberg
+from rocktokens.detect.certified import p_above_mean, p_above_neighbours
+from rocktokens.detect.occurrences import Occurrences
+from rocktokens.detect.pair_sums import PairSums
+from rocktokens.stats import benjamini_hochberg
 
 TYPES, PROMPTS, LENGTH, CORPORA, Q = 40, 150, 40, 40, 0.10
 

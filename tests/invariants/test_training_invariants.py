@@ -21,12 +21,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rocktokens import cli, make_selector
-from rocktokens.config import DistillConfig, PairConfig, PromptsConfig, SelectorConfig
-from rocktokens.lm.pair import load_pair
-from rocktokens.lm.tasks import load_prompts
-from rocktokens.lm.training.distill import distill
-from rocktokens.lm.training.trainer import RockDistillationTrainer
-from rocktokens.runs.store import Run, open_run
+from rocktokens.models.pair import load_pair
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.prompts.tasks import load_prompts
+from rocktokens.run import Run, open_run
+from rocktokens.select.settings import SelectorConfig
+from rocktokens.train.distill import distill
+from rocktokens.train.settings import DistillConfig
+from rocktokens.train.trainer import RockDistillationTrainer
 from rocktokens.world import get_world
 
 TESTS = Path(distilling.__file__).parent

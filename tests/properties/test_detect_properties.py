@@ -6,12 +6,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocktokens.config import DetectConfig
-from rocktokens.core.detection.controls import matched_control, run_starts_lengths
-from rocktokens.core.detection.detect import burden_from_counts, detect_rocks
-from rocktokens.core.detection.occurrences import Occurrences
-from rocktokens.core.detection.scores import ranks_within
-from rocktokens.core.detection.sweep import jaccard
+from rocktokens.detect.controls import matched_control, run_starts_lengths
+from rocktokens.detect.occurrences import Occurrences
+from rocktokens.detect.rocks import burden_from_counts, detect_rocks
+from rocktokens.detect.scores import ranks_within
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.detect.sweep import jaccard
 
 CONFIG = DetectConfig(k=5, resamples=100)
 seeds = st.integers(0, 2**32 - 1)

@@ -7,7 +7,7 @@ from cases import Case, assert_matches, make_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocktokens.core.divergence import KINDS
+from rocktokens.divergence.fused import KINDS
 
 PER_ROW = (
     "value_N",

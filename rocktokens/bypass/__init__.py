@@ -1,0 +1,1 @@
+"""Which rocks training may skip."""

@@ -1,0 +1,1 @@
+"""Whether tokens matter: knock-outs, grafts and their verdicts."""

@@ -1,0 +1,398 @@
+"""The census: outcomes with and without a ban in, a verdict with its interval for every banned set out.
+
+Knows prompts, rollouts and sets by number only. Who generates the rollouts, and what the sets mean, is not known here;
+how a verdict is reached from differences is inference.py, how looks share the error rate looks.py, how it all is shown
+census_report.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import stats as sps
+
+from rocktokens.accuracy import accuracy_estimate
+from rocktokens.causal.inference import (
+    NEUTRAL,
+    NEVER_USED,
+    UNDECIDED,
+    Findings,
+    Verdict,
+    find,
+    problems_to_decide,
+    verdicts,
+)
+from rocktokens.causal.looks import Schedule
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.remarks import Remark, in_words
+from rocktokens.stats import (
+    Estimate,
+    Floats,
+    benjamini_hochberg,
+    bonferroni,
+    max_t,
+    smallest_detectable_effect,
+)
+
+# Shapes: P prompts, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
+FLIPS = 2000  # sign flips of max-T: all sets at once, so fewer than for one set alone
+
+
+@dataclass(frozen=True)
+class BannedSet:
+    """Token types that are banned together."""
+
+    set_id: str
+    kind: Literal["token", "window", "family"]
+    token_id: int | None
+    """The type the set belongs to; None where outcomes that were brought along name it by a text alone."""
+    token: str
+    members: tuple[int, ...]
+    role: Literal["candidate", "control"] = "candidate"
+    control_of: str | None = None
+    """For a control: the set it is as frequent as."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Outcomes of the prompts that one look adds."""
+
+    problem_N: Floats
+    correct_N: Floats
+    num_tokens: int
+    """Tokens generated for the baseline."""
+    used_V: Floats
+    """Baseline rollouts that use each set; 0 for sets no longer open."""
+    problem_J: Floats
+    before_J: Floats
+    """Outcome of the baseline rollout that each continuation belongs to."""
+    column_J: Floats
+    is_knockout_J: Floats
+    repeat_J: Floats
+    after_J: Floats
+    num_tokens_J: Floats
+    placebo_problems: int
+
+
+class Effects:
+    """Differences per prompt and set, extended look by look."""
+
+    def __init__(self, sets: Sequence[BannedSet], num_problems: int, rollouts: int, repeats: int) -> None:
+        self.sets, self.rollouts, self.repeats = list(sets), rollouts, repeats
+        self.difference_PV = np.zeros((num_problems, len(sets)))
+        self.placebo_PV = np.zeros((num_problems, len(sets)))
+        self.accuracy_P = np.zeros(num_problems)
+        self.placebo_problems = 0
+        self.used_V = np.zeros(len(sets), int)
+        self.tested_V = np.zeros(len(sets), int)
+        """Baseline rollouts looked at for each set."""
+        self.resumed_V = np.zeros(len(sets), int)
+        self.tokens_V = np.zeros(len(sets), int)
+        self.baseline_tokens = 0
+        self.baseline_rollouts = 0
+
+    def add(self, seen: Outcomes, active: Sequence[int]) -> None:
+        """Add the outcomes of a look.
+
+        Repeat 0 of a knock-out is compared with the baseline rollout itself, repeat j with placebo j: two
+        continuations from one place with the same random numbers, one under the ban.
+        """
+        np.add.at(self.accuracy_P, seen.problem_N, seen.correct_N / self.rollouts)
+        share = 1 / (self.rollouts * self.repeats)
+        knockout_J, first_J = seen.is_knockout_J, seen.repeat_J == 0
+        value_J = np.where(knockout_J, seen.after_J - seen.before_J * first_J, -seen.after_J)
+        counts_J = knockout_J | (seen.repeat_J < self.repeats)
+        np.add.at(self.difference_PV, (seen.problem_J[counts_J], seen.column_J[counts_J]), share * value_J[counts_J])
+        noise_J = ~knockout_J & (seen.repeat_J == 1)
+        np.add.at(
+            self.placebo_PV,
+            (seen.problem_J[noise_J], seen.column_J[noise_J]),
+            (seen.after_J - seen.before_J)[noise_J] / self.rollouts,
+        )
+        end = int(seen.problem_N.max()) + 1
+        self.placebo_problems = end if self.repeats > 1 else min(end, seen.placebo_problems)
+        self.used_V += seen.used_V
+        self.tested_V[list(active)] += len(seen.problem_N)
+        np.add.at(self.resumed_V, seen.column_J, 1)
+        np.add.at(self.tokens_V, seen.column_J, seen.num_tokens_J)
+        self.baseline_tokens += seen.num_tokens
+        self.baseline_rollouts += len(seen.problem_N)
+
+
+class SetResult(NamedTuple):
+    """One set's row of the census. Effects are changes of accuracy: 0.01 is one point."""
+
+    banned: BannedSet
+    verdict: Verdict
+    num_used: int | None
+    """Baseline rollouts that use the set; None where that is not known."""
+    """Baseline rollouts that use the set."""
+    used_share: float
+    num_problems: int
+    num_changed: int
+    """Prompts whose outcome the ban changed."""
+    delta: float
+    low: float
+    high: float
+    """The interval that the verdict inverts: the inner one for Proven Neutral, else the outer one."""
+    outer_low: float
+    outer_high: float
+    """1 − α interval, α shared among the looks: a Strong verdict needs it to leave out 0."""
+    inner_low: float
+    inner_high: float
+    """1 − 2α interval of the equivalence test: Proven Neutral needs it to lie inside ±ε."""
+    accuracy_with: float
+    """Accuracy of the baseline on the same prompts as Δ."""
+    p: float
+    p_neutral: float
+    p_sign: float
+    sd: float
+    detectable: float
+    """Smallest effect that the set's own spread and number of prompts show at the power asked for."""
+    placebo_delta: float
+    placebo_floor: float
+    """The noise floor: what two identical arms, each with random numbers of its own, differ by on so many prompts."""
+    round: int
+    alpha_share: float
+    """Share of α that its last look could spend; its p values are divided by it."""
+    more_problems: int
+    """Prompts beyond these that would decide it, where it is undecided; else 0."""
+    num_resumed: int
+    num_tokens: int
+    p_bonferroni: float = float("nan")
+    p_bh: float = float("nan")
+    p_max_t: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Census:
+    """Every set's result and what they have in common."""
+
+    results: tuple[SetResult, ...]
+    accuracy: Estimate
+    """Of the baseline."""
+    epsilon: float
+    alpha: float
+    num_rounds: int
+    placebo_strong: tuple[int, int]
+    """(Placebos with a strong verdict when treated as knock-outs, placebos tested)."""
+    placebo_problems: int
+    baseline_tokens: int
+    baseline_rollouts: int
+    """0: not known."""
+    remarks: tuple[Remark, ...] = ()
+    exact_resume: bool = True
+    power: float = KnockoutConfig.power
+    """At which the smallest detectable effects are given."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks as sentences."""
+        return in_words(self.remarks)
+
+    def _repr_html_(self) -> str:
+        """The verdicts as a table, for notebooks; made by report/notebook.py, found by its name."""
+        return str(import_module("rocktokens.report.notebook").census_html(self))
+
+    def counts(self, role: str = "candidate") -> dict[str, int]:
+        """How many sets got each verdict."""
+        found: dict[str, int] = {}
+        for result in self.results:
+            if result.banned.role == role:
+                found[result.verdict] = found.get(result.verdict, 0) + 1
+        return found
+
+    def of(self, set_id: str) -> SetResult:
+        """One set's result."""
+        return next(result for result in self.results if result.banned.set_id == set_id)
+
+
+Measure = Callable[[int, int, int, Sequence[int]], Outcomes]
+
+
+def run_looks(effects: Effects, schedule: Schedule, measure: Measure, config: KnockoutConfig, *, seed: int) -> Census:
+    """Measure look by look; a set stops when its verdict is in. `measure(look, begin, end, open sets)`."""
+    num_sets = len(effects.sets)
+    results: dict[int, SetResult] = {}
+    active, begin, look = list(range(num_sets)), 0, 0
+    for look, (end, share) in enumerate(zip(schedule.problems, schedule.shares)):
+        effects.add(measure(look, begin, end, active), active)
+        rng = np.random.default_rng([seed, look])
+        alpha = config.alpha * share
+        found = find(
+            effects.difference_PV[:end, active],
+            epsilon=config.epsilon,
+            alpha=alpha,
+            resamples=config.resamples,
+            rng=rng,
+        )
+        last = look == len(schedule) - 1
+        named = verdicts(found, epsilon=config.epsilon)
+        for position, column in enumerate(active):
+            fresh = _result(effects, column, found, position, named[position], end, share, look, config)
+            before = results.get(column)
+            if before is not None:  # the smallest p over the looks is a p value: each was divided by its share
+                fresh = fresh._replace(p=min(before.p, fresh.p), p_neutral=min(before.p_neutral, fresh.p_neutral))
+            results[column] = fresh
+        active = [column for column in active if results[column].verdict == UNDECIDED or not effects.used_V[column]]
+        begin = end
+        if not active or last:
+            break
+    return _census(effects, [results[column] for column in range(num_sets)], begin, look + 1, config, seed)
+
+
+def _result(
+    effects: Effects,
+    column: int,
+    found: Findings,
+    position: int,
+    verdict: Verdict,
+    num_problems: int,
+    share: float,
+    look: int,
+    config: KnockoutConfig,
+) -> SetResult:
+    """One set at one look."""
+    value, sd = float(found.value_V[position]), float(found.sd_V[position])
+    used, tested = int(effects.used_V[column]), int(effects.tested_V[column])
+    verdict = NEVER_USED if used == 0 else verdict
+    alpha = config.alpha * share
+    outer = float(found.low_V[position]), float(found.high_V[position])
+    inner = float(found.inner_low_V[position]), float(found.inner_high_V[position])
+    placebo_P = effects.placebo_PV[: min(effects.placebo_problems, num_problems), column]
+    error = placebo_P.std(ddof=1) / np.sqrt(num_problems) if len(placebo_P) > 1 else float("nan")
+    needed = num_problems
+    if verdict == UNDECIDED:
+        needed = problems_to_decide(value, sd, num_problems, epsilon=config.epsilon, alpha=alpha, power=config.power)
+    return SetResult(
+        banned=effects.sets[column],
+        verdict=verdict,
+        num_used=used,
+        used_share=used / max(tested, 1),
+        num_problems=num_problems,
+        num_changed=int((effects.difference_PV[:num_problems, column] != 0).sum()),
+        delta=value,
+        low=inner[0] if verdict == NEUTRAL else outer[0],
+        high=inner[1] if verdict == NEUTRAL else outer[1],
+        outer_low=outer[0],
+        outer_high=outer[1],
+        inner_low=inner[0],
+        inner_high=inner[1],
+        accuracy_with=float(effects.accuracy_P[:num_problems].mean()),
+        p=min(1.0, float(found.p_V[position]) / share),
+        p_neutral=min(1.0, float(found.p_neutral_V[position]) / share),
+        p_sign=min(1.0, float(found.p_sign_V[position]) / share),
+        sd=sd,
+        detectable=max(
+            smallest_detectable_effect(sd, num_problems, power=config.power, alpha=alpha),
+            float(np.log(1 / alpha)) / num_problems,
+        ),
+        placebo_delta=float(placebo_P.mean()) if len(placebo_P) else float("nan"),
+        placebo_floor=float(sps.norm.isf(config.alpha / 2) * error),
+        round=look + 1,
+        alpha_share=share,
+        more_problems=needed - num_problems,
+        num_resumed=int(effects.resumed_V[column]),
+        num_tokens=int(effects.tokens_V[column]),
+    )
+
+
+def _census(
+    effects: Effects, results: list[SetResult], num_problems: int, num_rounds: int, config: KnockoutConfig, seed: int
+) -> Census:
+    rng = np.random.default_rng([seed, 1_000_000])
+    results = _adjusted(effects, results, num_problems, rng)
+    accuracy_P = effects.accuracy_P[:num_problems]
+    accuracy = accuracy_estimate(accuracy_P, rng=rng)
+    at_bound = accuracy.value in (0.0, 1.0)
+    return Census(
+        results=tuple(results),
+        accuracy=accuracy,
+        epsilon=config.epsilon,
+        alpha=config.alpha,
+        num_rounds=num_rounds,
+        placebo_strong=_placebo_strong(effects, config, rng),
+        placebo_problems=effects.placebo_problems,
+        baseline_tokens=effects.baseline_tokens,
+        baseline_rollouts=effects.baseline_rollouts,
+        remarks=(Remark("baseline_at_bound", {"accuracy": accuracy.value}),) if at_bound else (),
+        power=config.power,
+    )
+
+
+def _adjusted(
+    effects: Effects, results: list[SetResult], num_problems: int, rng: np.random.Generator
+) -> list[SetResult]:
+    """Multiple testing over the candidates that are used; controls are no hypotheses of the census."""
+    family = [
+        column
+        for column, result in enumerate(results)
+        if result.banned.role == "candidate" and result.verdict != NEVER_USED
+    ]
+    if not family:
+        return results
+    p_V = [results[column].p for column in family]
+    # Rows that a set was not tested on are 0 and change nothing: max-T divides by the root of the sum of squares.
+    flip_p_V = max_t(effects.difference_PV[:num_problems, family], rng=rng, resamples=FLIPS)
+    for column, single, bh, together in zip(family, bonferroni(p_V), benjamini_hochberg(p_V), flip_p_V):
+        result = results[column]
+        shared = min(1.0, float(together) / result.alpha_share)
+        results[column] = result._replace(p_bonferroni=float(single), p_bh=float(bh), p_max_t=shared)
+    return results
+
+
+def _placebo_strong(effects: Effects, config: KnockoutConfig, rng: np.random.Generator) -> tuple[int, int]:
+    """The A/A check: placebos that would have got a strong verdict."""
+    used = np.flatnonzero(effects.used_V > 0)
+    if effects.placebo_problems < 2 or not len(used):
+        return 0, 0
+    found = find(
+        effects.placebo_PV[: effects.placebo_problems][:, used],
+        epsilon=config.epsilon,
+        alpha=config.alpha,
+        resamples=min(config.resamples, 2000),
+        rng=rng,
+    )
+    named = verdicts(found, epsilon=config.epsilon)
+    return sum(verdict.startswith("Strong") for verdict in named), len(used)
+
+
+class Power(NamedTuple):
+    """What the census will be able to see, known before it looks: from the baseline and the used shares alone."""
+
+    accuracy: float
+    """Of the baseline's first rollouts."""
+    num_rollouts: int
+    """How many those are."""
+    used_shares: tuple[float, float]
+    """Share of the rollouts that use the median candidate, and the most used one."""
+    detectable: tuple[float, float]
+    """Smallest effect of either that the planned prompts show with the power asked for."""
+
+
+def power_of(
+    correct_N: Floats, used_A: Floats, config: KnockoutConfig, base: BaselineConfig, num_prompts: int
+) -> Power:
+    """The power of a census before it is run.
+
+    Args:
+        correct_N: outcomes of the first baseline rollouts.
+        used_A: how many of these rollouts use each candidate.
+        config: power, level and repeats of the census.
+        base: rollouts per prompt.
+        num_prompts: prompts planned.
+    """
+    accuracy = float(np.mean(correct_N))
+    used = np.sort(np.asarray(used_A) / max(len(correct_N), 1))
+    shares = float(np.median(used)), float(used[-1])
+    # A resumed rollout may have a different outcome: at worst its two outcomes are independent.
+    per_rollout = 2 * accuracy * (1 - accuracy) / (base.rollouts * config.repeats)
+    median, most = (
+        smallest_detectable_effect(np.sqrt(share * per_rollout), num_prompts, power=config.power, alpha=config.alpha)
+        for share in shares
+    )
+    return Power(accuracy, len(correct_N), shares, (median, most))

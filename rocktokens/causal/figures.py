@@ -1,0 +1,273 @@
+"""Figures of the causal tests: knock-out effects with the noise floor, and what grafting the teacher's tokens gains.
+
+Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from rocktokens.causal.settings import KnockoutConfig
+from rocktokens.figure import MUTED, REST, ROCK, THIRD, Figure, band, errors, layout, names_axis, rule
+from rocktokens.formats import interval, label, listed, number, p_value, percent, plural, points
+from rocktokens.run_facts import Facts, estimate
+from rocktokens.stats import Estimate
+from rocktokens.values import Json, Row
+
+VERDICTS = {
+    "Strong Pillar": (REST, "square", "pillar"),
+    "Strong Stumbling Block": (ROCK, "diamond", "stumbling block"),
+    "Proven Neutral": (THIRD, "circle", "proven neutral"),
+    "Undecided": (MUTED, "circle-open", "undecided"),
+    "Never Used": (MUTED, "x", "never used"),
+}
+MAX_BARS = 40
+
+
+def census_rows(facts: Facts) -> list[Row]:
+    """Candidates of the census, read once."""
+    return facts.memo("census_rows", lambda: _census_rows(facts))
+
+
+def _census_rows(facts: Facts) -> list[Row]:
+    table = facts.table("census")
+    columns = ("role", "kind", "token_id", "token", "verdict", "delta")
+    if table is None or facts.lacks(table, "the knock-outs", *columns):
+        return []
+    return [row for row in table.to_pylist() if row["role"] == "candidate"]
+
+
+def verdicts_by_token(facts: Facts) -> dict[int, Json]:
+    """Token id to its own census row; single-token knock-outs only."""
+    found: dict[int, Row] = {}
+    for row in census_rows(facts):
+        if row["kind"] == "token":
+            found.setdefault(row["token_id"], row)
+    return found
+
+
+def epsilon(facts: Facts) -> float:
+    """The smallest effect that counts."""
+    return float(facts.stage("knockout").get("epsilon", KnockoutConfig.epsilon))
+
+
+def noise_floor(facts: Facts) -> float | None:
+    """What 95 % of the placebo arm's effects stay within, of the noisiest candidate."""
+    recorded = facts.stage("knockout").get("noise_floor")
+    return None if recorded is None else float(recorded)
+
+
+def knockouts(facts: Facts) -> Figure | None:
+    """Effect of every knock-out, largest first, with the band that counts as nothing and the noise floor."""
+    rows = census_rows(facts)
+    found = [(row, estimate(row, "delta")) for row in rows]
+    known = [(row, item) for row, item in found if item is not None]
+    if not known:
+        return None
+    known.sort(key=lambda pair: (-abs(pair[1].value), pair[0]["token"]))
+    shown = sorted(known[:MAX_BARS], key=lambda pair: (-pair[1].value, pair[0]["token"]))
+    margin, floor = epsilon(facts), noise_floor(facts)
+    data = []
+    for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
+        own = [(place, row, item) for place, (row, item) in enumerate(shown) if row["verdict"] == verdict]
+        if own:
+            data.append(_effects(verdict, own))
+    shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
+    shape["yaxis"] = names_axis([_mark(facts, row) + label(row["token"]) + _kind(row) for row, _ in shown])
+    shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
+    floors = [100 * row["placebo_floor"] if row.get("placebo_floor") is not None else 0.0 for row, _ in shown]
+    if any(floors):
+        data.insert(0, _floors(floors))
+    elif floor:
+        shape["shapes"] += [rule(sign * 100 * floor, color=MUTED, dash="dash") for sign in (-1, 1)]
+    table = facts.table("census")
+    assert table is not None
+    left = f" The {len(shown)} largest of {len(known)} effects are drawn." if len(known) > len(shown) else ""
+    return Figure(
+        name="knockouts",
+        title="Do they matter at inference?",
+        sentence=knockout_sentence(facts) + left,
+        estimator=f"Δ = accuracy with the token banned − accuracy, paired by problem; resumed from the baseline at the "
+        f"token's first occurrence. Bars: 95 % bootstrap over problems. Grey band: ±ε = {points(margin)} points, what "
+        "counts as nothing. Noise floor: 95 % of the placebo arm’s effects (resumed at the same places, nothing "
+        "banned) lie inside. ◆ marks the rocks.",
+        rows=table,
+        data=data,
+        layout=shape,
+        notes=_power(facts),
+    )
+
+
+def _mark(facts: Facts, row: Row) -> str:
+    """Rocks stand out among the candidates."""
+    return "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
+
+
+def _floors(floors: list[float]) -> Json:
+    """The noise floor of every candidate, as a pale bar behind its effect."""
+    finite = [floor if math.isfinite(floor) else 0.0 for floor in floors]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "noise floor",
+        "x": [2 * floor for floor in finite],
+        "base": [-floor for floor in finite],
+        "y": list(range(len(floors))),
+        "width": 0.62,
+        "marker": {"color": MUTED, "opacity": 0.28},
+        "hoverinfo": "skip",
+    }
+
+
+def _kind(row: Row) -> str:
+    return "" if row["kind"] == "token" else f" ({label(row['kind'])})"
+
+
+def _effects(verdict: str, own: list[tuple[int, Json, Estimate]]) -> Json:
+    color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", label(verdict.lower(), 40)))
+    value = [100 * item.value for _, _, item in own]
+    ends = [[_finite(100 * getattr(item, end)) for _, _, item in own] for end in ("low", "high")]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": title,
+        "x": value,
+        "y": [place for place, _, _ in own],
+        "error_x": errors(value, ends[0], ends[1], color),
+        "marker": {"color": color, "symbol": symbol, "size": 10},
+        "text": [_effect_hover(row, item) for _, row, item in own],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _effect_hover(row: Row, item: Estimate) -> str:
+    adjusted, used = row.get("p_bh"), row.get("num_used")
+    lines = [
+        f"{label(row['token'], 40)}{_kind(row)}: {label(row['verdict'], 40)}",
+        f"Δ {interval(item, points)} points, {p_value(row.get('p'))}",
+    ]
+    if adjusted is not None:
+        lines.append(f"after Benjamini–Hochberg {p_value(adjusted)}")
+    if used is not None:
+        lines.append(f"{number(used, 0)} rollouts used it")
+    return "<br>".join(lines)
+
+
+def knockout_sentence(facts: Facts) -> str:
+    """Verdicts counted, and the pillars and stumbling blocks named."""
+    rows = census_rows(facts)
+    counts = Counter(row["verdict"] for row in rows)
+    kinds = [
+        plural(counts[name], VERDICTS[name][2] if name in VERDICTS else name.lower(), _many(name))
+        for name in dict.fromkeys([*VERDICTS, *counts])
+        if counts[name]
+    ]
+    named = []
+    for verdict, title in (("Strong Pillar", "pillars"), ("Strong Stumbling Block", "stumbling blocks")):
+        own = [f"“{row['token']}”" for row in rows if row["verdict"] == verdict]
+        if own:
+            named.append(f"{title}: {listed(own, 6)}")
+    tail = f" ({'; '.join(named)})" if named else ""
+    floor = noise_floor(facts)
+    noise = f"; the noise floor is {number(100 * floor, 1)} points or less" if floor is not None else ""
+    return f"Banned one at a time, {plural(len(rows), 'candidate')} gave {listed(kinds)}{tail}{noise}."
+
+
+def _many(verdict: str) -> str:
+    return {"Strong Pillar": "pillars", "Strong Stumbling Block": "stumbling blocks"}.get(
+        verdict, VERDICTS.get(verdict, (0, 0, verdict.lower()))[2]
+    )
+
+
+def counted(verdict: str, count: int) -> str:
+    """So many of a verdict; pillars and stumbling blocks have a plural, the others are adjectives."""
+    return plural(count, verdict.lower(), verdict.lower() + "s" * verdict.startswith("Strong"))
+
+
+def _power(facts: Facts) -> tuple[str, ...]:
+    smallest = facts.stage("knockout").get("smallest_detectable_effect")
+    if smallest is None:
+        return ()
+    power = percent(float(facts.stage("knockout").get("power", KnockoutConfig.power)), 0)
+    return (
+        f"Smallest effect that this census could see with {power} power: {number(100 * float(smallest), 1)} points.",
+    )
+
+
+ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control positions"}
+
+
+def graft_rows(facts: Facts) -> list[Row]:
+    """Grafts by the names that a reader knows."""
+    table = facts.table("grafts")
+    if table is None or facts.lacks(table, "the grafts", "arm", "gain"):
+        return []
+    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in table.to_pylist()]
+
+
+def grafts(facts: Facts) -> Figure | None:
+    """Gain in accuracy when the teacher redraws the set's tokens."""
+    known = [(row, item) for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None]
+    if not known:
+        return None
+    known.reverse()
+    value = [100 * item.value for _, item in known]
+    ends = [[_finite(100 * getattr(item, end)) for _, item in known] for end in ("low", "high")]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "gain",
+            "x": value,
+            "y": list(range(len(known))),
+            "error_x": errors(value, ends[0], ends[1], "@ink"),
+            "marker": {"color": [ROCK if row["arm"] == "rocks" else REST for row, _ in known]},
+            "width": 0.5,
+            "text": [_graft_hover(row, item) for row, item in known],
+            "textposition": "none",
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+    ]
+    shape = layout("gain in accuracy, points", "", height=120 + 44 * len(known), showlegend=False)
+    shape["yaxis"] = names_axis([label(row["arm"], 26) for row, _ in known])
+    shape["shapes"] = [rule(0, color="@ink", dash="solid")]
+    table = facts.table("grafts")
+    assert table is not None
+    return Figure(
+        name="grafts",
+        title="What would learning them gain?",
+        sentence=graft_sentence(facts),
+        estimator="The student samples; where the drawn token is in the set, the teacher draws again. Accuracy less "
+        "that without grafts, paired by problem, 95 % bootstrap. It bounds the direct gain from learning the set.",
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def _graft_hover(row: Row, item: Estimate) -> str:
+    accuracy = estimate(row, "accuracy")
+    tail = f"<br>accuracy {interval(accuracy, percent)}" if accuracy else ""
+    if row.get("grad_share") is not None:
+        tail += f"<br>{percent(row['grad_share'])} of the gradient norm"
+    if row.get("share_positions") is not None:
+        tail += f"<br>{percent(row['share_positions'])} of the positions"
+    return f"{label(row['arm'], 40)}: gain {interval(item, points)} points{tail}"
+
+
+def graft_sentence(facts: Facts) -> str:
+    """Gains at the rocks, at the control and everywhere; and the kind of token that gains most."""
+    main = ("rocks", *ARMS.values())
+    gains = {row["arm"]: item for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None}
+    said = [f"{interval(gains[arm], points)} points at {arm}" for arm in main if arm in gains]
+    if not said:
+        return "No graft was measured."
+    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo")}
+    best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
+    most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""
+    return f"Letting the teacher draw instead changes accuracy by {listed(said)}{most}."

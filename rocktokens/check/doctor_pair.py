@@ -1,0 +1,305 @@
+"""The doctor's checks of a pair that need no weights: end tokens, chat templates, round trip, vocabulary, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocktokens.check.doctor_findings import Finding, fine, note, unknown, wrong
+from rocktokens.models.settings import PairConfig
+from rocktokens.sample.settings import RolloutConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "What is 3 + 4?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}],
+    [
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "It is 7."},
+        {"role": "user", "content": "And 5 + 6?"},
+    ],
+)
+TOOL: dict[str, object] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+    },
+}
+ANSWER = "The answer is 7."
+# Settings of a generation config and the value that leaves the model's distribution alone.
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model of the pair, without its weights."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    config: Any
+    generation: object | None
+
+    @property
+    def generation_ends(self) -> set[int] | None:
+        """End tokens of the generation config, or of the configuration where there is none."""
+        named = getattr(self.generation, "eos_token_id", None)
+        if named is None:
+            named = getattr(self.config, "eos_token_id", None)
+        return None if named is None else set(named if isinstance(named, list | tuple) else [named])
+
+    @property
+    def ends(self) -> set[int]:
+        """Every id that ends a rollout of this model."""
+        own = {self.tokenizer.eos_token_id} - {None}
+        return own | (self.generation_ends or set())
+
+    def spell(self, ids: Sequence[int] | set[int]) -> str:
+        """Ids with their tokens."""
+        tokens = self.tokenizer.convert_ids_to_tokens(sorted(ids))
+        return ", ".join(f"{token} ({id_})" for id_, token in zip(sorted(ids), tokens)) or "none"
+
+
+def load_side(name: str, config: PairConfig) -> Side:
+    """Tokenizer and configurations of a model."""
+    from rocktokens.models.pair import load_tokenizer, model_config
+
+    return Side(name, load_tokenizer(name, config), model_config(name, config), _generation(name))
+
+
+def _generation(name: str) -> object | None:
+    from transformers import GenerationConfig
+
+    if name.endswith(".gguf") or (Path(name).is_dir() and not (Path(name) / "generation_config.json").exists()):
+        return None
+    try:
+        return GenerationConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        return None
+
+
+def pair_findings(student: Side, teacher: Side, rollouts: RolloutConfig) -> list[Finding]:
+    """Every check that tokenizers and configurations allow."""
+    return [
+        tokenizers(student, teacher),
+        end_tokens(student, teacher),
+        chat_template(student, teacher),
+        round_trip(student),
+        vocabulary(student, teacher),
+        sampling(rollouts),
+        generation_defaults(student),
+    ]
+
+
+def tokenizers(student: Side, teacher: Side) -> Finding:
+    """Do ids mean the same for both?"""
+    ours, theirs = ({id_: token for token, id_ in side.tokenizer.get_vocab().items()} for side in (student, teacher))
+    different = sorted(id_ for id_ in ours.keys() & theirs.keys() if ours[id_] != theirs[id_])
+    if different:
+        first = different[0]
+        return wrong(
+            "tokenizer",
+            f"{len(different)} ids differ",
+            f"Id {first} is {ours[first]!r} for the student and {theirs[first]!r} for the teacher.",
+            "Choose a teacher of the same tokenizer family; per-token divergence needs one vocabulary.",
+        )
+    text = f"{CONVERSATIONS[0][0]['content']} {ANSWER}\n\\(x^2\\)"
+    if student.tokenizer(text)["input_ids"] != teacher.tokenizer(text)["input_ids"]:
+        return wrong(
+            "tokenizer",
+            "0 ids differ",
+            "Both have one vocabulary but split text differently (merges, normalisation or start token).",
+            "Choose a teacher of the same tokenizer family.",
+        )
+    return fine("tokenizer", "0 ids differ", f"The {len(ours.keys() & theirs.keys()):,} shared ids mean the same.")
+
+
+def end_tokens(student: Side, teacher: Side) -> Finding:
+    """Do student, teacher, template and generation config end a rollout with the same token?"""
+    check = "end token"
+    if not student.ends:
+        return wrong(check, "0 end tokens", "The student names no end token.", "Set eos_token in its tokenizer.")
+    if student.ends != teacher.ends:
+        only = student.ends ^ teacher.ends
+        return wrong(
+            check,
+            f"{len(only)} differ",
+            f"The student ends with {student.spell(student.ends)}, the teacher with {teacher.spell(teacher.ends)}.",
+            "Give both the same eos_token_id in generation_config.json: the teacher rewards an end that the student "
+            "does not stop at, and lengths explode.",
+        )
+    for who, side in (("student", student), ("teacher", teacher)):
+        own = side.tokenizer.eos_token_id
+        if side.generation_ends is not None and own is not None and own not in side.generation_ends:
+            return wrong(
+                check,
+                "1 differs",
+                f"The {who}'s tokenizer ends with {side.spell([own])}, its generation config with "
+                f"{side.spell(side.generation_ends)}.",
+                "Add the tokenizer's end token to eos_token_id in generation_config.json.",
+            )
+        turn = template_end(side)
+        if turn is not None and turn not in side.ends:
+            return wrong(
+                check,
+                "1 differs",
+                f"The {who}'s chat template ends a turn with {side.spell([turn])}, which is none of its end tokens "
+                f"{side.spell(side.ends)}.",
+                "Add that token to eos_token_id in generation_config.json, or rollouts run on into the next turn.",
+            )
+    return fine(check, "0 differ", f"Rollouts end with {student.spell(student.ends)} everywhere.")
+
+
+def template_end(side: Side) -> int | None:
+    """The special token that the chat template puts after an assistant's message; None where there is none."""
+    if not side.tokenizer.chat_template:
+        return None
+    messages = [*CONVERSATIONS[0], {"role": "assistant", "content": ANSWER}]
+    try:
+        text = side.tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:  # templates are programs of their own and raise what they like
+        return None
+    after = side.tokenizer(str(text).rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = {id_ for id_, token in side.tokenizer.added_tokens_decoder.items() if token.special}
+    return next((id_ for id_ in after if id_ in special | set(side.tokenizer.all_special_ids)), None)
+
+
+def chat_template(student: Side, teacher: Side) -> Finding:
+    """Do both templates render the same messages to the same text?"""
+    check = "chat template"
+    have = [bool(side.tokenizer.chat_template) for side in (student, teacher)]
+    if not any(have):
+        return fine(check, "0 templates", "Neither model has a chat template; prompts are plain text.")
+    if not all(have):
+        who = "student" if have[0] else "teacher"
+        return wrong(
+            check,
+            "1 template",
+            f"Only the {who} has a chat template.",
+            "Render every prompt with one template and give both models the same token ids, as rocktokens does.",
+        )
+    cases = [(messages, None, f"{len(messages)} messages") for messages in CONVERSATIONS]
+    for messages, tools, what in [*cases, (CONVERSATIONS[0], [TOOL], "message with a tool")]:
+        ours, theirs = (_rendered(side, messages, tools) for side in (student, teacher))
+        if ours != theirs:
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+            return wrong(
+                check,
+                f"first difference at character {at}",
+                f"The same {what} render differently: student …{ours[max(0, at - 20) : at + 40]!r}, "
+                f"teacher …{theirs[max(0, at - 20) : at + 40]!r}.",
+                "Render every prompt with the student's template and give the teacher those token ids (rocktokens "
+                "does); a server that applies the teacher's own template scores another prompt.",
+            )
+    if student.tokenizer.chat_template != teacher.tokenizer.chat_template:
+        sentence = "The templates differ in their source, but render four conversations alike, one of them with a tool."
+        return note(check, "0 differences", sentence)
+    return fine(check, "0 differences", "Both models have the same chat template.")
+
+
+def _rendered(side: Side, messages: list[dict[str, str]], tools: list[Any] | None = None) -> str:
+    try:
+        return str(
+            side.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        )
+    except Exception as error:  # templates are programs of their own and raise what they like
+        return f"refused: {error}"
+
+
+def round_trip(student: Side, texts: Sequence[str] = ()) -> Finding:
+    """Does a rendered prompt with its answer tokenise to itself after decoding?"""
+    check = "round trip"
+    tokenizer = student.tokenizer
+    if not texts and tokenizer.chat_template:
+        texts = [_rendered(student, messages) + ANSWER for messages in CONVERSATIONS]
+    texts = texts or [f"{CONVERSATIONS[0][0]['content']} {ANSWER}"]
+    changed = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        again = tokenizer(tokenizer.decode(ids, clean_up_tokenization_spaces=False), add_special_tokens=False)[
+            "input_ids"
+        ]
+        if list(ids) != list(again):
+            changed.append((text, next((at for at, (a, b) in enumerate(zip(ids, again)) if a != b), len(ids))))
+    if not changed:
+        return fine(check, f"0 of {len(texts)}", "Prompts with answers keep their token ids when they are decoded.")
+    text, at = changed[0]
+    return wrong(
+        check,
+        f"{len(changed)} of {len(texts)}",
+        f"Decoding and tokenising again changes the ids, first at token {at} of {text[:60]!r}.",
+        "Pass token ids from sampler to scorer and never text; a trainer that re-tokenises scores other tokens.",
+    )
+
+
+def vocabulary(student: Side, teacher: Side) -> Finding:
+    """Do the output heads hold the tokenizer, and do they differ by padding rows?"""
+    check = "vocabulary"
+    rows = [int(side.config.get_text_config().vocab_size) for side in (student, teacher)]
+    types = max(student.tokenizer.get_vocab().values()) + 1
+    if student.name.endswith(".gguf"):  # transformers may append a token that the file does not have
+        types = min(types, max(rows))
+    if types > min(rows):
+        return wrong(
+            check,
+            f"{types - min(rows)} ids too many",
+            f"The tokenizer has {types:,} ids, the smaller output head {min(rows):,} rows.",
+            "One of the models does not belong to this tokenizer; choose a teacher of the same family.",
+        )
+    if rows[0] != rows[1]:
+        return note(
+            check,
+            f"{abs(rows[0] - rows[1])} padding rows",
+            f"The student's head has {rows[0]:,} rows, the teacher's {rows[1]:,}, the tokenizer {types:,} ids.",
+            "rocktokens cuts to the shared rows before the softmax. Elsewhere, see that padding is neither filled with "
+            "zeros nor sampled.",
+        )
+    return fine(check, "0 rows differ", f"Both heads have {rows[0]:,} rows for {types:,} ids.")
+
+
+def sampling(rollouts: RolloutConfig) -> Finding:
+    """Are rollouts drawn from the distribution that is scored?"""
+    check = "sampling settings"
+    changed = []
+    if rollouts.greedy:
+        changed.append("greedy decoding")
+    if rollouts.temperature != 1.0:
+        changed.append(f"temperature {rollouts.temperature:g}")
+    if rollouts.top_p not in (None, 1.0):
+        changed.append(f"top-p {rollouts.top_p:g}")
+    if rollouts.top_k is not None:
+        changed.append(f"top-k {rollouts.top_k}")
+    if not changed:
+        return fine(check, "0 differ", "Rollouts are drawn at temperature 1 from all tokens, as they are scored.")
+    return wrong(
+        check,
+        f"{len(changed)} differ",
+        f"Rollouts are drawn with {' and '.join(changed)}, but scored at temperature 1 over all tokens.",
+        "Sample with temperature 1, without top-k and top-p: log-ratios of other samples estimate no KL.",
+    )
+
+
+def generation_defaults(student: Side) -> Finding:
+    """Would an engine that takes the model's own defaults sample from another distribution?"""
+    check = "generation defaults"
+    if student.generation is None:
+        return unknown(check, "The student has no generation_config.json.")
+    set_ = {name: getattr(student.generation, name, None) for name in NEUTRAL}
+    off = {name: value for name, value in set_.items() if value is not None and value != NEUTRAL[name]}
+    if off.keys() == {"top_k"} and off["top_k"] == 50:
+        off = {}  # transformers' own default, which is written into many files
+    if not off:
+        return fine(check, "0 settings", "The student's generation config leaves its distribution alone.")
+    named = ", ".join(f"{name} {value:g}" for name, value in off.items())
+    return note(
+        check,
+        f"{len(off)} settings",
+        f"The student's generation config sets {named}.",
+        "Engines that take a model's defaults (vLLM does) sample with these; rocktokens and TRL do not. Start such a "
+        "server with --generation-config vllm.",
+    )

@@ -1,0 +1,1 @@
+"""What training without some tokens does."""

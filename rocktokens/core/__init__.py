@@ -1,1 +1,0 @@
-"""Pure computations: arrays in, numbers out. No files, no clock, no global random state."""

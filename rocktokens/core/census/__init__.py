@@ -1,1 +1,0 @@
-"""The census: from outcomes with and without a token to verdicts with their error bars."""

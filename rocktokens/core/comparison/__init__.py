@@ -1,1 +1,0 @@
-"""Training regimes set against uniform training: what differs, and what it cost and saved."""

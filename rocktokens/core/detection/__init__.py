@@ -1,1 +1,0 @@
-"""From the loss of every occurrence to declared token types, with the numbers that support them."""

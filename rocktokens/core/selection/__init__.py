@@ -1,1 +1,0 @@
-"""Which occurrences carry loss, and how much: selectors, and the rules that sample less."""

@@ -1,0 +1,1 @@
+"""Divergence of two output heads, fused."""

@@ -1,1 +1,0 @@
-"""Optional engines that sample and score somewhere else."""

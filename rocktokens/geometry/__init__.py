@@ -1,0 +1,1 @@
+"""Gradients per token type."""

@@ -1,0 +1,155 @@
+"""Figures of the gradients: which types hold the gradient, and whether they pull the same way.
+
+Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.figure import MUTED, RARE, REST, ROCK, Figure, layout, log_axis, rule
+from rocktokens.formats import label, number, p_value, percent, significant
+from rocktokens.run_facts import Facts
+from rocktokens.values import Json, Row
+
+MAX_POINTS = 1500
+"""Marks of one group in a chart, those of most gradient first; the rows hold all."""
+GROUP_COLORS = {"rocks": ROCK, "rare high-loss": RARE, "random others": REST, "other": MUTED}
+GROUP_SYMBOLS = {"rocks": "diamond", "rare high-loss": "triangle-up", "random others": "circle-open", "other": "circle"}
+
+
+def _grouped(facts: Facts, table: pa.Table) -> list[Json]:
+    """Geometry rows, grouped by the rock set that holds now: detection may have run again since."""
+    rows = table.to_pylist()
+    if not _regrouped(facts, rows):
+        return rows
+    facts.notes.append("geometry was computed for another rock set; its figures are grouped by the one that holds now")
+    moved = {True: "rocks", False: "other"}
+    return [
+        {**row, "group": moved[row["token_id"] in facts.rock_ids]}
+        if row["group"] == "rocks" or row["token_id"] in facts.rock_ids
+        else row
+        for row in rows
+    ]
+
+
+def _regrouped(facts: Facts, rows: list[Row]) -> bool:
+    then = {row["token_id"] for row in rows if row["group"] == "rocks"}
+    return bool(facts.rock_ids) and then != facts.rock_ids & {row["token_id"] for row in rows}
+
+
+def _optimiser(facts: Facts) -> tuple[str, ...]:
+    """The optimiser hypothesis: do rocks get less of the update than of the gradient?"""
+    table = facts.table("updates")
+    if (
+        table is None
+        or not facts.rock_ids
+        or facts.lacks(table, "the optimiser's share", "token_id", "grad_share", "update_share")
+    ):
+        return ()
+    own = [row for row in table.to_pylist() if row["token_id"] in facts.rock_ids]
+    grad, update = (sum(row[name] or 0.0 for row in own) for name in ("grad_share", "update_share"))
+    tied = " (tied embeddings: the input side counts too)" if any(row.get("tied") for row in own) else ""
+    return (
+        f"On the output head the optimiser gave the rocks {percent(update)} of its update for {percent(grad)} of the "
+        f"gradient{tied}.",
+    )
+
+
+def gradients(facts: Facts) -> Figure | None:
+    """Share of the gradient against share of positions; colour and shape by group."""
+    table = facts.table("geometry")
+    if table is None or facts.lacks(table, "gradient shares", "token_id", "group", "grad_share", "position_share"):
+        return None
+    rows = [row for row in _grouped(facts, table) if row["grad_share"] and row["position_share"]]
+    data = []
+    for group in ("other", "random others", "rare high-loss", "rocks"):
+        own = [row for row in rows if row["group"] == group]
+        if own:
+            data.append(_gradient_trace(facts, group, own, "position_share", "grad_share", 100.0))
+    if not data:
+        return None
+    shape = layout("share of positions, %", "share of gradient norm, %", height=400)
+    low = 100 * min(min(row["grad_share"], row["position_share"]) for row in rows)
+    high = 100 * max(max(row["grad_share"], row["position_share"]) for row in rows)
+    for axis in ("xaxis", "yaxis"):
+        log_axis(shape[axis], low, high, suffix="\u00a0%")
+    line = {"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "layer": "below"}
+    shape["shapes"] = [{**line, "line": {"color": MUTED, "dash": "dot", "width": 1.2}}]
+    own = [row for row in rows if row["group"] == "rocks"]
+    grad, positions = sum(row["grad_share"] for row in own), sum(row["position_share"] for row in own)
+    ratio = f"{number(grad / positions)} times their share of positions" if positions else "no share of positions"
+    return Figure(
+        name="gradients",
+        title="Who holds the gradient?",
+        sentence=f"Rocks hold {percent(grad)} of the gradient norm on {percent(positions)} of the positions, {ratio}; "
+        "above the dotted line a type pulls more than its share.",
+        estimator="Exact gradient of reverse KL in the student's logits, summed norms over occurrences: Σ‖g‖ of a type "
+        "÷ Σ‖g‖ of all, beside its share of positions, under the last checkpoint.",
+        rows=table,
+        data=data,
+        layout=shape,
+        notes=_optimiser(facts),
+    )
+
+
+def alignment(facts: Facts) -> Figure | None:
+    """Cosine of each type's mean gradient with that of all other types, by group."""
+    table = facts.table("geometry")
+    if table is None or facts.lacks(table, "gradient alignment", "token_id", "cos_others", "group", "mean_grad_norm"):
+        return None
+    rows = [row for row in _grouped(facts, table) if row["cos_others"] is not None]
+    groups = [group for group in ("rocks", "rare high-loss", "random others") if any(r["group"] == group for r in rows)]
+    if not groups:
+        return None
+    data = []
+    for group in groups:
+        own = [row for row in rows if row["group"] == group]
+        data.append(_gradient_trace(facts, group, own, "cos_others", "mean_grad_norm", 1.0))
+    shape = layout("cosine with the sum of all other types' mean gradients", "norm of the mean gradient", height=360)
+    shape["xaxis"]["range"] = [-1.04, 1.04]
+    shape["shapes"] = [rule(0)]
+    return Figure(
+        name="alignment",
+        title="Do they pull the same way?",
+        sentence=_alignment_sentence(facts, rows, groups),
+        estimator="ḡ of a type is the mean of its occurrences' gradients in logit space; the cosine leaves the type's "
+        "own share out of the sum. Groups are compared by Mann–Whitney."
+        + (" Gradients are sketched: cosines err by up to 0.02." if facts.stage("geometry").get("sketched") else ""),
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def _alignment_sentence(facts: Facts, rows: list[Row], groups: list[str]) -> str:
+    medians = [
+        f"{number(float(np.median([r['cos_others'] for r in rows if r['group'] == group])))} for {group}"
+        for group in groups
+    ]
+    said = f"The median cosine with all other types' gradient is {', '.join(medians)}"
+    tested = [] if _regrouped(facts, facts.rows("geometry")) else facts.stage("geometry").get("comparisons", [])
+    for row in tested:
+        if row.get("metric") == "cos_others" and {row.get("first"), row.get("second")} == {"rocks", "random others"}:
+            return said + f" (rocks against random others: {p_value(row.get('p_value'))})."
+    return said + "."
+
+
+def _gradient_trace(facts: Facts, group: str, rows: list[Row], x: str, y: str, scale: float) -> Json:
+    rows = sorted(rows, key=lambda row: (-(row.get("grad_share") or 0.0), row["token_id"]))[:MAX_POINTS]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": label(group, 40),
+        "x": [scale * row[x] for row in rows],
+        "y": [scale * row[y] for row in rows],
+        "marker": {"color": GROUP_COLORS[group], "symbol": GROUP_SYMBOLS[group], "size": 9 if group == "rocks" else 6},
+        "text": [
+            f"{label(facts.token(row['token_id']), 40)}, {group}<br>{percent(row.get('position_share'), 2)} of "
+            f"positions, {percent(row.get('grad_share'), 2)} of gradient norm<br>cosine with the others "
+            f"{number(row.get('cos_others'))}, ‖ḡ‖ {significant(row.get('mean_grad_norm'))}"
+            for row in rows
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+    }

@@ -1,0 +1,117 @@
+"""The stage `export`: a run's bypass list, or its rocks, in the form that another trainer reads. It loads no model.
+
+ids    one token id per line
+json   bypass.json itself: ids, tokens, evidence, fingerprint of the tokenizer
+csv    one row per costly token type, with its evidence and the decision
+trl    JSON with the arguments for `RockDistillationTrainer` (a TRL DistillationTrainer)
+verl   JSON with ids and weights for a registered distillation loss of verl
+
+All but `ids` name the tokenizer's fingerprint. Rocks are not a bypass list: nothing says yet that they may be skipped,
+and the file says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from rocktokens.bypass.store import NAME, BypassList, fingerprint, read_bypass
+from rocktokens.errors import DataError
+from rocktokens.files import write_text
+from rocktokens.formats import to_csv
+from rocktokens.run import open_run
+from rocktokens.tokens import run_tokenizer
+
+Listed = Literal["bypass", "rocks"]
+Format = Literal["ids", "json", "csv", "trl", "verl"]
+SUFFIX: dict[str, str] = {"ids": "txt", "json": "json", "csv": "csv", "trl": "trl.json", "verl": "verl.json"}
+COLUMNS = (
+    *("token_id", "token", "decision", "reason", "why", "class", "declared", "confirmed", "cost_share"),
+    *("verdict", "delta", "delta_low", "delta_high", "fall", "fall_low", "fall_high"),
+    *("graft", "graft_gain", "graft_gain_low", "graft_gain_high"),
+)
+
+
+def export(path: Path, form: Format, out: Path | None = None, *, listed: Listed = "bypass") -> Path:
+    """Write a run's bypass list, or its rocks, for others.
+
+    Args:
+        path: the run directory, or a bypass.json.
+        form: see the top of this module.
+        out: the file to write; unset: bypass.SUFFIX (or rocks.SUFFIX) beside the list.
+        listed: which list.
+    """
+    found = read_bypass(path) if listed == "bypass" else rocks_of(path)
+    folder = path if path.is_dir() else path.parent
+    out = out or folder / f"{listed}.{SUFFIX[form]}"
+    if form == "json" and out == folder / NAME:
+        return out  # it lies there already
+    makers: dict[str, Callable[[BypassList], str]] = {
+        "ids": lambda own: "".join(f"{token_id}\n" for token_id in own.ids),
+        "json": lambda own: _json(own.content),
+        "csv": _csv,
+        "trl": lambda own: _json(_trl(own)),
+        "verl": lambda own: _json(_verl(own)),
+    }
+    write_text(out, makers[form](found))
+    return out
+
+
+def rocks_of(path: Path) -> BypassList:
+    """A run's declared rocks in the form of a list; its costly types where the run cannot tell which of them learn."""
+    run = open_run(path)
+    kinds = "select token_id, token, class from types where class = '{}' order by r desc, token_id"
+    if not run.done("detect"):
+        raise DataError(f"{path} has no rocks yet; run `rocktokens detect {path}` first")
+    rows, kind = run.query(kinds.format("rock")).to_pylist(), "rock"
+    if not rows and not run.query("select 1 from types where loss_pre is not null limit 1").num_rows:
+        rows, kind = run.query(kinds.format("costly")).to_pylist(), "costly"
+    ids, tokens = [int(row["token_id"]) for row in rows], [str(row["token"]) for row in rows]
+    named = run_tokenizer(run)
+    mark = None if named is None else fingerprint(named.get_vocab())
+    text = f"{kind} types; not a bypass list: not tested whether training may skip them"
+    decisions = [{"token_id": row["token_id"], "token": row["token"], "class": kind} for row in rows]
+    tokenizer = {"fingerprint": mark, "vocabulary": None if named is None else len(named.get_vocab())}
+    content = {"format": "rocktokens rocks", "version": 1, "ids": ids, "tokens": tokens, "tokenizer": tokenizer}
+    content |= {"comparison": {"status": "not compared", "text": text}, "decisions": decisions}
+    return BypassList(tuple(ids), tuple(tokens), mark, "not compared", text, content)
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _csv(found: BypassList) -> str:
+    rows = found.content.get("decisions", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError("the bypass list holds no decisions; make it again with `rocktokens bypass`")
+    try:
+        columns = {name: pa.array([row.get(name) for row in rows]) for name in COLUMNS}
+        columns["tokenizer"] = pa.array([found.fingerprint] * len(rows), pa.string())
+        return to_csv(pa.table(columns))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"the bypass list's decisions cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _about(found: BypassList) -> dict[str, object]:
+    """What every form for a trainer says beside the ids."""
+    return {
+        "ids": list(found.ids),
+        "tokens": list(found.tokens),
+        "tokenizer": found.content.get("tokenizer"),
+        "comparison": found.text,
+    }
+
+
+def _trl(found: BypassList) -> dict[str, object]:
+    """RockDistillationTrainer(..., selector=make_selector(**selector))."""
+    return {"selector": {"name": "freeze", "rocks": list(found.ids)}, **_about(found)}
+
+
+def _verl(found: BypassList) -> dict[str, object]:
+    """Loss weights by token id, for a function registered with verl's register_distillation_loss."""
+    return {"token_weights": {str(token_id): 0.0 for token_id in found.ids}, "default_weight": 1.0, **_about(found)}

@@ -1,1 +1,0 @@
-"""Whatever touches a language model."""

@@ -1,1 +1,0 @@
-"""Knock-outs and grafts on a language model."""

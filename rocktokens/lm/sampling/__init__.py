@@ -1,1 +1,0 @@
-"""Sampling rollouts from a model in this process, and measuring accuracy on them."""

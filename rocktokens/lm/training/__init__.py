@@ -1,1 +1,0 @@
-"""Distillation: the trainer, its steps, and what it writes down."""

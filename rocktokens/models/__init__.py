@@ -1,0 +1,1 @@
+"""Student and teacher: loading, checking, their states."""

@@ -1,0 +1,384 @@
+"""Load a student, a teacher and their tokenizer, and refuse pairs whose tokens do not mean the same.
+
+Weights come from safetensors or GGUF; pickles and code that ships with a model are refused unless asked for. A family's
+last step from hidden state to logits (bias, scale, soft cap) is read from its configuration and then compared with the
+model's own logits, so that a family this module does not know is noticed here and not in the results.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
+)
+from transformers.utils import logging as transformers_logging
+
+from rocktokens.divergence.fused import Head
+from rocktokens.errors import ConfigError
+from rocktokens.models.devices import choose_device, choose_threads, warn_of_slow_products
+from rocktokens.models.settings import PairConfig
+from rocktokens.sample.settings import RolloutConfig
+
+if TYPE_CHECKING:
+    from rocktokens.models.states import StateSource
+    from rocktokens.sample.requests import Engine
+    from rocktokens.score.top_k import TopKSource
+
+log = logging.getLogger(__name__)
+
+# Our logits may differ from the model's own by this much of their spread; an unknown family differs by far more.
+HEAD_TOLERANCE = 2e-2
+GGUF_APPENDED = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models over one tokenizer."""
+
+    student: PreTrainedModel
+    teacher: PreTrainedModel | None
+    """None where it is not needed here, or served elsewhere."""
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+    """Token types both heads have; rows beyond it are padding."""
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    remote: RemoteTeacher | None = None
+    """A teacher that is served, in place of `teacher`."""
+
+    def teacher_source(self) -> PreTrainedModel | StateSource | TopKSource:
+        """The teacher, or where its states come from, or its most probable tokens where only these are known."""
+        source = self.teacher if self.remote is None else self.teacher or self.remote.states
+        if source is not None:
+            return source
+        raise ConfigError("the teacher is neither loaded here nor served with states; see --servers.teacher")
+
+
+@dataclass(frozen=True)
+class RemoteTeacher:
+    """A teacher behind servers: its states, and an engine that samples from it; either may be missing."""
+
+    states: StateSource | TopKSource | None = None
+    engine: Callable[[RolloutConfig], Engine] | None = None
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What is known of a pair without any weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    context: int | None
+    """The student's."""
+
+
+def pair_facts(config: PairConfig) -> PairFacts:
+    """Check that two models fit, by their tokenizers and configurations."""
+    tokenizer, num_types = check_tokenizers(config)
+    vocabulary = min(head_rows(config.student, config), head_rows(config.teacher, config))
+    _check_vocabulary(num_types, vocabulary)
+    described = model_config(config.student, config)
+    source, _ = _source(config.student, config)
+    try:
+        named = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:  # there is none: what the model's configuration says is what transformers would take
+        named = getattr(described.get_text_config(), "eos_token_id", None)
+    eos_ids = _end_ids(named, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+    return PairFacts(tokenizer, vocabulary, eos_ids, int(pad_id), context_of(config.student, config))
+
+
+def context_of(name: str, config: PairConfig) -> int | None:
+    """Tokens that a model takes, from its configuration."""
+    return getattr(model_config(name, config).get_text_config(), "max_position_embeddings", None)
+
+
+def _check_vocabulary(num_types: int, vocabulary: int) -> None:
+    if num_types > vocabulary:
+        raise ConfigError(
+            f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
+            "one of the models does not belong to this tokenizer"
+        )
+
+
+def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = False) -> Pair:
+    """Load both models and check that they fit.
+
+    Args:
+        config: Which models, and how they are loaded.
+        with_teacher: Whether the teacher's weights are loaded; without them only its tokenizer and configuration are
+            read, and the pair's `teacher` is None.
+        trains: Whether the student's weights will be trained: they are then float32 whatever `dtype` says, because
+            small updates vanish in 16 bits (at a rate of 2e-6 only 1 % of bfloat16 weights move).
+    """
+    if not config.student or not config.teacher:
+        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
+    tokenizer, num_types = check_tokenizers(config)
+    student = load_model(config.student, replace(config, dtype="float32") if trains else config)
+    teacher = load_model(config.teacher, config) if with_teacher else None
+    vocabulary = min(_head_rows(student), head_rows(config.teacher, config) if teacher is None else _head_rows(teacher))
+    _check_vocabulary(num_types, vocabulary)
+    eos_ids = end_tokens(student, tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+    loaded = {"student": student, "teacher": teacher} if teacher is not None else {"student": student}
+    for name, model in loaded.items():
+        check_head(name, model, vocabulary)
+    choose_threads(config.threads, *loaded.values())
+    warn_of_slow_products(*loaded.values())
+    return Pair(student, teacher, tokenizer, vocabulary, eos_ids, int(pad_id))
+
+
+def model_config(name: str, config: PairConfig) -> Any:
+    """A model's configuration, without its weights."""
+    source, options = _source(name, config)
+    with _named_errors(name, "configuration"):
+        return AutoConfig.from_pretrained(source, **options)
+
+
+def head_rows(name: str, config: PairConfig) -> int:
+    """Rows of a model's output head, from its configuration."""
+    return int(model_config(name, config).get_text_config().vocab_size)
+
+
+def load_model(name: str, config: PairConfig) -> PreTrainedModel:
+    """One causal language model, in evaluation mode, on the device asked for."""
+    device, dtype = choose_device(config.device), _dtype(config)
+    source, options = _source(name, config)
+    if config.device_map is not None:
+        options["device_map"] = config.device_map
+    if "gguf_file" in options:
+        if hasattr(transformers, "GgufConfig"):  # versions without it always unpack
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    else:
+        options["use_safetensors"] = None if config.allow_pickle else True
+    with _named_errors(name), no_bars():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers has filled them with random numbers
+        raise ConfigError(
+            f"the weights of {name} lack {missing[0]}, one of {len(missing)}; the model is half-written or another "
+            "model's configuration lies beside it. Copy or download it again."
+        )
+    if "gguf_file" in options:
+        _forget_packing(model)
+    if config.device_map is None:
+        model.to(device)  # type: ignore[arg-type]
+    return model.eval()
+
+
+def _dtype(config: PairConfig) -> Any:
+    if config.dtype == "auto":
+        return torch.float32 if choose_device(config.device) == "cpu" else "auto"
+    return getattr(torch, config.dtype)
+
+
+def _forget_packing(model: PreTrainedModel) -> None:
+    """A model read from GGUF has plain weights by now; transformers would go on refusing to train or save it."""
+    model.hf_quantizer = None  # type: ignore[assignment]
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+
+
+def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside a model."""
+    source, options = _source(name, config, ("tokenizer.json", "tokenizer_config.json", "config.json"))
+    with _named_errors(name, "tokenizer"):
+        return AutoTokenizer.from_pretrained(source, **options)
+
+
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+
+
+def check_tokenizers(config: PairConfig, loaded: Tokenizers | None = None) -> tuple[PreTrainedTokenizerBase, int]:
+    """Refuse tokenizers that differ in content; returns the student's, and the number of token types both know."""
+    student, teacher = loaded or (load_tokenizer(config.student, config), load_tokenizer(config.teacher, config))
+    ours, theirs = _token_types(student, config.student), _token_types(teacher, config.teacher)
+    for id_ in sorted(ours.keys() & theirs.keys()):
+        if ours[id_] != theirs[id_]:
+            raise ConfigError(
+                f"the tokenizers differ: id {id_} is {ours[id_]!r} for the student, {theirs[id_]!r} for the teacher; "
+                "per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+            )
+    extra = sorted(ours.keys() ^ theirs.keys())
+    if extra:
+        owner, vocabulary = ("student", ours) if extra[0] in ours else ("teacher", theirs)
+        raise ConfigError(
+            f"the tokenizers differ: only the {owner} has id {extra[0]} ({vocabulary[extra[0]]!r}), one of "
+            f"{len(extra)}; per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+        )
+    for special in ("bos_token", "eos_token", "unk_token"):
+        if getattr(student, special) != getattr(teacher, special):
+            raise ConfigError(
+                f"the tokenizers differ in their {special}: {getattr(student, special)!r} for the student, "
+                f"{getattr(teacher, special)!r} for the teacher. Choose a teacher of the same tokenizer family."
+            )
+    probe = "Rock tokens: 3 + 4 = 7, so\n\\(x\\) is 7."
+    if student(probe)["input_ids"] != teacher(probe)["input_ids"]:
+        raise ConfigError(
+            "the tokenizers have one vocabulary but split text differently (merges or normalisation); "
+            "choose a teacher of the same tokenizer family"
+        )
+    return student, max(ours) + 1
+
+
+def _token_types(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[int, str]:
+    """Every id and its token; without the one that transformers appends to GGUF vocabularies that lack it."""
+    types = {id_: token for token, id_ in tokenizer.get_vocab().items()}
+    last = max(types)
+    if name.endswith(".gguf") and types[last] == GGUF_APPENDED and last != tokenizer.eos_token_id:
+        del types[last]
+    return types
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends a response: the generation config's (one or several) and the tokenizer's."""
+    return _end_ids(model.generation_config.eos_token_id if model.generation_config is not None else None, tokenizer)
+
+
+def _end_ids(named: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    ids = set(named if isinstance(named, list) else [] if named is None else [named])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    if not ids:
+        raise ConfigError("neither the student's generation config nor its tokenizer names an end token; set eos_token")
+    return tuple(sorted(int(id_) for id_ in ids))
+
+
+def head_of(model: PreTrainedModel) -> Head:
+    """The output head and what the family does to the logits after it."""
+    layer: Any = model.get_output_embeddings()
+    return head_from(model.config, layer.weight, getattr(layer, "bias", None))
+
+
+def head_from(config: Any, weight_VH: Tensor, bias_V: Tensor | None) -> Head:
+    """An output head with what a model's configuration says of scaling and capping its logits."""
+    config = config.get_text_config()
+    scale = 1.0
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) is not None:
+            scale = float(getattr(config, name))
+            break
+    else:
+        divisor = getattr(config, "logits_scaling", None)
+        if divisor is not None:
+            scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
+    return Head(weight_VH, bias_V, getattr(config, "final_logit_softcapping", None), scale)
+
+
+def hidden_states(
+    model: PreTrainedModel, input_BT: Tensor, mask_BT: Tensor | None = None, *, past: Cache | None = None
+) -> Tensor:
+    """Last hidden state at every position: what the output head is applied to. `past`: what was read before, if any."""
+    body: Any = model.base_model if model.base_model is not model else model.model  # Llama 4 misnames its base
+    held = {"use_cache": False} if past is None else {"use_cache": True, "past_key_values": past}
+    return body(input_ids=input_BT, attention_mask=mask_BT, **held).last_hidden_state
+
+
+@torch.inference_mode()
+def check_head(name: str, model: PreTrainedModel, vocabulary: int) -> None:
+    """Compare our last step from hidden state to logits with the model's own."""
+    device: Any = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    input_BT = torch.arange(min(8, vocabulary), device=device)[None]
+    own = model(input_ids=input_BT, use_cache=False).logits[0].float()
+    head = head_of(model)
+    state = hidden_states(model, input_BT)[0].to(head.weight_VH.device)
+    ours = (state @ head.weight_VH.t()).float()
+    if head.bias_V is not None:
+        ours = ours + head.bias_V.float()
+    ours = ours * head.scale
+    if head.softcap is not None:
+        ours = head.softcap * torch.tanh(ours / head.softcap)
+    ours = ours.to(own.device)[:, : own.shape[1]]
+    spread = own[:, : ours.shape[1]].std().clamp_min(1e-6)
+    if not torch.isfinite(own).all():
+        log.warning("the %s's logits on a probe are not finite; its weights may be damaged", name)
+    elif float((ours - own).abs().max() / spread) > HEAD_TOLERANCE:
+        raise ConfigError(
+            f"the {name} ({model.config.model_type}) computes its logits in a way this version does not know; "
+            "its divergences would be wrong. Please report the model type."
+        )
+
+
+def _head_rows(model: PreTrainedModel) -> int:
+    layer: Any = model.get_output_embeddings()
+    return int(layer.weight.shape[0])
+
+
+def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.json",)) -> tuple[str, dict[str, Any]]:
+    """Where transformers is to look, and with which options; a directory must hold one of the files named."""
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {name}")
+        return str(path.parent), {**options, "gguf_file": path.name}
+    if path.is_dir():
+        if not any((path / file).exists() for file in holds):
+            missing = "config.json" if not (path / "config.json").exists() else holds[0]
+            raise ConfigError(f"{name} holds no {missing}; a model directory is what save_pretrained wrote")
+        return str(path), options
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ConfigError(f"there is no directory {name}; give a model directory, a hub name or a .gguf file")
+    return name, options
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Without transformers' bar for every model it reads or writes: ours says what is going on."""
+    shown, gguf_bar = transformers_logging.is_progress_bar_enabled(), getattr(modeling_gguf_pytorch_utils, "tqdm", None)
+    transformers_logging.disable_progress_bar()
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors  # this one asks nobody whether bars are shown
+    try:
+        yield
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = gguf_bar
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _named_errors(name: str, what: str = "model") -> Iterator[None]:
+    """Turn whatever a loader raises into one sentence that names the model and the remedy."""
+    if name.endswith(".gguf") and not importlib.util.find_spec("gguf"):
+        raise ConfigError(f"cannot load the {what} of {name}: install the package gguf, `pip install rocktokens[gguf]`")
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            remedy = "it needs Python code of its own; pass --pair.trust-remote-code if you trust its author"
+        elif "safetensors" in text and ("use_safetensors" in text or "no file named" in text.lower()):
+            remedy = "it has no safetensors weights; convert it, or pass --pair.allow-pickle if you trust its author"
+        elif type(error).__name__ == "SafetensorError" or "incomplete" in text.lower():
+            remedy = f"its weights are damaged or half-written ({text[:120]}); copy or download it again"
+        elif name.endswith(".gguf") and what == "tokenizer" and isinstance(error, KeyError):
+            remedy = (
+                f"the file lacks a part of it ({text}; a byte-pair tokenizer needs its merges); convert the model "
+                "again with llama.cpp's convert_hf_to_gguf.py, or give its directory instead"
+            )
+        else:
+            remedy = f"{type(error).__name__}: {text[:200]}"
+        raise ConfigError(f"cannot load the {what} of {name}: {remedy}") from error

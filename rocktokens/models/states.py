@@ -1,0 +1,153 @@
+"""Where a model's last hidden states come from: a model in this process, or one that is served elsewhere.
+
+Scoring and training need, for every token of a rollout, the state that predicts it, and the output head that turns
+states into logits; whose memory the rest of the model takes is not their business. The served source is in
+engines/states.py; this interface knows no transport.
+
+Shapes: B sequences, T positions, N response positions of all sequences, H width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from rocktokens.divergence.fused import Head
+from rocktokens.models.common_start import worth_sharing
+from rocktokens.models.pair import head_of, hidden_states
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts with their rollouts as token ids, and where each rollout begins."""
+
+    ids: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...]
+    """Length of each prompt: the index of the first token that is predicted."""
+    names: tuple[str, ...] = ()
+    """Of the rollouts, for messages."""
+
+    def name(self, index: int) -> str:
+        """How messages call one of them."""
+        return self.names[index] if self.names else f"number {index + 1} of {len(self.ids)}"
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Row and column of the state that predicts each response token: one column before the token's own."""
+        counts = [len(ids) - start for ids, start in zip(self.ids, self.starts)]
+        row_N = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+        column_N = torch.cat([torch.arange(start - 1, len(ids) - 1) for ids, start in zip(self.ids, self.starts)])
+        return row_N, column_N
+
+
+class StateSource(Protocol):
+    """Hidden states after the final norm, and the head that they belong to."""
+
+    ahead: bool
+    """Whether the next states may be asked for while these are worked on: they come from another machine."""
+
+    @property
+    def head(self) -> Head:
+        """The output head."""
+        ...
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a sequence may have; None where no limit is known."""
+        ...
+
+    def response_states(self, sequences: Sequences) -> Tensor:
+        """The state that predicts each response token, (N, H), sequence after sequence."""
+        ...
+
+
+class LocalStates:
+    """States of a model in this process, padded on the right, where causal attention never looks."""
+
+    ahead = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @property
+    def head(self) -> Head:
+        """The model's own output head."""
+        return head_of(self.model)
+
+    @property
+    def context(self) -> int | None:
+        """The model's longest sequence."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def response_states(self, sequences: Sequences) -> Tensor:
+        """One forward pass over all sequences together, and one over what all of them begin with."""
+        device: torch.device = self.model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
+        input_BT = padded(sequences.ids).to(device)
+        common = worth_sharing(sequences.ids, most=min(sequences.starts) - 1)
+        trunk = self._trunk(input_BT[:1, :common]) if common else None
+        if trunk is None:
+            common, state_BTH = 0, hidden_states(self.model, input_BT)
+        else:
+            trunk.batch_repeat_interleave(len(sequences.ids))
+            state_BTH = hidden_states(self.model, input_BT[:, common:], past=trunk)
+        row_N, column_N = sequences.places()
+        return state_BTH[row_N.to(state_BTH.device), column_N.to(state_BTH.device) - common]
+
+    def _trunk(self, input_1T: Tensor) -> DynamicCache | None:
+        """Keys and values of these tokens; None where the model does not keep them by position."""
+        trunk = DynamicCache(config=self.model.config)
+        if not trunk.layers or not all(type(layer) is DynamicLayer for layer in trunk.layers):
+            return None
+        hidden_states(self.model, input_1T, past=trunk)
+        return trunk
+
+
+class RememberedStates:
+    """States of texts that are asked for again and again, as where many students are scored on the same rollouts.
+
+    Kept as long as they fit into `most_bytes`; what does not fit is asked for anew.
+    """
+
+    def __init__(self, source: StateSource, *, most_bytes: int = 512 * 2**20) -> None:
+        self.source, self.room = source, most_bytes
+        self.ahead = source.ahead
+        self._known: dict[Sequences, Tensor] = {}
+
+    @property
+    def head(self) -> Head:
+        """The output head."""
+        return self.source.head
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a sequence may have."""
+        return self.source.context
+
+    def response_states(self, sequences: Sequences) -> Tensor:
+        """As the source gives them, the first time."""
+        known = self._known.get(sequences)
+        if known is None:
+            known = self.source.response_states(sequences)
+            if known.nbytes <= self.room:
+                self.room -= known.nbytes
+                self._known[sequences] = known
+        return known
+
+
+def padded(ids: Sequence[Sequence[int]]) -> Tensor:
+    """Sequences as one grid, filled up with 0 on the right."""
+    input_BT = torch.zeros((len(ids), max(map(len, ids))), dtype=torch.long)
+    for row, sequence in enumerate(ids):
+        input_BT[row, : len(sequence)] = torch.tensor(sequence)
+    return input_BT
+
+
+def source_of(teacher: PreTrainedModel | StateSource) -> StateSource:
+    """A source as it is; a model in this process as one."""
+    return LocalStates(teacher) if isinstance(teacher, PreTrainedModel) else teacher

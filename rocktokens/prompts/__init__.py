@@ -1,0 +1,1 @@
+"""Prompts and the checkers of their answers."""

@@ -1,0 +1,234 @@
+"""How a rollout's text is compared with the reference answer: math, exact, a regular expression, or a user's function.
+
+check = make_checker(PromptsConfig(source="mine.jsonl"))     # check(rollout_text, answer) -> bool
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import logging
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from rocktokens.errors import ConfigError
+from rocktokens.prompts.answer_pool import UNREADABLE, AnswerPool, NoProcess, Verdict
+from rocktokens.prompts.gym_tasks import gym_checker, is_gym_source
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.world import get_world, world_names
+
+Checker = Callable[[str, str], bool]
+
+NAMED_CHECKERS = ("auto", "math", "exact", "regex", "none")
+NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|(?<![\d.])\.\d+)")
+# A minus sign or en dash that makes a number negative; after a number it is a range or a difference.
+SIGN = re.compile(r"(?<![\w)\]}])[\N{MINUS SIGN}\N{EN DASH}](?=[\d.])")
+COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
+WORD = re.compile(r"[A-Za-z]{3,}")
+GROUPED = re.compile(r"-?\d+(?:\.\d+)?|-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
+FOR_PROCESSES = 64  # answers at once that are worth processes of their own
+
+
+def make_checker(config: PromptsConfig) -> Checker | None:
+    """The function that compares a response with an answer; None: accuracy is not measured."""
+    if config.checker == "none":
+        return None
+    if config.checker == "auto" and config.source in world_names():
+        return get_world(config.source).check
+    if config.checker == "auto" and is_gym_source(config.source):
+        return gym_checker(config.source, config.options)
+    if config.checker in ("auto", "math"):
+        return MathChecker()
+    if config.checker == "exact":
+        return lambda text, answer: " ".join(text.split()) == " ".join(answer.split())
+    if config.checker == "regex":
+        return _regex_checker(config.pattern or "")
+    return _function_by_path(config.checker)
+
+
+class MathChecker:
+    """math-verify where it can read both sides, the last number of each where it cannot.
+
+    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong). Many
+    answers at once (`check_all`) are compared in processes of their own, with a limit on the time of each.
+    """
+
+    def __init__(self) -> None:
+        # Without a signal-based timeout (outside the main thread) math-verify warns at every call.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        self.counts: Counter[str] = Counter(math_verify=0, last_number=0, unreadable=0)
+        self._answers: dict[str, list[Any]] = {}
+        self._known: dict[bytes, Verdict] = {}
+        self._pool: AnswerPool | None = None
+
+    def __call__(self, text: str, answer: str) -> bool:
+        return self.check_all([(text, answer)])[0]
+
+    def check_all(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether each text states its reference answer; a pair that was seen before is not compared again."""
+        keys = [_key(text, answer) for text, answer in pairs]
+        new = {key: pair for key, pair in zip(keys, pairs) if key not in self._known}
+        self._known |= dict(zip(new, self._decide_all(list(new.values()))))
+        self.counts.update(self._known[key][0] for key in keys)
+        return [self._known[key][1] for key in keys]
+
+    def _decide_all(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
+        in_main = threading.current_thread() is threading.main_thread()
+        if len(pairs) >= FOR_PROCESSES or (pairs and not in_main):
+            try:
+                self._pool = self._pool or AnswerPool()
+                return self._pool.check(pairs)
+            except NoProcess as error:
+                self._pool = None
+                logging.getLogger(__name__).warning(
+                    "answers are compared one by one in this process, where a formula may take long (%s)", error
+                )
+        return [self.decide(*pair) for pair in pairs]
+
+    def decide(self, text: str, answer: str) -> Verdict:
+        """How one pair is decided, and whether it is right; in this process."""
+        from math_verify import verify
+
+        try:
+            expected, found = self._read_answer(answer), _read_formulas(text)
+            if expected and found:
+                return "math_verify", bool(verify(expected, found, timeout_seconds=_timeout()))
+        except TooLongToRead:
+            return UNREADABLE
+        expected_number, found_number = _last_number(answer), _last_number(text)
+        if expected_number is None or found_number is None:
+            return UNREADABLE
+        return "last_number", expected_number == found_number
+
+    def readable(self, answer: str) -> bool:
+        """Whether an answer can be compared at all."""
+        try:
+            return bool(self._read_answer(answer)) or _last_number(answer) is not None
+        except TooLongToRead:
+            return False
+
+    def _read_answer(self, answer: str) -> list[Any]:
+        if answer not in self._answers:
+            # Reference answers are mostly bare LaTeX, which math-verify reads only between delimiters; a plain word
+            # between them it would take for a product of letters.
+            stated = answer.rpartition("####")[2].strip()
+            bare = "$" not in stated and not WORD.search(COMMAND.sub(" ", stated))
+            self._answers[answer] = _read_formulas(f"${stated}$" if bare else stated)
+        return self._answers[answer]
+
+
+def check_all(checker: Checker, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    """Whether each text states its reference answer, by any checker; one that can compares many at once."""
+    if isinstance(checker, MathChecker):
+        return checker.check_all(pairs)
+    return [bool(checker(text, answer)) for text, answer in pairs]
+
+
+def _key(text: str, answer: str) -> bytes:
+    """What tells a pair apart, in few bytes."""
+    return hashlib.blake2b(f"{len(text)} {text} {answer}".encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def how_checked(checker: Checker | None, texts: list[str], answers: list[str | None]) -> dict[str, dict[str, int]]:
+    """How many answers math-verify decided, how many the last number, how many nobody could read; else nothing."""
+    if not isinstance(checker, MathChecker):
+        return {}
+    before = checker.counts.copy()
+    # A resumed stage has compared only the rest: all of them are counted here, and those that are known not again.
+    checker.check_all([(text, answer) for text, answer in zip(texts, answers) if answer is not None])
+    checker.counts.subtract(before)
+    counted, checker.counts = dict(checker.counts), before
+    return {"checked_by": counted}
+
+
+def _read_formulas(text: str) -> list[object]:
+    from math_verify import parse
+    from math_verify.errors import TimeoutException
+
+    try:
+        found = parse(text, parsing_timeout=_timeout(), raise_on_error=True)
+    except TimeoutException:
+        raise TooLongToRead from None
+    except Exception:  # sympy raises whatever a formula makes it stumble over; such a text holds no formula
+        return []
+    return [formula for formula in found if not isinstance(formula, str)]
+
+
+class TooLongToRead(Exception):
+    """math-verify did not finish reading a text in time: it equals nothing."""
+
+
+def _timeout() -> int | None:
+    return TIMEOUT_SECONDS if threading.current_thread() is threading.main_thread() else None
+
+
+def _last_number(text: str) -> tuple[Decimal, ...] | None:
+    """The last number of a text, exact however long; commas that do not group thousands make it a list of numbers."""
+    found = NUMBER.findall(SIGN.sub("-", text))
+    if not found:
+        return None
+    last = found[-1].rstrip(",")
+    parts = [last.replace(",", "")] if GROUPED.fullmatch(last) else [part for part in last.split(",") if part]
+    try:
+        return tuple(Decimal(part) for part in parts)
+    except InvalidOperation:
+        return None
+
+
+def _regex_checker(pattern: str) -> Checker:
+    import regex
+
+    try:
+        compiled = regex.compile(pattern)
+    except regex.error as error:
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}.") from None
+    if compiled.groups < 1:
+        raise ConfigError(f"pattern {pattern!r} needs a group in parentheses round the answer.")
+
+    def check(text: str, answer: str) -> bool:
+        try:
+            matches = list(compiled.finditer(text, timeout=TIMEOUT_SECONDS))
+        except TimeoutError:
+            raise ConfigError(
+                f"pattern {pattern!r} took more than {TIMEOUT_SECONDS} s on one rollout: nested repeats such as (a+)+ "
+                "make it try every way to match. Write it without them."
+            ) from None
+        return bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip()
+
+    return check
+
+
+def _function_by_path(path: str) -> Checker:
+    module_name, _, name = path.partition(":")
+    if not name:
+        near = difflib.get_close_matches(path, NAMED_CHECKERS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"no checker is called {path!r}.{hint} There are: {', '.join(NAMED_CHECKERS)}, or package.module:function."
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a user's own file beside the command
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"checker {path}: cannot import {module_name} ({error}).") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"checker {path}: {module_name} has no function {name!r}.")
+    logging.getLogger(__name__).info("answers are checked by %s of %s", name, getattr(module, "__file__", module_name))
+
+    def check(text: str, answer: str) -> bool:
+        try:
+            return bool(function(text, answer))
+        except Exception as error:  # somebody else's code may raise anything
+            raise ConfigError(f"checker {path} failed with {type(error).__name__}: {error}.") from error
+
+    return check

@@ -1,0 +1,50 @@
+"""Settings of the prompts and of how answers are checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocktokens.settings import Settings, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsConfig(Settings):
+    """Where prompts come from and how answers are checked."""
+
+    source: str = "arithmetic"
+    """A built-in task, a .jsonl file, a hub dataset name, or reasoning-gym:TASK."""
+    options: tuple[str, ...] = ()
+    """Settings of a reasoning-gym task, each as KEY=VALUE with a YAML value (docs/prompts.md)."""
+    split: str = "train"
+    """Split of a hub dataset, or of a built-in task: train, detection, causal."""
+    subset: str | None = None
+    """Configuration name of a hub dataset."""
+    prompt_field: str = "prompt"
+    """Column with the prompt text."""
+    messages_field: str = "messages"
+    """Column with chat messages; used where a row has it, through the tokenizer's own chat template."""
+    chat: bool = False
+    """Put prompt text, too, through the chat template, as a user's message."""
+    system: str | None = None
+    """For chat: a system message before the prompt text, e.g. how to write the response; unset: the template's own."""
+    answer_field: str = "answer"
+    """Column with the reference answer; optional."""
+    checker: str = "auto"
+    """auto, math, exact, regex, none, or a Python function by dotted path (package.module:function)."""
+    pattern: str | None = None
+    """For checker=regex: the pattern whose last match's first group is compared with the answer."""
+    limit: int | None = None
+    """Use only the first so many prompts."""
+    seed: int = 0
+    """Seed of the endless prompts of a built-in or reasoning-gym task."""
+
+    def __post_init__(self) -> None:
+        require(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")
+        require(
+            self.system is None or self.chat,
+            "system is a message of a chat: set chat too, or put the words into the prompts themselves",
+        )
+        require(
+            (self.pattern is not None) == (self.checker == "regex"),
+            "pattern and checker=regex go together: give both or neither",
+        )

@@ -1,1 +1,0 @@
-"""`rocktokens view`: reports served on the loopback address."""

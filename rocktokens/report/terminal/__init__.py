@@ -1,1 +1,0 @@
-"""Tables and summaries for the terminal."""

@@ -1,0 +1,273 @@
+"""What a run knows, read once for the report: tables with or without optional columns, tokens, the rock set, stages.
+
+Every table is optional and so is every column: what is not there leaves out what needs it, and is named. This module
+reads; it computes nothing that detection or the census should have computed.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocktokens.errors import DataError, RockTokensError, RunError
+from rocktokens.files import first_line
+from rocktokens.formats import at_home, visible
+from rocktokens.run import Run, open_run
+from rocktokens.stats import Estimate
+
+# Stage → (the table that shows it ran, what it answers).
+from rocktokens.values import Json, Row
+
+STAGES = {
+    "distill": ("training", "loss and accuracy over training, and where its time went"),
+    "sample": ("rollouts", "real rollouts"),
+    "score": (None, "what every token costs, at every checkpoint"),
+    "detect": ("types", "which token types are rocks, and how large their footprint is"),
+    "geometry": ("geometry", "which way the rocks' gradients point"),
+    "knockout": ("census", "whether the student needs the tokens at inference"),
+    "graft": ("grafts", "what the student would gain had it learned them"),
+    "compare": ("compare", "what training without them costs and saves"),
+}
+
+
+# Stages that load the student or the teacher.
+NEED_MODELS = ("distill", "sample", "score", "knockout", "graft", "compare")
+
+
+class Facts:
+    """A run, as the report reads it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.notes: list[str] = []
+        """What was there but could not be used, to be named in the report."""
+        self._tables: dict[str, pa.Table | None] = {}
+        self._memo: Json = {}
+
+    @classmethod
+    def of(cls, path: str | Path) -> Facts:
+        """Open a run directory."""
+        return cls(open_run(path))
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        return self.run.path.resolve().name
+
+    # Tables
+
+    def table(self, name: str) -> pa.Table | None:
+        """A table that is there and not empty; a damaged one is named and left out."""
+        if name not in self._tables:
+            self._tables[name] = self._load(name)
+        return self._tables[name]
+
+    def _load(self, name: str) -> pa.Table | None:
+        if not self.run.has(name):
+            return None
+        try:
+            table = self.run.read(name)
+        except (DataError, RunError) as error:
+            self.notes.append(f"{name}.parquet was left out: {error}")
+            return None
+        return table if len(table) else None
+
+    def columns(self, name: str) -> list[str]:
+        """Columns of a table that may be too large to read whole; none where it is missing or damaged."""
+        path = self.run.path / f"{name}.parquet"
+        try:
+            return pq.read_schema(path).names if path.exists() else []
+        except (pa.ArrowInvalid, OSError) as error:
+            self.notes.append(f"{name}.parquet was left out: {str(error).splitlines()[0]}")
+            return []
+
+    def rows(self, name: str) -> list[Row]:
+        """The rows of a table; none where there is none."""
+        table = self.table(name)
+        return [] if table is None else table.to_pylist()
+
+    def lacks(self, table: pa.Table, figure: str, *columns: str) -> bool:
+        """Whether a table lacks columns that a figure needs; if so, the report says which."""
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            self.notes.append(f"{figure} was left out: no column {', '.join(missing)}")
+        return bool(missing)
+
+    def query(self, sql: str) -> pa.Table | None:
+        """Ask the run; nothing where a table or column is missing."""
+        try:
+            return self.run.query(sql)
+        except (DataError, RunError) as error:
+            self.notes.append(f"a question to the run was left out: {error}")
+            return None
+
+    def memo(self, name: str, make: Callable[[], Any]) -> Any:
+        """A value computed once for the whole report."""
+        if name not in self._memo:
+            self._memo[name] = make()
+        return self._memo[name]
+
+    # Manifest
+
+    @property
+    def config(self) -> Json:
+        """Sections of the configuration."""
+        return self.run.manifest.get("config", {})
+
+    def stage(self, name: str) -> Json:
+        """What a stage recorded about itself; empty where it did not run."""
+        return self.run.manifest.get("stages", {}).get(name) or {}
+
+    def ran(self, stage: str) -> bool:
+        """Whether a stage is complete, by the manifest or by its table."""
+        table = STAGES[stage][0]
+        if stage == "score":
+            return bool(self.run.steps())
+        if stage == "sample":
+            return bool(self.columns("rollouts"))
+        return self.run.done(stage) or (table is not None and self.table(table) is not None)
+
+    @property
+    def stages(self) -> list[str]:
+        """Completed stages in the order of the story, whatever order they were completed in."""
+        known = list(STAGES)
+
+        def place(stage: str) -> tuple[int, str, int]:
+            base, _, step = stage.partition("/step=")
+            return known.index(base) if base in known else len(known), base, int(step) if step.isdigit() else -1
+
+        return sorted((stage for stage in self.run.manifest.get("stages", {}) if stage != "report"), key=place)
+
+    @property
+    def sections(self) -> list[str]:
+        """Sections of the configuration in the order of the story."""
+        known = ["pair", "prompts", "rollouts", *STAGES]
+        return sorted(self.config, key=lambda name: (known.index(name) if name in known else len(known), name))
+
+    @property
+    def not_run(self) -> list[str]:
+        """Stages that this run has not completed."""
+        return [stage for stage in STAGES if not self.ran(stage)]
+
+    # Commands that a reader can paste
+
+    @property
+    def has_models(self) -> bool:
+        """Whether the run names a student and a teacher, so that stages that load them can be suggested."""
+        pair = self.config.get("pair") or {}
+        return bool(pair.get("student") and pair.get("teacher"))
+
+    @property
+    def place(self) -> str:
+        """The run directory as a shell takes it: relative where the run lies below the working directory."""
+        path = self.run.path.absolute()
+        below = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        text = at_home(str(below))
+        return text if text.startswith("~") and shlex.quote(text[1:]) == text[1:] else shlex.quote(str(below))
+
+    @property
+    def only_tables(self) -> bool:
+        """Whether the run consists of counts or outcomes that a user brought: no rollouts, no occurrences."""
+        return "counts" in self.config or "outcomes" in self.config
+
+    def command(self, stage: str) -> str | None:
+        """The command that runs a stage on this run; None where the run lacks the models or occurrences it needs."""
+        if (stage in NEED_MODELS and not self.has_models) or (stage != "report" and self.only_tables):
+            return None
+        return f"rocktokens {stage} {self.place}"
+
+    # Tokens and rocks
+
+    @cached_property
+    def definition(self) -> str:
+        """The definition by which rocks are called rocks here."""
+        return self.stage("detect").get("definition") or self.config.get("detect", {}).get("definition") or "certified"
+
+    @property
+    def signal(self) -> str:
+        """The loss that was ranked."""
+        return self.stage("detect").get("signal") or "kl"
+
+    @cached_property
+    def types(self) -> list[Row]:
+        """Token types, rocks first, each with a name."""
+        table = self.table("types")
+        if table is None or self.lacks(table, "the token types", "token_id"):
+            return []
+        return [{**row, "token": row.get("token") or f"#{row['token_id']}"} for row in table.to_pylist()]
+
+    @cached_property
+    def rocks(self) -> list[Json]:
+        """Rows of the rocks by the chosen definition, best first."""
+        own = [row for row in self.types if row.get(f"in_{self.definition}")]
+        rank = f"rank_{self.definition}"
+        return sorted(own, key=lambda row: (row.get(rank) or math.inf, row["token_id"]))
+
+    @property
+    def rock_word(self) -> str:
+        """What the found tokens are called: without a loss before distillation only `costly` can be said."""
+        known = any(row.get("loss_pre") is not None for row in self.types)
+        return "rock" if known or not self.types else "costly"
+
+    @cached_property
+    def rock_ids(self) -> set[int]:
+        """Token ids of the rocks."""
+        return {row["token_id"] for row in self.rocks}
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Token id to its text, where detection named it."""
+        return {row["token_id"]: row["token"] for row in self.types}
+
+    def token(self, token_id: Any) -> str:
+        """The text of a token id."""
+        return self.texts.get(token_id, f"#{token_id}") if isinstance(token_id, int) else str(token_id)
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Checkpoints that were scored, in order."""
+        return self.run.steps()
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Names of student and teacher; of a path, its last two parts."""
+        pair = self.config.get("pair", {})
+        return _short(pair.get("student", "")), _short(pair.get("teacher", ""))
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Values inside a run that have another type than its stages write become DataError: somebody changed them."""
+    try:
+        yield
+    except RockTokensError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{path}: run.json or a table holds a value that no stage writes ({type(error).__name__}: "
+            f"{first_line(error)}, {place.name}); restore it, or run its stage again with --again"
+        ) from error
+
+
+def estimate(row: Row, name: str) -> Estimate | None:
+    """A column as a value with its interval (NAME_low, NAME_high); None where empty."""
+    value = row.get(name)
+    if value is None or not math.isfinite(value):
+        return None
+    low, high = (math.nan if row.get(end) is None else row[end] for end in (f"{name}_low", f"{name}_high"))
+    return Estimate(float(value), low, high, 0)
+
+
+def _short(name: str) -> str:
+    parts = [part for part in str(name).replace("\\", "/").split("/") if part]
+    return visible("/".join(parts[-2:])) if parts else "not recorded"

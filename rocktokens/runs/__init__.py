@@ -1,1 +1,0 @@
-"""Whatever touches a run directory on disk."""

@@ -1,0 +1,312 @@
+"""Sampling from a model in this process: batched, cached, reproducible row by row.
+
+Every row has a random stream of its own and consumes one number a token, so its tokens do not depend on which other
+rows share its batch (up to floating point), nor on the batch size. Rows leave when they finish. This module does not
+know prompts, answers or files.
+
+Shapes: B rows in the batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.sample.cpu_decoding import Packed, fast_on_cpu
+from rocktokens.sample.kv_decoder import Decoder
+from rocktokens.sample.requests import Continuation, Request
+from rocktokens.seeds import uniforms
+
+# Rows are dropped from the batch when this share of it has finished: copying the cache for each would cost more.
+LEAVE_SHARE = 0.1
+# Batches that share one prefill of their longest prefixes, so that rows of alike length still meet.
+BLOCK_BATCHES = 4
+
+# Vocabularies wider than this are searched block by block: accumulating every token costs more than the model's layers.
+WIDE_VOCABULARY = 8192
+BLOCK_TOKENS = 512
+
+Prefix = tuple[int, ...]
+Trunk = tuple[Decoder, list[Prefix]]
+
+
+class Sampler:
+    """The engine for a Hugging Face model. `vocabulary` cuts off padding rows of the output head."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        vocabulary: int | None = None,
+        temperature: float = 1.0,
+        greedy: bool = False,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        if not 0 < temperature < float("inf"):
+            raise ConfigError(f"temperature must be > 0, got {temperature}; for greedy decoding pass greedy=True")
+        if top_k is not None and top_k < 1:
+            raise ConfigError(f"top_k must be at least 1, got {top_k}; None turns it off")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ConfigError(f"top_p must be in (0, 1], got {top_p}; None turns it off")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        if not eos_ids:
+            raise ConfigError("sampling needs at least one end token; the model's generation config names none")
+        self.model, self.pad_id, self.vocabulary = model, pad_id, vocabulary
+        self.temperature, self.greedy, self.top_k, self.top_p = temperature, greedy, top_k, top_p
+        self.batch_size = batch_size
+        self._packed = Packed()
+        self.device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
+        self.eos_E = torch.tensor(sorted(set(eos_ids)), device=self.device)
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.exact_resume = greedy or (top_k is None and top_p is None)
+
+    def generate(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in order; rows of similar length share a batch."""
+        for request in requests:
+            self._check(request)
+        answers: list[Continuation | None] = [None] * len(requests)
+        was_training = self.model.training
+        self.model.eval()
+        steps = max((request.max_new_tokens for request in requests), default=0)
+        try:
+            with fast_on_cpu(self.model, steps=steps, kept=self._packed):
+                for roots, members in self._blocks(requests):
+                    trunk = self._trunk(roots)
+                    order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
+                    for start in range(0, len(order), self.batch_size):
+                        batch = order[start : start + self.batch_size]
+                        for index, answer in zip(batch, self._generate_batch([requests[i] for i in batch], trunk)):
+                            answers[index] = answer
+                        if progress is not None:
+                            progress(len(batch))
+        finally:
+            self.model.train(was_training)
+        return [answer for answer in answers if answer is not None]
+
+    def _blocks(self, requests: Sequence[Request]) -> list[tuple[list[Prefix], list[int]]]:
+        """Requests that are worked off together, and the longest prefixes that hold all of theirs.
+
+        Rollouts that are resumed at many places have prefixes that begin alike: where that halves the tokens to be
+        prefilled, a block's longest ones are prefilled once and every batch copies its beginnings. No roots: it does
+        not pay, and each batch prefills its own.
+        """
+        everything = list(range(len(requests)))
+        root_of = roots_of({request.prefix for request in requests})
+        shared = sum(map(len, set(root_of.values())))
+        if 2 * shared > sum(map(len, root_of)) or min(map(len, root_of), default=0) < 2:
+            return [([], everything)] if requests else []
+        blocks: list[tuple[list[Prefix], list[int]]] = []
+        for index in sorted(everything, key=lambda index: root_of[requests[index].prefix]):
+            root = root_of[requests[index].prefix]
+            if not blocks or (
+                blocks[-1][0][-1] != root
+                and (len(blocks[-1][1]) >= BLOCK_BATCHES * self.batch_size or len(blocks[-1][0]) >= self.batch_size)
+            ):
+                blocks.append(([root], []))
+            if blocks[-1][0][-1] != root:
+                blocks[-1][0].append(root)
+            blocks[-1][1].append(index)
+        return blocks
+
+    def _trunk(self, roots: list[Prefix]) -> Trunk | None:
+        if not roots:
+            return None
+        decoder = self._decoder()
+        decoder.prefill(roots, room=0)
+        return (decoder, roots) if decoder.can_branch else None
+
+    def _begin(self, decoder: Decoder, prefixes: list[Prefix], room: int, trunk: Trunk | None) -> Tensor:
+        """The first logits of every row."""
+        if trunk is None:
+            return decoder.prefill(prefixes, room=room)
+        trunk_decoder, roots = trunk
+        root_of = roots_of({*roots, *prefixes})
+        place = {root: index for index, root in enumerate(roots)}
+        row_B = torch.tensor([place[root_of[prefix]] for prefix in prefixes], device=self.device)
+        return decoder.branch(trunk_decoder, row_B, prefixes, room=room)
+
+    def _check(self, request: Request) -> None:
+        if not request.prefix:
+            raise DataError("a prompt is empty; every prompt needs at least one token")
+        if request.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+        if self.context is not None and len(request.prefix) >= self.context:
+            raise DataError(
+                f"a prompt has {len(request.prefix)} tokens and the model's context is {self.context}; "
+                "shorten the prompt or leave it out"
+            )
+        known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
+        if not 0 <= min(request.prefix) <= max(request.prefix) < known:
+            raise DataError(
+                f"a prompt holds token ids {min(request.prefix)} to {max(request.prefix)}, the model knows {known}; "
+                "it was made with another tokenizer"
+            )
+        rows = self.vocabulary or self.model.get_output_embeddings().weight.shape[0]
+        if request.banned and not 0 <= min(request.banned) <= max(request.banned) < rows:
+            raise ConfigError(f"banned token ids must lie in [0, {rows}), got {sorted(request.banned)}")
+        if len(set(request.banned)) >= rows:
+            raise ConfigError("every token type is banned; nothing can be sampled")
+
+    def _room(self, request: Request) -> int:
+        if self.context is None:
+            return request.max_new_tokens
+        return min(request.max_new_tokens, self.context - len(request.prefix))
+
+    @torch.inference_mode()
+    def _generate_batch(self, requests: list[Request], trunk: Trunk | None = None) -> list[Continuation]:
+        room = [self._room(request) for request in requests]
+        uniform_BT = torch.zeros((len(requests), max(room)), dtype=torch.float64, device=self.device)
+        if not self.greedy:
+            for row, request in enumerate(requests):
+                uniform_BT[row, : room[row]] = torch.from_numpy(numbers_of(request, room[row]))
+        token_BT = torch.full((len(requests), max(room)), self.pad_id, device=self.device)
+        length_B = torch.zeros(len(requests), dtype=torch.long, device=self.device)
+        ended_B = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
+        invalid_B = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
+        room_B = torch.tensor(room, device=self.device)
+
+        decoder = self._decoder()
+        logits_LV = self._begin(decoder, [request.prefix for request in requests], max(room), trunk)
+        live_L = torch.arange(len(requests), device=self.device)  # which request each row of the decoder serves
+        going_L = torch.ones(len(requests), dtype=torch.bool, device=self.device)
+        bans = _Bans(requests, live_L)
+        for step in range(max(room)):
+            allowed_LV = bans.apply_(logits_LV[:, : self.vocabulary])
+            chosen_L, bad_L = self._draw(decoder, allowed_LV, uniform_BT[live_L, step], live_L, step)
+            writes_L = going_L & ~bad_L
+            at = live_L[writes_L]
+            token_BT[at, step] = chosen_L[writes_L]
+            length_B[at] = step + 1
+            invalid_B[live_L[going_L & bad_L]] = True
+            ended_L = torch.isin(chosen_L, self.eos_E)
+            ended_B[live_L[writes_L & ended_L]] = True
+            going_L = writes_L & ~ended_L & (room_B[live_L] > step + 1)
+            num_going = int(going_L.sum())
+            if num_going == 0:
+                break
+            if num_going <= len(going_L) * (1 - LEAVE_SHARE):
+                row_L = going_L.nonzero().squeeze(1)
+                decoder.keep(row_L)
+                live_L, chosen_L, going_L = live_L[row_L], chosen_L[row_L], going_L[row_L]
+                bans = _Bans(requests, live_L)
+            logits_LV = decoder.advance(chosen_L)
+        return [
+            Continuation(tuple(tokens[:length]), truncated=not ended, invalid=invalid)
+            for tokens, length, ended, invalid in zip(
+                token_BT.tolist(), length_B.tolist(), ended_B.tolist(), invalid_B.tolist()
+            )
+        ]
+
+    def _decoder(self) -> Decoder:
+        return Decoder(self.model, pad_id=self.pad_id)
+
+    def _draw(
+        self, decoder: Decoder, logits_LV: Tensor, uniform_L: Tensor, live_L: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """The next token of every live row; `live_L` says which request each serves."""
+        return self.choose(logits_LV, uniform_L)
+
+    def choose(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token of every row, and whether its logits were unusable (NaN, +inf, or nothing left)."""
+        top_B = logits_BV.amax(dim=1)
+        bad_B = ~torch.isfinite(top_B)
+        if self.greedy:
+            return logits_BV.argmax(dim=1), bad_B
+        scaled_BV = logits_BV - top_B[:, None]
+        if self.temperature != 1:
+            scaled_BV /= self.temperature
+        if self.top_k is not None and self.top_k < scaled_BV.shape[1]:
+            floor_B1 = scaled_BV.topk(self.top_k, dim=1).values[:, -1:]
+            scaled_BV = scaled_BV.masked_fill(scaled_BV < floor_B1, -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
+            scaled_BV = _nucleus(scaled_BV, self.top_p)
+        return inverse_transform(scaled_BV.exp_(), uniform_B), bad_B
+
+
+def inverse_transform(mass_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The first token of each row whose cumulative mass exceeds the row's number times its total mass.
+
+    Summed in float64. A token of mass 0 adds nothing, so it can never be the first to exceed. A wide vocabulary is
+    summed in blocks first, so that only the block that holds the token is accumulated token by token.
+
+    Args:
+        mass_BV: Unnormalised probabilities.
+        uniform_B: Numbers in [0, 1), float64.
+    """
+    num_tokens = mass_BV.shape[1]
+    if num_tokens <= WIDE_VOCABULARY:
+        cumulative_BV = mass_BV.cumsum(dim=1, dtype=torch.float64)
+        return _first_above(cumulative_BV, uniform_B * cumulative_BV[:, -1])
+    whole = num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    sum_BN = mass_BV[:, :whole].unflatten(1, (-1, BLOCK_TOKENS)).sum(dim=2, dtype=torch.float64)
+    rest_B1 = mass_BV[:, whole:].sum(dim=1, keepdim=True, dtype=torch.float64)
+    cumulative_BN = torch.cat([sum_BN, rest_B1], dim=1).cumsum_(dim=1)
+    target_B = uniform_B * cumulative_BN[:, -1]
+    block_B1 = _first_above(cumulative_BN, target_B)[:, None]
+    before_B1 = cumulative_BN.gather(1, (block_B1 - 1).clamp_min(0)) * (block_B1 > 0)
+    index_BW = block_B1 * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=mass_BV.device)
+    mass_BW = mass_BV.gather(1, index_BW.clamp_max(num_tokens - 1)) * (index_BW < num_tokens)
+    return index_BW[:, 0] + _first_above(before_B1 + mass_BW.cumsum(dim=1, dtype=torch.float64), target_B)
+
+
+def _first_above(cumulative_BV: Tensor, target_B: Tensor) -> Tensor:
+    """The first place of each row above its target, which rounding never lets reach the row's last sum."""
+    end_B = cumulative_BV[:, -1]
+    below_B = torch.minimum(target_B, torch.nextafter(end_B, torch.full_like(end_B, -torch.inf)))
+    place_B = torch.searchsorted(cumulative_BV, below_B[:, None], right=True).squeeze(1)
+    return place_B.clamp_max_(cumulative_BV.shape[1] - 1)  # a row of NaN has no such place
+
+
+def roots_of(prefixes: set[Prefix]) -> dict[Prefix, Prefix]:
+    """For every prefix one of them that it begins, and that begins no other."""
+    found: dict[Prefix, Prefix] = {}
+    root: Prefix | None = None
+    for prefix in sorted(prefixes, reverse=True):  # whatever a prefix begins comes right before it
+        if root is None or root[: len(prefix)] != prefix:
+            root = prefix
+        found[prefix] = root
+    return found
+
+
+def numbers_of(request: Request, count: int) -> np.ndarray:
+    """The random numbers in [0, 1) that a request's tokens are drawn with, one a token."""
+    numbers = uniforms(request.seed, request.skip + count)[request.skip :]
+    if request.first_seed is not None:
+        numbers[0] = uniforms(request.first_seed, 1)[0]
+    return numbers
+
+
+def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
+    """Keep the most probable tokens until together they reach `top_p`, the one that crosses it included."""
+    sorted_BV, index_BV = scaled_BV.sort(dim=1, descending=True)
+    probability_BV = sorted_BV.softmax(dim=1)
+    before_BV = probability_BV.cumsum(dim=1) - probability_BV
+    drop_BV = torch.zeros_like(scaled_BV, dtype=torch.bool).scatter_(1, index_BV, before_BV >= top_p)
+    return scaled_BV.masked_fill(drop_BV, -torch.inf)
+
+
+class _Bans:
+    """The banned (row, token type) pairs of the rows now in the batch."""
+
+    def __init__(self, requests: Sequence[Request], live_L: Tensor) -> None:
+        pairs = [(row, token) for row, index in enumerate(live_L.tolist()) for token in requests[index].banned]
+        self.row_P, self.token_P = torch.tensor(pairs, device=live_L.device).reshape(-1, 2).long().unbind(1)
+
+    def apply_(self, logits_LV: Tensor) -> Tensor:
+        """The logits with every banned one at minus infinity (after any soft cap, so that no ban leaks)."""
+        if len(self.row_P):
+            logits_LV = logits_LV.clone()
+            logits_LV[self.row_P, self.token_P] = -torch.inf
+        return logits_LV

@@ -1,0 +1,1 @@
+"""Every sampled token under student and teacher."""

@@ -1,0 +1,282 @@
+"""Rollouts in, scored occurrences out: what every sampled token cost under a student and the teacher.
+
+Rows are packed by length into micro-batches of a token budget and padded on the right, where causal attention never
+looks, so real positions need no mask. Only response positions count, the end token included; the state that scores the
+token at position t is the one before it. The teacher's backbone runs once for all the students it is compared with;
+where the teacher is served, the states of the next micro-batch are on their way while this one is measured.
+
+Shapes: B rollouts of a micro-batch, T positions, N response positions of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rocktokens.divergence.fused import Divergence, fused_divergence
+from rocktokens.errors import DataError
+from rocktokens.models.states import LocalStates, Sequences, StateSource, source_of
+from rocktokens.score.top_k import TopK, TopKSource, top_k_divergence
+from rocktokens.score.top_tokens import TopTokenRecorder
+
+Observer = Callable[[Tensor, Tensor], None]
+# A micro-batch is closed before more than this share of it is padding.
+MAX_PADDING = 0.08
+# Micro-batches whose states are asked of a served teacher before they are needed.
+AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled response as token ids."""
+
+    prompt_id: str
+    rollout_id: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass
+class ScoreFacts:
+    """What a scoring pass did, for the manifest."""
+
+    occurrences: int = 0
+    padded_tokens: int = 0
+    real_tokens: int = 0
+    invalid: dict[str, int] = field(default_factory=dict)
+    """Occurrences whose measures are not finite, by rollout; their rows are kept, marked by NaN."""
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the work that was padding."""
+        return self.padded_tokens / max(self.padded_tokens + self.real_tokens, 1)
+
+
+def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[list[Rollout]]:
+    """Rollouts of similar length together: at most `token_budget` padded tokens, little of it padding."""
+    batch: list[Rollout] = []
+    real = 0
+    for rollout in sorted(rollouts, key=lambda r: (len(r.prompt_ids) + len(r.token_ids), r.rollout_id)):
+        length = len(rollout.prompt_ids) + len(rollout.token_ids)
+        padded = length * (len(batch) + 1)
+        if batch and (padded > token_budget or padded - real - length > MAX_PADDING * padded):
+            yield batch
+            batch, real = [], 0
+        batch.append(rollout)
+        real += length
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def score(
+    rollouts: Sequence[Rollout],
+    students: Mapping[int, PreTrainedModel],
+    teacher: PreTrainedModel | StateSource | TopKSource,
+    *,
+    eos_ids: Sequence[int],
+    vocabulary: int,
+    write: Callable[[int, pa.Table], None],
+    token_budget: int = 8192,
+    chunk: int | None = None,
+    observers: Mapping[int, Observer] | None = None,
+    top: TopTokenRecorder | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[int, ScoreFacts]:
+    """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
+
+    `teacher` is a model or a source of its states, or, for an approximation, of its most probable tokens; `top` then
+    keeps nothing. `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk. `top`
+    keeps the most probable tokens of both models for some of the rollouts.
+    """
+    theirs = teacher if isinstance(teacher, TopKSource) else source_of(teacher)
+    ours: dict[int, StateSource] = {step: LocalStates(student) for step, student in students.items()}
+    named: dict[str, StateSource | TopKSource] = {"teacher": theirs}
+    named |= {f"student of step {step}": source for step, source in ours.items()}
+    contexts = {name: source.context for name, source in named.items()}
+    for rollout in rollouts:
+        _check(rollout, vocabulary, contexts)
+    facts = {step: ScoreFacts() for step in students}
+    local = [teacher] if isinstance(teacher, PreTrainedModel) else []
+    with _evaluating(*local, *students.values()):
+        layouts = (_Layout.of(batch) for batch in micro_batches(rollouts, token_budget))
+        for layout, told in _with_states(layouts, theirs):
+            for step, source in ours.items():
+                observe = (observers or {}).get(step)
+                states_NH = source.response_states(layout.sequences)
+                measured = _measure((states_NH, source), (told, theirs), layout, vocabulary, chunk, observe)
+                table = _table(layout, measured, eos_ids)
+                write(step, table)
+                if top is not None and isinstance(told, Tensor) and not isinstance(theirs, TopKSource):
+                    loss_N = table["kl"].to_numpy()
+                    top.see(step, layout.batch, states_NH, source.head, told, theirs.head, loss_N)
+                facts[step].occurrences += len(table)
+                facts[step].real_tokens += layout.real_tokens
+                facts[step].padded_tokens += layout.padded_tokens - layout.real_tokens
+                _note_invalid(table, facts[step])
+            if progress is not None:
+                progress(len(layout.batch))
+    return facts
+
+
+Told = Tensor | TopK
+"""What a teacher tells of a micro-batch: its states, or its most probable tokens."""
+
+
+def _with_states(layouts: Iterable[_Layout], source: StateSource | TopKSource) -> Iterator[tuple[_Layout, Told]]:
+    """Every micro-batch with what the teacher tells; a served teacher is asked for some of it ahead."""
+    ask: Callable[[Sequences], Told] = source.response_top if isinstance(source, TopKSource) else source.response_states
+    if not source.ahead:
+        yield from ((layout, ask(layout.sequences)) for layout in layouts)
+        return
+    with ThreadPoolExecutor(1) as executor:
+        coming: deque[tuple[_Layout, Future[Told]]] = deque()
+        for layout in layouts:
+            coming.append((layout, executor.submit(ask, layout.sequences)))
+            if len(coming) > AHEAD:
+                first, told = coming.popleft()
+                yield first, told.result()
+        while coming:
+            first, told = coming.popleft()
+            yield first, told.result()
+
+
+@contextmanager
+def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
+    """No dropout inside; every model is left in the mode it came in."""
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, modes):
+            model.train(training)
+
+
+def _measure(
+    student: tuple[Tensor, StateSource],
+    teacher: tuple[Told, StateSource | TopKSource],
+    layout: _Layout,
+    vocabulary: int,
+    chunk: int | None,
+    observe: Observer | None,
+) -> Divergence:
+    student_NH, told = student[0], teacher[0]
+    ours = student[1].head
+    if isinstance(told, TopK) or isinstance(teacher[1], TopKSource):
+        assert isinstance(told, TopK)
+        seen = None if observe is None else _finite_only(observe)
+        return top_k_divergence(student_NH, ours, told, layout.token_N, vocabulary, seen)
+    theirs = teacher[1].head
+    device = ours.weight_VH.device
+    return fused_divergence(
+        student_NH.to(device),
+        ours.weight_VH[:vocabulary],
+        told.to(device),
+        theirs.weight_VH[:vocabulary].to(device),
+        token_N=layout.token_N.to(device),
+        student_bias=ours.bias_V,
+        teacher_bias=None if theirs.bias_V is None else theirs.bias_V.to(device),
+        student_softcap=ours.softcap,
+        teacher_softcap=theirs.softcap,
+        student_scale=ours.scale,
+        teacher_scale=theirs.scale,
+        chunk=chunk,
+        observe=None if observe is None else _finite_only(observe),
+    )
+
+
+def _finite_only(observe: Observer) -> Observer:
+    def seen(token_C: Tensor, grad_CV: Tensor) -> None:
+        finite_C = torch.isfinite(grad_CV.sum(dim=1))
+        if bool(finite_C.all()):
+            observe(token_C, grad_CV)
+        else:
+            observe(token_C[finite_C], grad_CV[finite_C])
+
+    return seen
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the response positions of a micro-batch lie."""
+
+    batch: list[Rollout]
+    sequences: Sequences
+    token_N: Tensor
+    position_N: np.ndarray
+    real_tokens: int
+    padded_tokens: int
+
+    @classmethod
+    def of(cls, batch: list[Rollout]) -> _Layout:
+        ids = tuple(rollout.prompt_ids + rollout.token_ids for rollout in batch)
+        starts = tuple(len(rollout.prompt_ids) for rollout in batch)
+        token_N = torch.tensor([token for rollout in batch for token in rollout.token_ids])
+        position_N = np.concatenate([np.arange(len(rollout.token_ids)) for rollout in batch])
+        sequences = Sequences(ids, starts, tuple(rollout.rollout_id for rollout in batch))
+        lengths = [len(sequence) for sequence in ids]
+        return cls(batch, sequences, token_N, position_N, sum(lengths), len(batch) * max(lengths))
+
+
+def _table(layout: _Layout, measured: Divergence, eos_ids: Sequence[int]) -> pa.Table:
+    counts = [len(rollout.token_ids) for rollout in layout.batch]
+    row_N = np.repeat(np.arange(len(layout.batch)), counts)
+    token_N = layout.token_N.numpy()
+
+    def column(tensor: Tensor | None) -> np.ndarray:
+        assert tensor is not None
+        return tensor.float().cpu().numpy()
+
+    return pa.table(
+        {
+            "prompt_id": pa.array([rollout.prompt_id for rollout in layout.batch]).take(pa.array(row_N)),
+            "rollout_id": pa.array([rollout.rollout_id for rollout in layout.batch]).take(pa.array(row_N)),
+            "position": layout.position_N.astype(np.int32),
+            "token_id": token_N.astype(np.int32),
+            "kl": column(measured.value_N),
+            "log_ratio": column(measured.log_ratio_N),
+            "student_logprob": column(measured.student_logprob_N),
+            "teacher_logprob": column(measured.teacher_logprob_N),
+            "student_entropy": column(measured.student_entropy_N),
+            "teacher_entropy": column(measured.teacher_entropy_N),
+            "grad_norm": column(measured.grad_norm_N),
+            "is_eos": np.isin(token_N, list(eos_ids)),
+        }
+    )
+
+
+def _note_invalid(table: pa.Table, facts: ScoreFacts) -> None:
+    bad_N = ~np.isfinite(table["kl"].to_numpy())
+    if bad_N.any():
+        for rollout_id in table["rollout_id"].to_numpy(zero_copy_only=False)[bad_N]:
+            facts.invalid[rollout_id] = facts.invalid.get(rollout_id, 0) + 1
+
+
+def _check(rollout: Rollout, vocabulary: int, contexts: Mapping[str, int | None]) -> None:
+    if not rollout.prompt_ids:
+        raise DataError(f"rollout {rollout.rollout_id} has an empty prompt; the first response token has no prefix")
+    if not rollout.token_ids:
+        raise DataError(f"rollout {rollout.rollout_id} has no response tokens; leave it out")
+    ids = rollout.prompt_ids + rollout.token_ids
+    if max(ids) >= vocabulary or min(ids) < 0:
+        raise DataError(
+            f"rollout {rollout.rollout_id} holds token id {min(ids) if min(ids) < 0 else max(ids)}, the pair shares "
+            f"{vocabulary} token types; it was made with another tokenizer"
+        )
+    for name, context in contexts.items():
+        if context is not None and len(ids) > context:
+            raise DataError(
+                f"rollout {rollout.rollout_id} has {len(ids)} tokens with its prompt, the {name} reads {context}; "
+                "leave it out or sample with a lower max_new_tokens"
+            )

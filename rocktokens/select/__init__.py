@@ -1,0 +1,1 @@
+"""Which occurrences carry loss."""

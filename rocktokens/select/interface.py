@@ -1,0 +1,95 @@
+"""Every selector by its name, and where users take them from: this module re-exports the interface and the basic rules.
+
+The interface and the rules that need nothing else are in basic.py, the published ones in field.py, those that learn
+while training in adaptive.py, and those that sample less in sample_less.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable
+
+from rocktokens.errors import ConfigError
+from rocktokens.select.adaptive import Adaptive
+from rocktokens.select.basic import (
+    Entropy,
+    Freeze,
+    FreezeRocks,
+    HighDivergence,
+    Prefix,
+    Random,
+    Selector,
+    SelectorBatch,
+    Soft,
+    TopShare,
+    Uniform,
+    high_divergence_window,
+    overlap,
+    share,
+)
+from rocktokens.select.published import PUBLISHED
+from rocktokens.select.sample_less import Fewer, Merit, RandomRollouts
+from rocktokens.select.settings import SelectorConfig
+
+__all__ = ["Selector", "SelectorBatch", "TopShare", "Uniform", "high_divergence_window", "make_selector", "overlap"]
+__all__ += ["selector_kinds", "selector_of", "share"]
+
+
+def make_selector(name: str, **options: object) -> Selector:
+    """A selector by name, e.g. make_selector("freeze", rocks=[11, 42]); or your own class as "package.module:Class"."""
+    kinds = selector_kinds()
+    if ":" in name:
+        kind = _class_by_path(name)
+    elif name in kinds:
+        kind = kinds[name]
+    else:
+        near = difflib.get_close_matches(name, kinds, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"no selector is called {name!r}.{hint} There are: {', '.join(kinds)}; or package.module:Class."
+        )
+    known = list(inspect.signature(kind).parameters)
+    for option in options:
+        if option not in known:
+            takes = f"it takes: {', '.join(known)}" if known else "it takes no options"
+            raise ConfigError(f"selector {name} has no option {option!r}; {takes}")
+    return kind(**options)
+
+
+def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Iterable[int] | None = None) -> Selector:
+    """The selector a configuration asks for.
+
+    Args:
+        config: which selector, and its settings.
+        rocks: the declared rocks; they stand in where a selector needs some and the configuration names none.
+        bypass: the bypass list, likewise for `freeze` (unset: there is no such list, and `freeze` takes the rocks); for
+            `adaptive` it counts where the configuration asks for one.
+    """
+    options = config.options()
+    if config.name == "adaptive":
+        named = options.pop("rocks", ())
+        options["allowed"] = (() if bypass is None else tuple(bypass)) if config.bypass else (named or None)
+    elif "rocks" in options and not config.rocks:
+        options["rocks"] = tuple(bypass if config.name == "freeze" and bypass is not None else rocks)
+    return make_selector(config.name, **options)
+
+
+def _class_by_path(path: str) -> type[Selector]:
+    module, _, attribute = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"selector {path} cannot be loaded: {error}") from None
+    if not (isinstance(kind, type) and issubclass(kind, Selector)):
+        raise ConfigError(f"{path} is not a Selector; derive it from rocktokens.Selector")
+    return kind
+
+
+def selector_kinds() -> dict[str, type[Selector]]:
+    """Every selector of ours by name."""
+    ours: tuple[type[Selector], ...]
+    ours = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
+    ours += (Fewer, Merit, RandomRollouts, *PUBLISHED)
+    return {kind.name: kind for kind in ours}

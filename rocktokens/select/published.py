@@ -1,0 +1,289 @@
+"""The published token selectors, each as its paper defines it, behind the interface of selectors.py.
+
+docs/selectors.md lists the formulas and their sources. A selector whose source gives
+weights above 1 states the largest it can give as `bound`. Shares, ranks, extremes and means are taken over the whole
+optimiser step, never over a micro-batch.
+
+Shapes: N occurrences of one optimiser step, R rollouts, k most probable tokens of a row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rocktokens.divergence.monitor import TokenMonitor
+from rocktokens.errors import ConfigError
+from rocktokens.select.basic import Prefix, Selector, SelectorBatch, TopShare, share
+from rocktokens.values import Row
+
+
+class Tip(TopShare):
+    """Keeps where the student is uncertain or far from the teacher: h + d - h d, both scaled to [0, 1] in the step.
+
+    With `corner="confident"` it keeps what the paper calls Q3 instead, where the student is certain and yet far from
+    the teacher: (1 - h) d. Source: TIP, arXiv 2604.14084.
+    """
+
+    name = "tip"
+
+    def __init__(self, *, keep: float = 0.5, corner: str | None = None) -> None:
+        """`keep`: share of the step's occurrences. `corner`: None, or "confident" for Q3."""
+        super().__init__(keep=keep)
+        if corner not in (None, "confident"):
+            raise ConfigError(f"corner must be confident or unset, got {corner!r}")
+        self.corner = corner
+
+    def score(self, batch: SelectorBatch) -> Tensor:
+        entropy_N, value_N = _min_max(_given(batch, "student_entropy_N")), _min_max(_given(batch, "value_N"))
+        if self.corner == "confident":
+            return (1 - entropy_N) * value_N
+        return entropy_N + value_N - entropy_N * value_N
+
+
+class Teachable(TopShare):
+    """Keeps where the two models disagree and the teacher still believes in what the student would say.
+
+    Score N(D) N(C): D is KL(teacher || student), both renormalised on the student's top `top` tokens, C the teacher's
+    probability of those tokens, N clips to the 5th and 95th percentile and scales to [0, 1]. Source: TA-OPD, arXiv
+    2605.26844.
+    """
+
+    name = "teachable"
+
+    def __init__(self, *, keep: float = 0.05, top: int = 16) -> None:
+        super().__init__(keep=keep)
+        if top < 2:
+            raise ConfigError(f"top must be at least 2 tokens, got {top}")
+        self.needs_top = top
+
+    def score(self, batch: SelectorBatch) -> Tensor:
+        student_Nk, teacher_Nk = (
+            _given(batch, name)[:, : self.needs_top].double()
+            for name in ("student_top_Nk", "teacher_at_student_top_Nk")
+        )
+        p_Nk, q_Nk = student_Nk.log_softmax(1), teacher_Nk.clamp_min(-1e30).log_softmax(1)
+        disagreement_N = (q_Nk.exp() * (q_Nk - p_Nk)).sum(1)
+        compatibility_N = teacher_Nk.exp().sum(1)
+        return _clipped(disagreement_N) * _clipped(compatibility_N)
+
+
+class Iw(Selector):
+    """Weighs early positions more: 1 + gamma (1 - share of the rollout's |advantage| that lies before the position).
+
+    The advantage is log q - log p of the sampled token. Source: IW-OPD, arXiv 2606.22600.
+    """
+
+    name = "iw"
+    needs_losses = True
+
+    def __init__(self, *, gamma: float = 0.5) -> None:
+        if not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma must lie in [0, 1], got {gamma}")
+        self.gamma = float(gamma)
+        self.bound = 1.0 + self.gamma
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        advantage_N = (_given(batch, "teacher_logprob_N") - _given(batch, "student_logprob_N")).double().abs()
+        advantage_N = torch.nan_to_num(advantage_N, nan=0.0, posinf=0.0)
+        total_N = rollout_sums(advantage_N, batch.rollout_N)[batch.rollout_N]
+        before_N = advantage_N.cumsum(0) - advantage_N
+        first_N = _first_row(batch.rollout_N)
+        share_N = torch.where(total_N > 0, (before_N - before_N[first_N]) / total_N.clamp_min(1e-30), 0.0)
+        return (1 + self.gamma * (1 - share_N.clamp(0, 1))).float()
+
+
+class Fire(Selector):
+    """Drops the rollouts that the teacher finds least likely and weighs the rest by both entropies.
+
+    Weight (1 + (1 - H_T / max H_T)) (1 + H_S / max H_S), divided by its mean over the kept occurrences; maxima are the
+    step's. The source divides by each rollout's mean. Source: FIRE, arXiv 2606.02684.
+    """
+
+    name = "fire"
+    needs_losses = True
+    bound = 4.0
+
+    def __init__(self, *, drop: float = 0.2) -> None:
+        """`drop`: share of the rollouts, those of lowest mean teacher log-probability, that carry no loss."""
+        if not 0 <= drop < 1:
+            raise ConfigError(f"drop is a share in [0, 1), got {drop}")
+        self.drop = float(drop)
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        kept_N = self._kept(batch)
+        teacher_N, student_N = (
+            torch.nan_to_num(_given(batch, name).double()) for name in ("teacher_entropy_N", "student_entropy_N")
+        )
+        weight_N = (2 - teacher_N / teacher_N.max().clamp_min(1e-30)) * (
+            1 + student_N / student_N.max().clamp_min(1e-30)
+        )
+        weight_N = torch.where(kept_N, weight_N, 0.0)
+        return (weight_N / weight_N[kept_N].mean()).float()
+
+    def _kept(self, batch: SelectorBatch) -> Tensor:
+        logprob_N = torch.nan_to_num(_given(batch, "teacher_logprob_N").double(), nan=0.0, neginf=-1e30)
+        count_R = rollout_sums(torch.ones_like(logprob_N), batch.rollout_N)
+        mean_R = rollout_sums(logprob_N, batch.rollout_N) / count_R.clamp_min(1)
+        present_M = count_R.nonzero().squeeze(1)  # a rollout without a loss token has no mean and cannot be dropped
+        worst_M = present_M[mean_R[present_M].argsort(stable=True)]
+        kept_R = torch.ones(len(count_R), dtype=torch.bool)
+        kept_R[worst_M[: math.floor(self.drop * len(present_M))]] = False
+        return kept_R[batch.rollout_N]
+
+
+class SelectKd(Selector):
+    """Weight 1 where the student's most probable token is among the teacher's top `top`, else `low`.
+
+    Source: SelecTKD, arXiv 2510.24021.
+    """
+
+    name = "selectkd"
+    needs_losses = True
+
+    def __init__(self, *, top: int = 5, low: float = 0.01) -> None:
+        if top < 1:
+            raise ConfigError(f"top must be at least 1 token, got {top}")
+        if not 0 <= low <= 1:
+            raise ConfigError(f"low is a weight in [0, 1], got {low}")
+        self.needs_top, self.low = top, float(low)
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        first_N1 = _given(batch, "student_top_id_Nk")[:, :1]
+        agreed_N = (_given(batch, "teacher_top_id_Nk")[:, : self.needs_top] == first_N1).any(1)
+        return torch.where(agreed_N, 1.0, self.low)
+
+
+class Esr(Selector):
+    """Stops sampling after a fixed number of tokens. Source: ESR, arXiv 2605.27028."""
+
+    name = "esr"
+
+    def __init__(self, *, tokens: int = 100) -> None:
+        if tokens < 1:
+            raise ConfigError(f"tokens must be at least 1, got {tokens}")
+        self.tokens = tokens
+
+    def length(self, limit: int) -> int:
+        return min(self.tokens, limit)
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        return (batch.position_N < self.length(batch.length_limit)).float()
+
+
+class ScheduledPrefix(Prefix):
+    """Keeps a first share of the rollout that grows linearly from `start` to `keep` over training.
+
+    Rollouts are sampled only as far as the share of the step reaches. Source: arXiv 2602.15260.
+    """
+
+    name = "scheduled_prefix"
+
+    def __init__(self, *, start: float = 0.1, keep: float = 1.0) -> None:
+        super().__init__(keep=keep)
+        self.start = share("start", start)
+        if start > keep:
+            raise ConfigError(f"start must not exceed keep, got {start} and {keep}")
+
+    def length_at(self, limit: int, progress: float) -> int:
+        grown = self.start + (self.keep - self.start) * min(max(progress, 0.0), 1.0)
+        return max(1, math.ceil(grown * limit - 1e-9))
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        return (batch.position_N < self.length_at(batch.length_limit, batch.progress)).float()
+
+
+class Position(Selector):
+    """Weighs late positions more: 0.25 + 0.75 sigmoid((position / length - 0.30) / 0.10). Source: arXiv 2605.21606."""
+
+    name = "position"
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        length_N = rollout_sums(torch.ones(len(batch), dtype=torch.double), batch.rollout_N)[batch.rollout_N]
+        place_N = (batch.position_N - batch.position_N[_first_row(batch.rollout_N)]) / length_N
+        return (0.25 + 0.75 * torch.sigmoid((place_N - 0.30) / 0.10)).float()
+
+
+class AdaKd(TopShare):
+    """Keeps the top share by loss, a share that shrinks as the smoothed loss falls and grows as it rises.
+
+    Whenever the smoothed loss is 10 % below the level at the last change the share is multiplied by 0.9, whenever it is
+    10 % above by 1.1. Source: AdaKD, arXiv 2510.11615.
+    """
+
+    name = "adakd"
+    CHANGE = 0.1
+    SMOOTHING = 0.9  # weight of the past in the smoothed loss, per optimiser step
+    LEAST = 0.05
+
+    def __init__(self, *, keep: float = 0.5) -> None:
+        """`keep`: share of the occurrences that is kept at first."""
+        super().__init__(keep=keep)
+        self._smoothed: float | None = None
+        self._level: float | None = None
+
+    def score(self, batch: SelectorBatch) -> Tensor:
+        return _given(batch, "value_N")
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        self._adapt(float(torch.nan_to_num(_given(batch, "value_N").double(), posinf=0.0).mean()))
+        return super().weights(batch)
+
+    def _adapt(self, mean: float) -> None:
+        if self._smoothed is None or self._level is None:
+            self._smoothed = self._level = mean
+            return
+        self._smoothed = self.SMOOTHING * self._smoothed + (1 - self.SMOOTHING) * mean
+        if self._smoothed <= (1 - self.CHANGE) * self._level:
+            self.keep, self._level = max(self.LEAST, self.keep * (1 - self.CHANGE)), self._smoothed
+        elif self._smoothed >= (1 + self.CHANGE) * self._level:
+            self.keep, self._level = min(1.0, self.keep * (1 + self.CHANGE)), self._smoothed
+
+    def state_dict(self) -> Row:
+        return {"keep": self.keep, "smoothed": self._smoothed, "level": self._level}
+
+    def load_state_dict(self, state: Row) -> None:
+        self.keep, self._smoothed, self._level = float(state["keep"]), state["smoothed"], state["level"]
+
+    def observe(self, monitor: TokenMonitor) -> None:
+        """Nothing: the loss of every occurrence is seen in `weights`, before any is dropped."""
+
+
+PUBLISHED: tuple[type[Selector], ...]
+PUBLISHED = (Tip, Teachable, Iw, Fire, SelectKd, Esr, ScheduledPrefix, Position, AdaKd)
+
+
+def rollout_sums(column_N: Tensor, rollout_N: Tensor) -> Tensor:
+    """The sum of a column over each rollout, by rollout number."""
+    count = int(rollout_N.max()) + 1 if len(rollout_N) else 0
+    return torch.zeros(count, dtype=column_N.dtype).index_add_(0, rollout_N, column_N)
+
+
+def _first_row(rollout_N: Tensor) -> Tensor:
+    """For every row the first row of its rollout; rows are in rollout order."""
+    starts_N = torch.ones(len(rollout_N), dtype=torch.bool)
+    starts_N[1:] = rollout_N[1:] != rollout_N[:-1]
+    first = starts_N.nonzero().squeeze(1)
+    return first[starts_N.long().cumsum(0) - 1]
+
+
+def _given(batch: SelectorBatch, name: str) -> Tensor:
+    column = getattr(batch, name)
+    if column is None:
+        raise ConfigError(f"this selector needs {name}, which the step did not measure")
+    return column
+
+
+def _min_max(column_N: Tensor) -> Tensor:
+    """A column scaled to [0, 1] over the step; 0 everywhere where it is constant."""
+    column_N = torch.nan_to_num(column_N.double(), posinf=torch.finfo(torch.float32).max)
+    low, high = (column_N.min(), column_N.max()) if len(column_N) else (torch.tensor(0.0), torch.tensor(0.0))
+    return (column_N - low) / (high - low) if high > low else torch.zeros_like(column_N)
+
+
+def _clipped(column_N: Tensor) -> Tensor:
+    """A column scaled so that its 5th percentile is 0 and its 95th is 1, clipped to [0, 1]; 0 where it is constant."""
+    low, high = torch.quantile(column_N, torch.tensor([0.05, 0.95], dtype=column_N.dtype))
+    return ((column_N - low) / (high - low)).clamp(0, 1) if high > low else torch.zeros_like(column_N)

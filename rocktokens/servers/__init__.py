@@ -1,0 +1,1 @@
+"""The engine's interface on vLLM servers."""

@@ -1,0 +1,136 @@
+"""A teacher that lives elsewhere: its last hidden states from vLLM servers, and its output head from its own weights.
+
+Servers started with `--runner pooling` return the states after the final norm, L x H numbers a sequence; with the head,
+which is read here from the teacher's safetensors, full-vocabulary divergences are exact up to the precision on the
+wire. States are used and let go, never stored. What is returned is checked: number, finiteness, and that the server has
+not normalised it to unit length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rocktokens.divergence.fused import Head
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.models.states import LocalStates, Sequences, StateSource, source_of
+from rocktokens.servers.calls import Reply
+from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.settings import Wire
+
+__all__ = ["HOW_TO_SERVE", "LocalStates", "Sequences", "ServedStates", "StateSource", "source_of"]
+
+HOW_TO_SERVE = (
+    'Start it with: --runner pooling --convert embed --pooler-config \'{"task":"token_embed","use_activation":false}\''
+)
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# A normalised state has length 1 up to the wire's precision; states after a final norm have about the width's root.
+UNIT_TOLERANCE = 1e-2
+
+
+class ServedStates:
+    """A source of states behind a pool of servers. `head` belongs to the served model."""
+
+    ahead = True
+
+    def __init__(
+        self, pool: ServerPool, head: Head, *, model_context: int | None = None, wire: Wire = "float32"
+    ) -> None:
+        self.pool, self.model_context, self.wire = pool, model_context, wire
+        self._head = head
+
+    @property
+    def head(self) -> Head:
+        """The served model's output head, in this process."""
+        return self._head
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a sequence may have: the model's own limit; `check` names a server that takes fewer."""
+        return self.model_context if self.model_context is not None else self.pool.context
+
+    def response_states(self, sequences: Sequences) -> Tensor:
+        """One request a sequence; float32 on the CPU, sequence after sequence."""
+        self.check(sequences)
+
+        def ask(index: int) -> Tensor:
+            # The last token's own state predicts nothing that was sampled.
+            ids, start = sequences.ids[index][:-1], sequences.starts[index]
+            return self.states(ids, f"rollout {sequences.name(index)}")[start - 1 :]
+
+        return torch.cat(self.pool.map(ask, range(len(sequences.ids))))
+
+    def states(self, ids: tuple[int, ...], what: str = "a sequence") -> Tensor:
+        """All states of one sequence, (L, H). `what`: how errors name it."""
+        reply = self.pool.post("/pooling", self._body(ids), prefix=ids)
+        return self._read(reply, len(ids), what)
+
+    def check(self, sequences: Sequences) -> None:
+        """Refuse sequences that the model takes and a server does not, before anything is asked for."""
+        served, own = self.pool.context, self.model_context
+        for index, ids in enumerate(sequences.ids):
+            needed = len(ids) - 1
+            if served is not None and needed > served and (own is None or needed <= own):
+                raise ConfigError(
+                    f"{self.pool.narrowest()} takes {served} tokens, and rollout {sequences.name(index)} has {needed} "
+                    f"with its prompt; start the server with --max-model-len {needed} or more"
+                )
+
+    def require(self, tokens: int) -> None:
+        """Refuse servers that do not take sequences of so many tokens, before a training begins."""
+        served = self.pool.context
+        needed = tokens if self.model_context is None else min(tokens, self.model_context)
+        if served is not None and served < needed - 1:  # the last token's state is not asked for
+            raise ConfigError(
+                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to {needed}; "
+                f"start the server with --max-model-len {needed}, or lower max_new_tokens"
+            )
+
+    def _body(self, ids: tuple[int, ...]) -> dict[str, object]:
+        return {
+            "input": list(ids),
+            "task": "token_embed",
+            "encoding_format": "bytes_only",
+            "embed_dtype": self.wire,
+            "endianness": "little",
+            "use_activation": False,
+            "add_special_tokens": False,
+        }
+
+    def _read(self, reply: Reply, length: int, what: str) -> Tensor:
+        width = self._head.weight_VH.shape[1]
+        wanted = length * width * BYTES[self.wire]
+        if len(reply.body) != wanted:
+            raise DataError(
+                f"{reply.url} returned {len(reply.body):,} bytes of states for {what}, and {length} tokens of width "
+                f"{width} in {self.wire} are {wanted:,}: {_other_size(len(reply.body), wanted, self.wire)}"
+            )
+        state_LH = _numbers(reply.body, self.wire).reshape(length, width)
+        if not bool(torch.isfinite(state_LH).all()):
+            raise DataError(
+                f"{reply.url} returned states that are not numbers for {what}; the served model's precision "
+                "overflows (serve it in bfloat16 or float32), or its weights are damaged"
+            )
+        if width > 1 and bool(((state_LH.norm(dim=1) - 1).abs() < UNIT_TOLERANCE).all()):
+            raise ConfigError(
+                f"{reply.url} returns states of unit norm: it normalises them, and the model's logits cannot be had "
+                f"from them. {HOW_TO_SERVE}"
+            )
+        return state_LH
+
+
+def _other_size(size: int, wanted: int, wire: Wire) -> str:
+    """Why an answer may be shorter or longer than what was asked for."""
+    if size < wanted:
+        return f"the answer is cut off, or another model is served. {HOW_TO_SERVE}"
+    if size * BYTES[wire] == wanted * BYTES["float32"]:
+        return "the server ignores embed_dtype and sends float32; pass --servers.wire float32"
+    return "that is more than was asked for: another model, with wider states, is served"
+
+
+def _numbers(body: bytes, wire: Wire) -> Tensor:
+    if wire == "bfloat16":
+        return torch.frombuffer(bytearray(body), dtype=torch.bfloat16).float()
+    kind = np.dtype("<f4") if wire == "float32" else np.dtype("<f2")
+    return torch.from_numpy(np.frombuffer(body, kind).astype(np.float32))

@@ -1,0 +1,204 @@
+"""Sampling on a pool of stock vLLM servers: bans, resumption and length limits with the exact law of our own sampler.
+
+Seeds. vLLM restarts a request's random stream at its beginning, so a rollout that is resumed with its own seed would
+meet again the very numbers that wrote its prefix: the wrong law. A resumed request therefore draws with a fresh seed,
+derived from its seed, from how far it was and from the seed of its first number.
+
+Bans. `logit_bias` is clamped to -100 and not to minus infinity, and padding rows of the output head can be drawn. A
+banned or padding id that appears all the same is thrown away, and the place is drawn again with a fresh seed. The draw
+that is kept has the law of a draw given that it is allowed, whatever the bias was; the bias only makes it rare. An id
+that had to be thrown away is biased in the rollout's further requests, too: a greedy draw would only repeat it.
+
+Lengths. A server shortens a request that does not fit its context and says nothing; the room is computed here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.sample.requests import Continuation, Request
+from rocktokens.seeds import derive_seed
+from rocktokens.servers.calls import Reply
+from rocktokens.servers.pool import ServerPool
+
+BAN_BIAS = -100.0
+# vLLM's GPU sampler keeps room for this many biases a request; further bans rest on redrawing alone, which is exact.
+MOST_BIASES = 1000
+# Ends of a request that are banned ids: to save what would follow one, and no more than a server looks at quickly.
+MOST_STOPS = 100
+# Draws of one place in a row that were all banned, after which something other than chance is at work.
+MOST_REDRAWS = 2000
+
+
+class VllmEngine:
+    """Continues prefixes on vLLM servers. `vocabulary` is the number of token types that may be drawn."""
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        *,
+        eos_ids: Sequence[int],
+        vocabulary: int,
+        model_context: int | None = None,
+        temperature: float = 1.0,
+        greedy: bool = False,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        ban_bias: float = BAN_BIAS,
+    ) -> None:
+        if not eos_ids:
+            raise ConfigError("sampling needs at least one end token; the model's generation config names none")
+        self.pool, self.eos_ids, self.vocabulary = pool, tuple(sorted(set(eos_ids))), vocabulary
+        self.temperature, self.greedy, self.top_k, self.top_p = temperature, greedy, top_k, top_p
+        self.model_context, self.ban_bias = model_context, ban_bias
+        self.exact_resume = greedy or (top_k is None and top_p is None)
+        self.redraws = 0
+        """Places drawn again so far because a banned or padding id had come."""
+        self._count = threading.Lock()
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a prompt and its rollout may have together."""
+        limits = [limit for limit in (self.model_context, self.pool.context) if limit is not None]
+        return min(limits) if limits else None
+
+    def generate(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in order; each is a request of its own to one of the servers."""
+        for request in requests:
+            self.check(request)
+        return self.pool.map(self.complete, requests, progress=progress)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that the model or a server cannot take."""
+        if not request.prefix:
+            raise DataError("a prompt is empty; every prompt needs at least one token")
+        if request.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+        ids = (*request.prefix, *request.banned)
+        if not 0 <= min(ids) <= max(ids) < self.vocabulary:  # an id out of vocabulary ends a vLLM engine
+            raise DataError(
+                f"a request holds token ids {min(ids)} to {max(ids)}, the model knows {self.vocabulary}; it was made "
+                "with another tokenizer"
+            )
+        if len(set(request.banned)) >= self.vocabulary:
+            raise ConfigError("every token type is banned; nothing can be sampled")
+        self.require(len(request.prefix) + request.max_new_tokens)
+        if self.context is not None and len(request.prefix) >= self.context:
+            raise DataError(
+                f"a prompt has {len(request.prefix)} tokens and the model's context is {self.context}; "
+                "shorten the prompt or leave it out"
+            )
+
+    def require(self, tokens: int) -> None:
+        """Refuse servers that do not take so many tokens, as far as the model itself does."""
+        served = self.pool.context
+        needed = tokens if self.model_context is None else min(tokens, self.model_context)
+        if served is not None and served < needed:
+            raise ConfigError(
+                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to {needed}; "
+                f"start it with --max-model-len {needed}, or lower max_new_tokens"
+            )
+
+    def complete(self, request: Request) -> Continuation:
+        """One continuation, from this thread."""
+        room = request.max_new_tokens
+        if self.context is not None:
+            room = min(room, self.context - len(request.prefix))
+        banned = frozenset(request.banned)
+        done: list[int] = []
+        met: list[int] = []  # ids that were thrown away, the last one first
+        again = 0  # redraws of this place in a row
+        while True:
+            seed = stream_seed(request) if not (done or again) else self._redraw_seed(request, len(done), again)
+            prefix = (*request.prefix, *done)
+            biased = list(dict.fromkeys([*met, *sorted(banned)]))[:MOST_BIASES]
+            body = self._body(prefix, room - len(done), seed, request.banned, biased)
+            reply = self.pool.post("/v1/completions", body, prefix=prefix)
+            drawn, reason = _read(reply)
+            allowed = next((i for i, t in enumerate(drawn) if t in banned or not 0 <= t < self.vocabulary), len(drawn))
+            done += drawn[:allowed]
+            if allowed == len(drawn):
+                ended = bool(drawn) and drawn[-1] in self.eos_ids
+                if not ended and len(done) < room:
+                    raise RunError(
+                        f"{reply.url} ended a rollout after {len(done)} of {room} tokens without an end token "
+                        f"(finish_reason {reason!r}); see the server's log"
+                    )
+                return Continuation(tuple(done), truncated=not ended)
+            again = 1 if allowed else again + 1
+            with self._count:
+                self.redraws += 1
+            thrown = drawn[allowed]
+            self._refuse_endless(reply.url, thrown, again, lowered=thrown in biased)
+            met.insert(0, thrown)
+
+    def _refuse_endless(self, url: str, token: int, again: int, *, lowered: bool) -> None:
+        """Refuse a place that is drawn again and again, and a greedy draw that a bias does not change."""
+        if token < 0:
+            raise RunError(f"{url} draws token {token}, which no model has")
+        if again > MOST_REDRAWS or (self.greedy and lowered):
+            kind = "banned" if token < self.vocabulary else "padding"
+            why = f" although its logit is lowered by {-self.ban_bias:g}" if lowered else ""
+            raise RunError(
+                f"{url} draws {kind} token {token}{why}, after {again} draws of one place; its distribution there is "
+                "degenerate"
+            )
+
+    def _redraw_seed(self, request: Request, place: int, again: int) -> int:
+        return derive_seed(stream_seed(request), "redraw", place, again)
+
+    def _body(
+        self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int], biased: Sequence[int]
+    ) -> dict[str, object]:
+        # Every setting is sent: a server fills what is missing from the model's generation config.
+        body: dict[str, object] = {
+            "prompt": list(prefix),
+            "max_tokens": room,
+            "temperature": 0.0 if self.greedy else self.temperature,
+            "top_p": 1.0 if self.top_p is None or self.greedy else self.top_p,
+            "top_k": 0 if self.top_k is None or self.greedy else self.top_k,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "n": 1,
+            "seed": seed,
+            "ignore_eos": True,
+            # Banned ids end a request too: what would follow one is thrown away anyhow, of these and of further ones.
+            "stop_token_ids": [*self.eos_ids, *sorted(set(banned) - set(self.eos_ids))[:MOST_STOPS]],
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "add_special_tokens": False,
+            "stream": False,
+        }
+        if biased:
+            body["logit_bias"] = {str(token): self.ban_bias for token in biased}
+        return body
+
+
+def stream_seed(request: Request) -> int:
+    """The seed to send: a stream that is resumed in the middle, or begins with another's number, is a fresh one."""
+    if request.skip == 0 and request.first_seed is None:
+        return request.seed
+    first = "none" if request.first_seed is None else request.first_seed
+    return derive_seed(request.seed, "resume", request.skip, first)
+
+
+def _read(reply: Reply) -> tuple[list[int], str | None]:
+    """The ids a server drew, and why it stopped."""
+    try:
+        choice = reply.json()["choices"][0]
+        tokens = choice.get("token_ids")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise RunError(f"{reply.url}/v1/completions answered without a choice: {reply.text()}") from error
+    if tokens is None:
+        raise ConfigError(
+            f"{reply.url} does not return token ids; text is never re-tokenised here. vLLM 0.10.2 and later do."
+        )
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise RunError(f"{reply.url}/v1/completions answered with token ids that are no numbers: {reply.text()[:200]}")
+    return tokens, choice.get("finish_reason")

@@ -1,0 +1,358 @@
+"""The one rule for what is fresh, for every stage.
+
+    stage = Stage(run, "detect", {"detect": config}, inputs={"occurrences": digest(...)})
+    if not stage.due(again):
+        return run                       # complete; it has said so
+    ...                                  # validate and compute everything, then
+    stage.publish({"types": table}, facts)   # write beside, swap, record
+
+A stage is complete if its settings and the digests of everything it read are those recorded when it finished, and what
+it wrote is still there. Where something changed, the stage says what. It runs again by itself, unless that would throw
+work away that the user did not ask to lose (`guards`): then it refuses and names `--again`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.files import digest, digest_of_value
+from rocktokens.models.settings import PairConfig
+from rocktokens.permissions import is_granted, refuse_code
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.ranks import FirstHasFinished, greet, has_sign, ranks, sign, wait_for
+from rocktokens.run import MANIFEST, Run, differences, open_run
+from rocktokens.settings import from_manifest, to_mapping
+from rocktokens.values import Json
+
+log = logging.getLogger(__name__)
+
+Guard = Literal["settings", "inputs"]
+SHOWN = 4  # changes named in a message
+
+
+class Stage:
+    """One stage of one run: what it is set to, what it reads, and whether what is recorded still holds.
+
+    Args:
+        run: the run it works on.
+        name: its name in the manifest.
+        settings: section → configuration dataclass or plain mapping. The sections go to the manifest's `config`, too.
+        inputs: what it reads → digest (see `inputs_of`). None: cannot be told now, and counts as unchanged.
+        guards: changes after which the stage refuses to run again without `--again`.
+        checks_outputs: whether the stage runs again when a table that it wrote is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str | None],
+        *,
+        guards: tuple[Guard, ...] = (),
+        checks_outputs: bool = True,
+    ) -> None:
+        self.run, self.name, self.guards, self.checks_outputs = run, name, guards, checks_outputs
+        self.settings = {section: _plain(own) for section, own in settings.items()}
+        self.inputs = dict(inputs)
+
+    @property
+    def key(self) -> str:
+        """A digest of settings and inputs: parts of an unfinished stage belong to it."""
+        return digest_of_value([self.settings, self.inputs])
+
+    def changed_settings(self) -> list[str]:
+        """Settings that differ from those of the recorded stage, each as “a.b was 1, now 2”."""
+        record = self._record()
+        known: Json = record["settings"] if "settings" in record else self.run.manifest["config"]
+        if not record:  # made by an older version, or by hand: believed where it does not say
+            known = {**self.settings, **{name: own for name, own in known.items() if name in self.settings}}
+        return list(differences("", known, self.settings))
+
+    def changed_inputs(self) -> list[str]:
+        """Names of inputs that are not what the recorded stage read."""
+        known = self._record().get("inputs", self.inputs)
+        names = sorted({*known, *self.inputs})
+        return [name for name in names if _differ(known.get(name, ""), self.inputs.get(name, ""))]
+
+    def missing_outputs(self) -> list[str]:
+        """Tables that the recorded stage wrote and that are gone or damaged."""
+        return self.run.damaged_files(self.name) if self.checks_outputs else []
+
+    def is_complete(self) -> bool:
+        """Whether the stage is recorded, with these settings and inputs, and what it wrote is there."""
+        changed = self.changed_settings() or self.changed_inputs() or self.missing_outputs()
+        return self.run.done(self.name) and not changed
+
+    def due(self, again: bool = False) -> bool:
+        """Whether the stage has to run. Says why it runs again or why not; RunError where it must be asked for."""
+        greet(self.run.path)
+        if again or not self.run.done(self.name):
+            return True
+        settings, inputs, missing = self.changed_settings(), self.changed_inputs(), self.missing_outputs()
+        if not settings and not inputs and not missing:
+            log.info("%s: %s is complete; nothing to do", self.run.path, self.name)
+            remove_parts(self.run, self.name)
+            return False
+        if settings and "settings" in self.guards:
+            raise RunError(
+                f"{self.run.path}: {self.name} is complete with another configuration: {_listed(settings)}. Pass "
+                f"--again to `{self._command()}` to replace its result, repeat the first command to keep it, or choose "
+                "another directory."
+            )
+        if inputs and "inputs" in self.guards:
+            raise RunError(
+                f"{self.run.path}: {self.name} is complete, but what it read has changed since: {_listed(inputs)}. "
+                f"Pass --again to `{self._command()}` to replace its result, or choose another directory."
+            )
+        reasons = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in missing)]
+        log.info("%s: %s runs again: %s", self.run.path, self.name, _listed(reasons))
+        return True
+
+    def publish(self, tables: Mapping[str, pa.Table], facts: dict[str, object] | None = None) -> None:
+        """Put the stage's tables in place of the old ones, whole, and record it as complete."""
+        self.run.write_all(tables, stage=self.name)
+        self.finish(facts)
+
+    def finish(self, facts: Json | None = None) -> None:
+        """Record the stage as complete, with its settings and what it read."""
+        self.run.manifest["config"].update(self.settings)
+        record = {"settings": self.settings, "inputs": self.inputs}
+        self.run.manifest.setdefault("records", {})[self.name] = record
+        self.run.finish(self.name, facts)
+
+    def parts(self, name: str) -> Parts:
+        """Finished pieces of this stage on disk; those of other settings or inputs are never taken."""
+        return Parts(self.run, name, self.key)
+
+    def _command(self) -> str:
+        """The command that takes --again; a study has no such flag."""
+        return f"rocktokens {self.name.partition('/')[0]} {shlex.quote(str(self.run.path))}"
+
+    def _record(self) -> Json:
+        found = self.run.manifest.get("records", {}).get(self.name, {})
+        return found if isinstance(found, dict) else {}
+
+
+# Stage → what its parts are of.
+PARTS_OF = {"distill": "distill", "sample": "rollouts", "score": "scores", "knockout": "knockouts", "graft": "grafts"}
+
+
+def remove_parts(run: Run, stage: str) -> None:
+    """Remove the parts of a stage that is complete: its process was killed before it came to that."""
+    if stage in PARTS_OF and ranks().is_first and ranks().world == 1:  # others may still be reading them
+        shutil.rmtree(run.path / f"{PARTS_OF[stage]}.parts", ignore_errors=True)
+
+
+class Parts:
+    """Finished pieces of a stage on disk, under the settings and inputs they belong to."""
+
+    def __init__(self, run: Run, name: str, key: str) -> None:
+        self.run, self.folder = run, f"{name}.parts"
+        self.name = f"{self.folder}/{key}"
+
+    def has(self, name: str) -> bool:
+        """Whether the part of that name is there."""
+        return self.run.has(self.path(name))
+
+    def keep(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+        """The part of that name, made and written if it is not there; among several processes by the first."""
+        return self.keep_all({name: make})[0]
+
+    def __call__(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+        """The same, for callers that are given a function alone."""
+        return self.keep(name, make)
+
+    def keep_all(self, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
+        """All parts of these names, in order; those that are not there are made, shared out among the processes."""
+        self.make_own(makers)
+        return [self.wait(name) for name in makers]
+
+    def make_own(self, makers: Mapping[str, Callable[[], pa.Table]]) -> None:
+        """Make and write this process's share of the parts that are not there."""
+        own = ranks()
+        for number, (name, make) in enumerate(makers.items()):
+            if own.owns(number) and not self.has(name):
+                self.run.write(self.path(name), make())
+
+    def wait(self, name: str) -> pa.Table:
+        """The part of that name, as soon as the process that it belongs to has written it."""
+        wait_for(lambda: self.has(name) or self._first_has_finished(), f"part {name} of {self.folder}")
+        try:
+            return self.run.read(self.path(name))
+        except (DataError, RunError, FileNotFoundError):
+            if self._first_has_finished():  # and has removed the parts, before or while this one was read
+                raise FirstHasFinished from None
+            raise
+
+    def _first_has_finished(self) -> bool:
+        """Whether the first process has completed the stage; it knows of itself that it has not."""
+        return not ranks().is_first and has_sign(self.run.path, self._finished())
+
+    def clear(self) -> None:
+        """Remove the pieces; what they made up is written whole. Other processes are told."""
+        sign(self.run.path, self._finished())
+        shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove the pieces under these settings, to make them anew; other processes are not told."""
+        shutil.rmtree(self.run.path / self.name, ignore_errors=True)
+
+    def _finished(self) -> str:
+        return f"finished-{self.name.replace('/', '-')}"
+
+    def path(self, name: str) -> str:
+        """Where the part of that name lies, below the run."""
+        return f"{self.name}/{name.replace(' ', '-')}"
+
+
+# ---------------------------------------------------------------- what a stage reads
+
+
+def inputs_of(
+    run: Run,
+    *,
+    files: tuple[str, ...] = (),
+    stages: tuple[str, ...] = (),
+    models: Mapping[str, str] | None = None,
+    prompts: PromptsConfig | None = None,
+) -> dict[str, str | None]:
+    """Digests of what a stage reads, by name.
+
+    Args:
+        run: the run.
+        files: files and directories of the run, e.g. rollouts.parquet.
+        stages: other stages, by what they recorded.
+        models: role → directory, hub name or .gguf file; one that is not on this disk cannot be told.
+        prompts: where prompts come from; a built-in task or hub dataset is told by the settings.
+    """
+    found: dict[str, str | None] = {name: digest(run.path / name) or "absent" for name in files}
+    found |= {f"stage {name}": run.mark(name) or "absent" for name in stages}
+    found |= {role: digest(Path(source)) if source else None for role, source in (models or {}).items()}
+    if prompts is not None:
+        found["prompts"] = digest(Path(prompts.source)) if prompts.source.endswith(".jsonl") else None
+    return found
+
+
+def stale_stages(run: Run) -> list[str]:
+    """Complete stages of which a file or another stage that they read has changed since, directly or further down."""
+    stale: set[str] = set()
+    for _ in run.manifest["stages"]:  # as often as a change can pass from stage to stage
+        for name in run.manifest["stages"]:
+            record = run.manifest.get("records", {}).get(name, {})
+            known = record.get("inputs", {}) if isinstance(record, dict) else {}
+            if any(_has_changed(run, label, before, stale) for label, before in known.items()):
+                stale.add(name)
+    return sorted(stale)
+
+
+def _has_changed(run: Run, label: str, before: object, stale: set[str]) -> bool:
+    """Whether an input that lies in the run, a file or a stage, is not what it was; models are not looked at."""
+    if label.startswith("stage "):
+        stage = label.removeprefix("stage ")
+        return stage in stale or (run.mark(stage) or "absent") != before
+    if label == "occurrences" and any(name.startswith("score/") for name in stale):
+        return True
+    if "." not in label and label not in ("occurrences", "telemetry"):
+        return False
+    return (digest(run.path / label) or "absent") != before
+
+
+def _differ(known: str | None, now: str | None) -> bool:
+    return known != now and known is not None and now is not None
+
+
+def _plain(settings: Any) -> Any:
+    import json
+
+    mapping = to_mapping(settings) if dataclasses.is_dataclass(settings) else settings
+    return json.loads(json.dumps(mapping, default=str))
+
+
+def _listed(changes: list[str]) -> str:
+    more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+    return "; ".join(changes[:SHOWN]) + more
+
+
+# ---------------------------------------------------------------- which pair, prompts and student a run names
+
+
+def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairConfig, PromptsConfig]:
+    """Fill in pair and prompts: from the run that is there; for a new run, a built-in task's own pair.
+
+    Inside an existing run nothing is ever filled in by the built-in pair: its rollouts would be somebody else's.
+    """
+    from rocktokens.world import get_world, world_names
+
+    if not (path / MANIFEST).exists():
+        if prompts.source in world_names() and not pair.student and not pair.teacher:
+            world = get_world(prompts.source)
+            pair = dataclasses.replace(pair, student=str(world.student_path), teacher=str(world.teacher_path))
+        elif not pair.student and not pair.teacher:
+            near = difflib.get_close_matches(prompts.source, world_names(), n=1, cutoff=0.75)
+            if near:  # a mistyped world rather than a file without its pair
+                raise ConfigError(f"there are no prompts called {prompts.source!r}; did you mean {near[0]!r}?")
+        return pair, prompts
+    run = open_run(path)
+    if not pair.student and not pair.teacher:
+        own = pair_of(run)
+        pair = dataclasses.replace(
+            own,
+            threads=pair.threads,
+            trust_remote_code=pair.trust_remote_code or own.trust_remote_code,
+            allow_pickle=pair.allow_pickle or own.allow_pickle,
+        )
+    if prompts == PromptsConfig():
+        prompts = prompts_of(run)
+    return pair, prompts
+
+
+def pair_of(run: Run) -> PairConfig:
+    """The pair that a run names."""
+    if "pair" not in run.manifest["config"]:
+        raise RunError(
+            f"{run.path} names no pair: a trainer or a table of occurrences made it. "
+            "Name both models with --pair.student and --pair.teacher."
+        )
+    own = from_manifest(PairConfig, run.manifest["config"]["pair"], "pair")
+    return dataclasses.replace(own, trust_remote_code=is_granted("model code"), allow_pickle=is_granted("pickle"))
+
+
+def prompts_of(run: Run) -> PromptsConfig:
+    """The prompts that a run names."""
+    if "prompts" not in run.manifest["config"]:
+        raise RunError(
+            f"{run.path} names no prompts: a trainer or a table of occurrences made it. "
+            "Name them with --prompts.source FILE.jsonl."
+        )
+    own = from_manifest(PromptsConfig, run.manifest["config"]["prompts"], "prompts")
+    refuse_code(str(run.path), "answer checker", own.checker)
+    return own
+
+
+def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
+    """Where the asked-for student lies: a kept checkpoint, or the pair's own."""
+    kept = run.checkpoints()
+    if checkpoint in ("student", "teacher") or (checkpoint == "last" and not kept):
+        return pair.student
+    step = kept[-1] if checkpoint == "last" else int(checkpoint) if checkpoint.isdecimal() else None
+    if step not in kept:
+        raise ConfigError(
+            f"checkpoint must be last, student, teacher or one of {kept or 'none kept yet'}, got {checkpoint!r}"
+        )
+    return str(run.checkpoint(step))
+
+
+def is_complete(path: Path, stage: str) -> bool:
+    """Whether the run at this path lists the stage as complete."""
+    return (path / MANIFEST).exists() and open_run(path).done(stage)

@@ -1,1 +1,0 @@
-"""One file per stage: read artefacts, call the layers below, write artefacts."""

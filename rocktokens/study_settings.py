@@ -1,0 +1,60 @@
+"""Settings of a whole study: one section per stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from rocktokens.bypass.settings import BypassConfig
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.settings import Settings, require
+from rocktokens.train.settings import DistillConfig
+
+Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "bypass", "compare", "report"]
+
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig(Settings):
+    """Distil, record what every token costs, find the rocks, test whether they matter, and report."""
+
+    path: Path = Path("runs/study")
+    """The run directory; made if it is not there."""
+    stages: tuple[Stage, ...] = STAGES
+    """Which stages to run, in their fixed order; those that are complete do nothing."""
+    make: Literal["smollm2"] | None = None
+    """A pair, and prompts for it, to make first, once, in the user's cache, where `pair` and `prompts` name none."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    problems: int = 200
+    """Held-out prompts on which accuracy is measured while training."""
+    detection_prompts: int | None = 400
+    """Held-out prompts on which rocks are looked for; unset: as many as --prompts.limit says."""
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    detect: DetectConfig = field(default_factory=DetectConfig)
+    geometry: GeometryConfig = field(default_factory=GeometryConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
+    graft: GraftConfig = field(default_factory=GraftConfig)
+    bypass: BypassConfig = field(default_factory=BypassConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+
+    def __post_init__(self) -> None:
+        require(bool(self.stages), f"name at least one stage of {', '.join(STAGES)}")
+        few = self.detection_prompts is not None and self.detection_prompts < 2
+        require(not few, "detection_prompts must be at least 2: one half chooses, one measures")

@@ -1,0 +1,248 @@
+"""Checkpoints that can be trusted: complete or ignored, with everything a resumed run needs to go on bit by bit.
+
+Two kinds. Resume checkpoints are TRL's own, with our state beside it; one is complete when its trainer_state.json,
+which is written last, can be read. Kept checkpoints are plain model directories for anyone to load, renamed into place
+when they are whole. This module knows the trainer's saving hooks, not what is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoTokenizer
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from rocktokens.errors import RunError
+from rocktokens.train.saturation import Saturation
+from rocktokens.train.step_record import StepPlan, has_saturated, is_out_of_time, saturation_of
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
+    from trl import DistillationTrainer as _Base
+
+    from rocktokens.divergence.monitor import TokenMonitor
+    from rocktokens.select.interface import Selector
+    from rocktokens.train.step_meter import Meter
+    from rocktokens.train.step_record import RunDirectory, TrainingRecord
+else:
+    _Base = object
+
+STATE_NAME = "rocktokens.pt"
+RESUME_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")  # transformers reads them with weights_only, too
+# What must agree between a model and a checkpoint for its weights to fit.
+SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+def last_complete_checkpoint(directory: str | Path) -> Path | None:
+    """The newest checkpoint that was written to its end; half-written ones are passed over."""
+    found = {}
+    for path in Path(directory).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdigit() and _is_complete(path):
+            found[int(step)] = path
+    return found[max(found)] if found else None
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        json.loads((path / TRAINER_STATE_NAME).read_text())
+    except (OSError, json.JSONDecodeError):
+        return False
+    return True
+
+
+def _load_resume_file(path: Path) -> Any:
+    """What a resume file holds, tensors and plain values only; RunError where it is damaged or would run code."""
+    from transformers.trainer_pt_utils import safe_globals
+
+    try:
+        with safe_globals():  # numpy's generator state, as transformers saves it
+            return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise RunError(
+            f"{path} is damaged or holds more than tensors ({reason}); remove {path.parent} to go on from an earlier "
+            "checkpoint, or from the start"
+        ) from error
+
+
+class CheckpointMixin(_Base):
+    """Saving and resuming for the trainer; every rank takes part."""
+
+    args: Any
+    model: PreTrainedModel
+    optimizer: Optimizer
+    run: RunDirectory | None
+    monitor: TokenMonitor
+    selector: Selector
+    shadows: dict[str, Selector]
+    record: TrainingRecord
+    meter: Meter
+    until_saturated: bool
+    hours: float | None
+    saturation_on: Literal["loss", "rest"]
+    saturation: Saturation | None
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **settings: Any) -> Any:  # type: ignore[override]
+        """Train; `resume_from_checkpoint=True` goes on from the newest complete checkpoint."""
+        if resume_from_checkpoint is True:
+            found = last_complete_checkpoint(self.args.output_dir)
+            if found is None:
+                raise RunError(f"{self.args.output_dir} holds no complete checkpoint to go on from")
+            resume_from_checkpoint = str(found)
+        if resume_from_checkpoint:
+            self._check_checkpoint(Path(str(resume_from_checkpoint)))
+            self._check_tokenizer(Path(str(resume_from_checkpoint)))
+            for name in RESUME_FILES:
+                if (Path(str(resume_from_checkpoint)) / name).exists():
+                    _load_resume_file(Path(str(resume_from_checkpoint)) / name)
+            self._restore(Path(str(resume_from_checkpoint)) / STATE_NAME)
+            if self._is_finished(str(resume_from_checkpoint)):  # transformers would take one more step
+                return self._finished_output()
+        return super().train(resume_from_checkpoint or None, **settings)
+
+    def _finished_output(self) -> TrainOutput:
+        """What `train` returned when the run ended, as far as its checkpoint knows: nothing was trained now."""
+        losses = self.record.column("loss")
+        known = losses[np.isfinite(losses)]
+        loss = float(known.mean()) if len(known) else 0.0
+        metrics = {
+            "train_runtime": 0.0,
+            "train_samples_per_second": 0.0,
+            "train_steps_per_second": 0.0,
+            "total_flos": float(self.state.total_flos),
+            "train_loss": loss,
+        }
+        return TrainOutput(self.state.global_step, loss, metrics)
+
+    def _is_finished(self, path: str) -> bool:
+        """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
+        state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
+        out_of_steps = 0 < self.args.max_steps <= state.global_step
+        plan = StepPlan.of(self.args, self.args.max_steps)
+        saturated = self.until_saturated and has_saturated(self.record, self.saturation_on, plan)
+        if not out_of_steps and not saturated and not is_out_of_time(self.record, self.hours):
+            return False
+        self.state = state
+        self.saturation = saturation_of(self.record, self.saturation_on, plan)
+        if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
+            self._load_from_checkpoint(path)
+        return True
+
+    def _check_checkpoint(self, path: Path) -> None:
+        """Refuse a checkpoint of another model before any weight is touched."""
+        if not _is_complete(path):
+            raise RunError(f"{path} is no complete checkpoint; choose another, or resume_from_checkpoint=True")
+        config_path = path / "config.json"
+        if not config_path.exists():
+            return  # an adapter: PEFT checks its own
+        theirs, ours = json.loads(config_path.read_text()), self.model.config.to_dict()
+        for key in SHAPE_KEYS:
+            if key in theirs and key in ours and theirs[key] != ours[key]:
+                raise RunError(
+                    f"{path} is a checkpoint of another model: {key} is {theirs[key]!r} there and {ours[key]!r} here. "
+                    "Choose the run's own checkpoint, or start a new run."
+                )
+
+    def _check_tokenizer(self, path: Path) -> None:
+        if not (path / "tokenizer.json").exists():
+            return
+        theirs, ours = AutoTokenizer.from_pretrained(path).get_vocab(), self._tokenizer.get_vocab()
+        if theirs != ours:
+            token = min(theirs.items() ^ ours.items(), key=lambda item: (item[1], item[0]))[0]
+            raise RunError(
+                f"{path} was trained with another tokenizer: {token!r} is id {theirs.get(token)} there and "
+                f"{ours.get(token)} here. Start a new run for another tokenizer."
+            )
+
+    def _restore(self, path: Path) -> None:
+        if not path.exists():
+            return  # a stock TRL checkpoint: weights and optimiser go on, monitor and selector start anew
+        state = _load_resume_file(path)
+        if state["selector_name"] != self.selector.name:
+            raise RunError(
+                f"{path.parent} was trained with selector {state['selector_name']}, this run has {self.selector.name}; "
+                "start a new run for another selector"
+            )
+        if not self.accelerator.is_main_process:  # the saved sums are of all ranks: only one may carry them on
+            state["monitor"]["sums"].zero_()
+        self.monitor.load_state_dict(state["monitor"])
+        self.selector.load_state_dict(state["selector"])
+        for name, shadow in self.shadows.items():
+            if name in state["shadows"]:
+                shadow.load_state_dict(state["shadows"][name])
+        self.record.load_state_dict(state["record"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Our state, and a wait for every rank: only then is trainer_state.json written, which says "complete"."""
+        super()._save_rng_state(output_dir)
+        monitor = self.monitor.gathered()
+        if self.args.should_save:
+            state = {
+                "monitor": monitor.state_dict(),
+                "selector_name": self.selector.name,
+                "selector": self.selector.state_dict(),
+                "shadows": {name: shadow.state_dict() for name, shadow in self.shadows.items()},
+                "record": self.record.state_dict(),
+            }
+            torch.save(state, Path(output_dir) / STATE_NAME)
+        self.accelerator.wait_for_everyone()
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        directory = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        with self.meter.stage("checkpoint"), _writing(directory):
+            super()._save_checkpoint(model, trial)
+            if self.run is not None and self.args.should_save:
+                self.record.write(self.run)
+
+    def keep_checkpoint(self) -> None:
+        """Save the student as checkpoints/step=N of the run."""
+        assert self.run is not None
+        self.keep_model(self.run.checkpoint(self.state.global_step))
+
+    def keep_model(self, final: Path) -> None:
+        """Save the student as a directory that anyone can load (with PEFT the adapter alone), whole or not at all."""
+        draft = final.with_name(f".{final.name}.draft")
+        with self.meter.stage("checkpoint"), _writing(draft):
+            if self.is_fsdp_enabled:  # TRL skips this where FSDP saves shards; a kept checkpoint is always whole
+                state_dict = self.accelerator.get_state_dict(self.model_wrapped)
+                if self.args.should_save:
+                    self._save(str(draft), state_dict=state_dict)
+            else:
+                self.save_model(str(draft), _internal_call=True)
+            if self.args.should_save:
+                self.accelerator.unwrap_model(self.model).config.save_pretrained(
+                    draft
+                )  # an adapter's directory says what model it is for
+                (draft / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle has no place in a model directory
+                shutil.rmtree(final, ignore_errors=True)
+                draft.rename(final)
+        self.accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """A failed write ends in one clear sentence, and what was half-written is removed."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
+        shutil.rmtree(directory, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise RunError(
+            f"cannot write {directory}: {reason}. Earlier checkpoints are intact: free some space or make it "
+            "writable, then repeat the command to go on from the last of them."
+        ) from error

@@ -1,0 +1,272 @@
+"""Figures of what training did: loss of rocks and the rest, and persistence beside its A/A arm.
+
+Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+from scipy import stats as sps
+
+from rocktokens.figure import (
+    MUTED,
+    REST,
+    ROCK,
+    THIRD,
+    Figure,
+    errors,
+    layout,
+    log_axis,
+    names_axis,
+    rule,
+)
+from rocktokens.formats import interval, label, number, p_value, percent, plural
+from rocktokens.run_facts import Facts, estimate
+from rocktokens.stats import Estimate
+from rocktokens.values import Json, Row
+
+MAX_POINTS = 2_000
+"""Steps drawn of a training; the rows hold all of them."""
+# A loss that spans more than this factor is drawn on a logarithmic axis: what happens to the small one shows too.
+LOG_FROM = 20
+
+
+def training_loss(facts: Facts) -> Figure | None:
+    """Loss on rocks and on the rest, step by step."""
+    rows, estimator = _steps_recorded(facts)
+    data, ends = [], {}
+    for key, title, color in (("loss_rocks", "rocks", ROCK), ("loss_rest", "the rest", REST)):
+        own = [(row["step"], row[key]) for row in rows if row[key] is not None and math.isfinite(row[key])]
+        if len(own) < 2:
+            continue
+        smooth = _smooth(np.array([loss for _, loss in own]))
+        tenth = max(1, len(smooth) // 10)
+        losses = [loss for _, loss in own]
+        ends[title] = (_mean_of_steps(losses[:tenth]), _mean_of_steps(losses[-tenth:]))
+        data += _loss_traces(title, color, own, smooth)
+    if not data:
+        if facts.table("training") is not None:
+            facts.notes.append("loss over training was left out: no step recorded the loss of rocks or of the rest")
+        return None
+    shape = layout("optimiser step", "mean reverse KL, nats", height=340)
+    shape["yaxis"]["rangemode"] = "tozero"
+    drawn = [value for trace in data for value in trace["y"] if value > 0]
+    if drawn and max(drawn) > LOG_FROM * min(drawn):
+        log_axis(shape["yaxis"], min(drawn), max(drawn))
+    said = [f"on {name} the loss went from {before} to {after} nats" for name, (before, after) in ends.items()]
+    return Figure(
+        name="training_loss",
+        title="Loss over training",
+        sentence=f"From the first steps to the last, {' and '.join(said)}.",
+        estimator=estimator,
+        rows=pa.Table.from_pylist(rows),
+        data=data,
+        layout=shape,
+        notes=(*_saturation(facts), *_accuracy(facts)),
+    )
+
+
+def _mean_of_steps(losses: list[float]) -> str:
+    """The mean of some steps' losses with a t interval over the steps; a single step has none."""
+    count, value = len(losses), float(np.mean(losses))
+    if count < 2:
+        return number(value, 3)
+    reach = float(sps.t.isf(0.025, count - 1) * np.std(losses, ddof=1) / math.sqrt(count))
+    return interval(Estimate(value, value - reach, value + reach, count), number, digits=3)
+
+
+def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[Json]:
+    """The recorded values, faint, and their moving mean; of a long training every so many steps are drawn."""
+    stride = max(1, math.ceil(len(own) / MAX_POINTS))
+    own, smooth = own[::stride], smooth[::stride]
+    step = [at for at, _ in own]
+    line = {"type": "scatter", "x": step}
+    faint = {"mode": "lines", "showlegend": False, "line": {"color": color, "width": 1}, "opacity": 0.35}
+    dash = "solid" if title == "rocks" else "dash"
+    return [
+        {**line, **faint, "y": [loss for _, loss in own], "hoverinfo": "skip"},
+        {
+            **line,
+            "mode": "lines+markers" if len(own) <= 40 else "lines",
+            "name": title,
+            "y": smooth.tolist(),
+            "line": {"color": color, "width": 2.4, "dash": dash},
+            "text": [f"step {at}: {title} {number(value, 3)} nats" for at, value in zip(step, smooth)],
+            "hovertemplate": "%{text}<extra></extra>",
+        },
+    ]
+
+
+def _steps_recorded(facts: Facts) -> tuple[list[Json], str]:
+    """(step, loss of rocks, loss of the rest) as training recorded it, or from the telemetry it left behind."""
+    table = facts.table("training")
+    names = ("step", "loss_rocks", "loss_rest")
+    if table is not None and all(name in table.column_names for name in names):
+        rows = [{name: row[name] for name in names} for row in table.to_pylist() if row["step"]]
+        if sum(row["loss_rocks"] is not None for row in rows) > 1:
+            return rows, (
+                "Mean reverse KL of each optimiser step’s own rollouts, split by whether its predicted token is a "
+                "rock; the bold line is a moving mean over a twentieth of the run. Texts differ from step to step: for "
+                "the paired comparison see persistence."
+            )
+    kept = _telemetry(facts)
+    if len(kept) > 2:
+        return kept, (
+            "Mean reverse KL of the rollouts of the optimiser steps that kept every occurrence, split by the rock set "
+            "that was found afterwards. Texts differ from step to step: for the paired comparison see persistence."
+        )
+    return _checkpoints(facts), (
+        "Mean reverse KL on the same rollouts under every kept checkpoint, split by the rock set; all scored "
+        "occurrences. Persistence shows the half of the prompts that had no say in choosing the rocks."
+    )
+
+
+def _checkpoints(facts: Facts) -> list[Json]:
+    """Loss of rocks and of the rest on the fixed contexts, at every scored checkpoint."""
+    if not facts.rock_ids or len(facts.steps) < 2:
+        return []
+    ids = ", ".join(map(str, sorted(facts.rock_ids)))
+    found = facts.query(
+        # Rounded: threads add up in any order, and the same run must give the same bytes.
+        f"select step, round(favg(kl) filter (token_id in ({ids})), 9) as loss_rocks, "
+        f"round(favg(kl) filter (token_id not in ({ids})), 9) as loss_rest from occurrences where isfinite(kl) "
+        "group by step order by step"
+    )
+    return [] if found is None else found.to_pylist()
+
+
+def _telemetry(facts: Facts) -> list[Json]:
+    """Loss of rocks and of the rest at every training step whose occurrences were kept."""
+    folder = facts.run.path / "telemetry"
+    if not facts.rock_ids or not folder.is_dir():
+        return []
+    import pyarrow.dataset as ds
+
+    rows = []
+    for path in folder.glob("step=*"):
+        try:
+            table = ds.dataset(path, format="parquet").to_table(columns=["token_id", "kl"])
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            facts.notes.append(f"telemetry of {path.name} was left out: {str(error).splitlines()[0]}")
+            continue
+        kl_N = table["kl"].to_numpy()
+        known_N = np.isfinite(kl_N)
+        rock_N = np.isin(table["token_id"].to_numpy(), list(facts.rock_ids))
+        means = [float(kl_N[known_N & part].mean()) if (known_N & part).any() else None for part in (rock_N, ~rock_N)]
+        step = int(path.name.removeprefix("step="))
+        rows.append({"step": step, "loss_rocks": means[0], "loss_rest": means[1]})
+    return sorted(rows, key=lambda row: row["step"])
+
+
+def _saturation(facts: Facts) -> list[str]:
+    found = facts.stage("distill").get("saturated")
+    if found is None:
+        return []
+    if found:
+        return ["The run was saturated by the slope test."]
+    test = facts.stage("distill").get("saturation")
+    said = "The slope test does not show saturation"
+    if not isinstance(test, dict) or test.get("fall") is None:
+        return [f"{said}."]
+    fall = Estimate(test["fall"], test["low"], test["high"], test["num_steps"])
+    return [f"{said}: over the last {test['num_steps']} steps the loss fell by {interval(fall, percent)} of its level."]
+
+
+def _accuracy(facts: Facts) -> list[str]:
+    ends = [facts.stage("distill").get(f"accuracy_{when}") for when in ("before", "after")]
+    said = [interval(estimate(end, "accuracy"), percent) for end in ends if isinstance(end, dict)]
+    return [f"Accuracy on held-out problems went from {said[0]} to {said[1]}."] if len(said) == 2 else []
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    width = max(1, len(values) // 20)
+    kernel = np.ones(width)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def persistence_rows(facts: Facts) -> list[Row]:
+    """Rows of the persistence table, if they say what changed where."""
+    table = facts.table("persistence")
+    if table is None or facts.lacks(table, "persistence", "group", "arm", "step", "before", "after", "change"):
+        return []
+    return table.to_pylist()
+
+
+def persistence(facts: Facts) -> Figure | None:
+    """Change of the loss on fixed contexts by group, beside both A/A arms."""
+    table, rows = facts.table("persistence"), persistence_rows(facts)
+    if table is None or not rows:
+        return None
+    last = max((row["step"] for row in rows if row.get("step") is not None), default=None)
+    arms = {
+        "checkpoint": (f"pre → post (step {last})", ROCK, "diamond"),
+        "aa_selected": ("A/A: texts chosen on → others", MUTED, "circle-open"),
+        "aa_fresh": ("A/A: two parts of fresh texts", THIRD, "square-open"),
+    }
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    data = []
+    for offset, (arm, (title, color, symbol)) in zip((0.2, 0.0, -0.2), arms.items()):
+        own = [row for row in rows if row["arm"] == arm and (arm != "checkpoint" or row.get("step") == last)]
+        if not own:
+            continue
+        ends = [[row.get(f"change_{end}") for row in own] for end in ("low", "high")]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": title,
+                "x": [row["change"] for row in own],
+                "y": [len(groups) - 1 - groups.index(row["group"]) + offset for row in own],
+                "error_x": errors([row["change"] for row in own], ends[0], ends[1], color),
+                "marker": {"color": color, "size": 10, "symbol": symbol},
+                "text": [_persistence_hover(row, title) for row in own],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    shape = layout("change of mean loss, nats", "", height=150 + 70 * len(groups))
+    shape["yaxis"] = names_axis([label(group, 40) for group in reversed(groups)])
+    shape["shapes"] = [rule(0, color="@ink", dash="solid")]
+    return Figure(
+        name="persistence",
+        title="Do they learn?",
+        sentence=persistence_sentence(rows, last),
+        estimator="Fixed contexts: the same rollouts scored under every checkpoint, so pre and post are paired. Groups "
+        "are chosen on one half of the prompts and followed on the other. The A/A arms compare one checkpoint with "
+        "itself on different texts: what they show is noise and regression to the mean. 95 % bootstrap over prompts.",
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def _persistence_hover(row: Row, title: str) -> str:
+    before, after, change = (estimate(row, name) for name in ("before", "after", "change"))
+    return (
+        f"{label(row['group'], 40)}, {title}<br>{interval(before, digits=3)} → {interval(after, digits=3)} nats"
+        f"<br>change {interval(change, digits=3)}<br>{plural(row.get('num_types') or 0, 'type')}, "
+        f"{percent(row.get('share_fallen'), 0)} of them fell, Wilcoxon {p_value(row.get('p_value'))}"
+    )
+
+
+def persistence_sentence(rows: list[Row], last: int | None) -> str:
+    """Pre to post of every group, and what the A/A arm changes by itself."""
+    said = []
+    for row in rows:
+        if row["arm"] == "checkpoint" and row.get("step") == last:
+            said.append(
+                f"{row['group']} went from {number(row['before'], 3)} to {number(row['after'], 3)} nats "
+                f"({interval(estimate(row, 'change'), digits=3)})"
+            )
+    noise = [row for row in rows if row["arm"] == "aa_selected" and row["group"] == "rocks"]
+    tail = (
+        f"; with no training at all, other texts alone change the rocks' loss by "
+        f"{interval(estimate(noise[0], 'change'), digits=3)}"
+        if noise
+        else ""
+    )
+    return (f"On the same texts, {', '.join(said)}{tail}." if said else "No group was measured twice.").replace(
+        "On the same texts, rocks", "On the same texts, the rocks"
+    )

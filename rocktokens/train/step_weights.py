@@ -1,0 +1,207 @@
+"""From the completions of one optimiser step to a loss weight for each of their tokens, the same on every rank.
+
+Grids of this rank are gathered, the selector sees the whole step, and each rank takes back its rows. This module knows
+grids and ranks; what a weight means for the loss is the trainer's business.
+
+Shapes: B rollouts of this rank, R of all ranks, C columns of the completion grid, N occurrences, K measured rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from accelerate.utils import broadcast
+from torch import Tensor
+
+from rocktokens.divergence.top_tokens import TopChoices
+from rocktokens.errors import ConfigError
+from rocktokens.select.interface import Selector, SelectorBatch, overlap
+
+# What a selector that needs losses is shown of every occurrence.
+from rocktokens.values import Row
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
+log = logging.getLogger(__name__)
+
+
+# What a selector that needs the most probable tokens is shown of every occurrence.
+TOP_COLUMNS = ("student_top_id_Nk", "student_top_Nk", "teacher_at_student_top_Nk", "teacher_top_id_Nk")
+
+
+class Rows(NamedTuple):
+    """Measured occurrences, on the CPU."""
+
+    rollout_K: Tensor
+    position_K: Tensor
+    token_K: Tensor
+    weight_K: Tensor
+    value_K: Tensor
+    log_ratio_K: Tensor
+    student_logprob_K: Tensor
+    teacher_logprob_K: Tensor
+    student_entropy_K: Tensor
+    teacher_entropy_K: Tensor
+    grad_norm_K: Tensor
+
+    def at(self, mask_K: Tensor) -> Rows:
+        """Some of the rows."""
+        return Rows(*(column[mask_K] for column in self))
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """All rows of several parts."""
+        if not parts:
+            longs, floats = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+            return Rows(longs, longs, longs, *([floats] * 8))
+        return Rows(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Occurrences of the step over all ranks, and where this rank's rows lie among them."""
+
+    batch: SelectorBatch
+    mask_RC: Tensor
+    first_row: int
+    shape: tuple[int, int]
+    """Rows and columns of this rank's own grid."""
+
+    def own(self, column_N: Tensor) -> Tensor:
+        """This rank's part of a column, as its grid; 0 outside the mask."""
+        whole_RC = torch.zeros(self.mask_RC.shape, dtype=column_N.dtype)
+        whole_RC[self.mask_RC] = column_N
+        rows, columns = self.shape
+        return whole_RC[self.first_row : self.first_row + rows, :columns]
+
+
+def gather_grid(
+    accelerator: Accelerator,
+    token_BC: Tensor,
+    mask_BC: Tensor,
+    *,
+    step: int,
+    length_limit: int | None,
+    progress: float = 1.0,
+) -> Grid:
+    """The step's occurrences, gathered from every rank in rank order."""
+    token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
+    rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
+    limit = length_limit if length_limit is not None else token_RC.shape[1]
+    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit, progress=progress)
+    return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
+
+
+def everywhere(accelerator: Accelerator, grid_BC: Tensor, fill: float = 0) -> Tensor:
+    """A grid of all ranks' rows, on the CPU; shorter ranks are filled up on the right."""
+    if accelerator.num_processes > 1:
+        padded_BC = accelerator.pad_across_processes(grid_BC, dim=1, pad_index=fill)
+        grid_BC = accelerator.gather(padded_BC.contiguous())
+    return grid_BC.cpu()
+
+
+def with_losses(
+    accelerator: Accelerator, grid: Grid, rows: Rows, choices: TopChoices | None = None
+) -> SelectorBatch | None:
+    """The batch with what was measured of its rows; None unless every occurrence was measured."""
+    local_K = rows.rollout_K - grid.first_row
+    columns: Row = {}
+    for name in MEASURED:
+        column_BC = torch.full(grid.shape, torch.nan)
+        # An invalid number is known too: 0 keeps it apart from "not measured".
+        column_BC[local_K, rows.position_K] = torch.nan_to_num(getattr(rows, f"{name}_K"), posinf=0.0)
+        columns[f"{name}_N"] = everywhere(accelerator, column_BC.to(accelerator.device), torch.nan)[grid.mask_RC]
+        if bool(columns[f"{name}_N"].isnan().any()):
+            return None
+    if choices is not None:
+        own = (
+            choices.student_ids_NK,
+            choices.student_logprobs_NK,
+            choices.teacher_at_student_NK,
+            choices.teacher_ids_NK,
+        )
+        for name, column_KT in zip(TOP_COLUMNS, own):
+            column_BCT = torch.zeros((*grid.shape, column_KT.shape[1]), dtype=column_KT.dtype)
+            column_BCT[local_K, rows.position_K] = column_KT
+            columns[name] = everywhere(accelerator, column_BCT.to(accelerator.device))[grid.mask_RC]
+    return replace(grid.batch, **columns)
+
+
+def decide_weights(accelerator: Accelerator, selector: Selector, batch: SelectorBatch, *, kept_before: bool) -> Tensor:
+    """The selector's weights, decided once on the first rank; refused where they cannot be loss weights.
+
+    A step without loss tokens has loss 0, as in TRL. A selector that keeps nothing from its first step on is refused;
+    one that has kept tokens before (`kept_before`) leaves this step out, with a warning.
+    """
+    weight_N = torch.zeros(len(batch))
+    if not len(batch):
+        return weight_N
+    if accelerator.is_main_process:
+        weight_N = selector.weights(batch)
+    if accelerator.num_processes > 1:
+        weight_N = broadcast(weight_N.to(accelerator.device), from_process=0).cpu()
+    name = type(selector).__name__ if selector.name == "custom" else selector.name
+    if weight_N.shape != (len(batch),):
+        raise ConfigError(f"selector {name} gave weights of shape {tuple(weight_N.shape)} for {len(batch)} occurrences")
+    weight_N = weight_N.float()
+    if not bool(((weight_N >= 0) & (weight_N <= selector.bound * (1 + 1e-6))).all()):
+        raise ConfigError(f"selector {name} gave weights outside [0, {selector.bound:g}] (or NaN) at step {batch.step}")
+    if not bool(weight_N.any()):
+        nothing = f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}"
+        if not kept_before:
+            raise ConfigError(
+                f"{nothing}: there is nothing to train on. Name fewer rocks, raise lam or keep, or take more rollouts "
+                "a step."
+            )
+        log.warning("%s: its loss is 0 and nothing is learned from it", nothing)
+    return weight_N
+
+
+# A weight this near to 1 counts as unchanged: rounding of weights that are divided by their mean.
+UNCHANGED = 1e-3
+
+
+def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict[str, float | None]:
+    """How much a selector changed: the share of tokens and of the loss whose weight is not 1, and of end tokens.
+
+    The loss's share is known where every occurrence was measured; the end tokens' where there are any.
+    """
+    if not len(batch):
+        return {}
+    changed_N = (weight_N - 1).abs() > UNCHANGED
+    found: dict[str, float | None] = {"changed_share": float(changed_N.double().mean())}
+    if batch.value_N is not None:
+        value_N = torch.nan_to_num(batch.value_N.double(), posinf=0.0).clamp_min(0)
+        total = float(value_N.sum())
+        found["changed_loss_share"] = float(value_N[changed_N].sum()) / total if total else None
+    end_N = torch.isin(batch.token_N, torch.tensor(sorted(eos_ids), dtype=batch.token_N.dtype))
+    if bool(end_N.any()):
+        found["end_dropped_share"] = float((weight_N[end_N] == 0).double().mean())
+    return found
+
+
+def compare_shadows(
+    selector_name: str, weight_N: Tensor, shadows: dict[str, Selector], batch: SelectorBatch, full: SelectorBatch | None
+) -> dict[str, float]:
+    """Kept share of every shadow and its overlap with the selector in force and with each other.
+
+    A shadow that needs losses, or the most probable tokens, is left out where they were not measured for every
+    occurrence (`full` is None or lacks them).
+    """
+    kept: dict[str, Tensor] = {selector_name: weight_N}
+    for name, shadow in shadows.items():
+        seen = full if shadow.needs_losses else batch
+        if seen is None or (shadow.needs_top and seen.student_top_id_Nk is None):
+            continue
+        kept[name] = shadow.weights(seen)
+    found = {f"shadow_kept_{name}": float((kept[name] > 0).float().mean()) for name in shadows if name in kept}
+    names = list(kept)
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            found[f"overlap_{first}_{second}"] = overlap(kept[first], kept[second])
+    return found

@@ -1,0 +1,237 @@
+"""The stages bypass and export on a small run made by hand: what is read, written, written back, and refused."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from causal_runs import save_tiny_pair
+
+from rocktokens.bypass.settings import BypassConfig
+from rocktokens.bypass.stage import bypass, list_for, write_comparison_back
+from rocktokens.bypass.store import fingerprint, read_bypass
+from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.interop.export import export
+from rocktokens.models.pair import load_tokenizer
+from rocktokens.models.settings import PairConfig
+from rocktokens.run import Run, open_run
+from rocktokens.select.settings import SelectorConfig
+from rocktokens.settings import to_mapping
+
+NAMES = ("roughly", "7", "so", "then", "well", "end", "cheap")
+CLASSES = ("rock", "rock", "rock", "rock", "learning", "rock", None)
+CONFIRMED = (True, True, False, True, True, True, None)
+VERDICTS = ("Proven Neutral", "Strong Pillar", "Proven Neutral", "Strong Stumbling Block", "Undecided", None, None)
+
+
+def types_rows():
+    return [
+        {
+            "token_id": 10 + i,
+            "token": name,
+            "class": CLASSES[i],
+            "confirmed": CONFIRMED[i],
+            "in_certified": CLASSES[i] == "rock",
+            "r": float(10 - i),
+            "fall": 0.1,
+            "fall_low": 0.0,
+            "fall_high": 0.2,
+            "num_prompts": 50,
+        }
+        for i, name in enumerate(NAMES)
+    ]
+
+
+def census_rows():
+    keys = ("kind", "num_problems", "delta", "delta_low", "delta_high")
+    return [
+        {"token_id": 10 + i, "verdict": verdict, **dict(zip(keys, ("token", 400, 0.0, -0.005, 0.005)))}
+        for i, verdict in enumerate(VERDICTS)
+        if verdict
+    ]
+
+
+def graft_rows(high=0.004):
+    named = {"rocks": [10, 11, 12, 13, 15], "skippable": [10, 13], "all": None}
+    return [
+        {"arm": arm, "members": ids, "gain": 0.0, "gain_low": -0.004, "gain_high": high, "num_problems": 300}
+        for arm, ids in named.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> PairConfig:
+    return save_tiny_pair(tmp_path_factory.mktemp("pair"))
+
+
+def write(run, name, rows):
+    pq.write_table(pa.Table.from_pylist(rows), run.path / f"{name}.parquet")
+
+
+@pytest.fixture
+def run(tmp_path, pair) -> Run:
+    made = Run.create(tmp_path / "run", {"pair": to_mapping(pair)})
+    write(made, "types", types_rows())
+    write(made, "census", census_rows())
+    write(made, "grafts", graft_rows())
+    for stage in ("detect", "knockout", "graft"):
+        made.finish(stage, {"rocks": [10, 11, 12, 13, 15]} if stage == "detect" else {})
+    return made
+
+
+def content(run) -> dict:
+    return json.loads((run.path / "bypass.json").read_text())
+
+
+def test_the_list_holds_what_all_tests_let_be_skipped_and_every_costly_type_has_its_reason(run, pair, capfd):
+    bypass(run.path, BypassConfig())
+    found = content(run)
+    assert (found["ids"], found["tokens"]) == ([10, 13], ["roughly", "then"])
+    reasons = {row["token"]: (row["decision"], row["reason"]) for row in found["decisions"]}
+    assert reasons == {
+        "roughly": ("skip", "neutral"),
+        "7": ("keep", "pillar"),
+        "so": ("undecided", "not confirmed"),
+        "then": ("skip", "stumbling block"),
+        "well": ("keep", "learning"),
+        "end": ("undecided", "not tested"),
+    }
+    assert found["decisions"][0]["cost_share"] == pytest.approx(10 / 49)
+    assert found["decisions"][0]["graft"] == "skippable"
+    assert found["comparison"] == {"status": "not compared", "text": "not compared"}
+    assert any("compare" in words for words in found["not_tested"])
+    vocabulary = load_tokenizer(pair.student, pair).get_vocab()
+    assert found["tokenizer"]["fingerprint"] == fingerprint(vocabulary)
+    assert open_run(run.path).facts("bypass")["ids"] == [10, 13]
+    shown = capfd.readouterr().out
+    assert "2 of 5 declared rocks may be skipped" in shown
+    assert "not compared" in shown
+
+
+def test_the_same_run_gives_the_same_file(run):
+    bypass(run.path, BypassConfig())
+    first = {name: (run.path / name).stat().st_mtime_ns for name in ("bypass.json", "run.json")}
+    bypass(run.path, BypassConfig())
+    assert {name: (run.path / name).stat().st_mtime_ns for name in first} == first
+    (run.path / "bypass.json").write_text("{")
+    bypass(run.path, BypassConfig())
+    assert content(run)["ids"] == [10, 13]
+
+
+def test_a_graft_that_gains_empties_the_list(run):
+    write(run, "grafts", graft_rows(high=0.03))
+    bypass(run.path, BypassConfig())
+    assert content(run)["ids"] == []
+    assert {row["reason"] for row in content(run)["decisions"]} >= {"graft undecided"}
+    bypass(run.path, BypassConfig(epsilon=0.05))
+    assert content(run)["ids"] == [10, 13]
+
+
+def test_without_census_or_grafts_nothing_is_skipped_and_it_says_what_is_missing(run):
+    (run.path / "grafts.parquet").unlink()
+    bypass(run.path, BypassConfig())
+    assert {row["reason"] for row in content(run)["decisions"]} >= {"no graft"}
+    (run.path / "census.parquet").unlink()
+    bypass(run.path, BypassConfig())
+    assert content(run)["ids"] == []
+    assert {row["reason"] for row in content(run)["decisions"]} == {"not tested", "not confirmed", "learning"}
+
+
+def test_no_rocks_is_an_answer(run):
+    write(run, "types", [{**row, "class": "unclear", "in_certified": False} for row in types_rows()])
+    bypass(run.path, BypassConfig())
+    assert content(run)["ids"] == []
+    assert "there is nothing to skip" in content(run)["sentence"]
+
+
+def test_an_older_detection_is_refused(run):
+    write(run, "types", [{name: row[name] for name in ("token_id", "token", "r")} for row in types_rows()])
+    with pytest.raises(RunError, match="older version"):
+        bypass(run.path, BypassConfig())
+
+
+def compared(run, *, ids=(10, 13), verdict="unchanged", seeds=3):
+    row = {"regime": "freeze", "delta": -0.001, "delta_low": -0.008, "delta_high": 0.006, "verdict": verdict}
+    row |= {"num_seeds": seeds, "num_problems": 400}
+    run.finish("compare", {"regimes": [row], "frozen_by": {"freeze": list(ids)}, "steps": 150})
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "text"),
+    [
+        ({}, "passed", "compared: −0.1 [−0.8, 0.6]"),
+        ({"verdict": "costs"}, "failed", "compared: −0.1 [−0.8, 0.6]"),
+        ({"verdict": "undecided"}, "undecided", "compared: −0.1 [−0.8, 0.6]"),
+        (
+            {"verdict": "costs", "seeds": 2},
+            "undecided",
+            "compared: −0.1 [−0.8, 0.6] (interval over prompts only: 2 seeds)",
+        ),
+        ({"seeds": 1}, "undecided", "compared: −0.1 [−0.8, 0.6] (interval over prompts only: 1 seed)"),
+        ({"ids": (10,)}, "not compared", "not compared"),
+    ],
+)
+def test_a_comparison_is_written_back_if_it_froze_this_list(run, changes, status, text):
+    bypass(run.path, BypassConfig())
+    compared(open_run(run.path), **changes)
+    write_comparison_back(open_run(run.path))
+    found = read_bypass(run.path)
+    assert (found.status, found.text) == (status, text)
+    assert any("rocktokens compare" in words for words in found.content["not_tested"]) == (status == "not compared")
+    written = (run.path / "bypass.json").stat().st_mtime_ns
+    bypass(run.path, BypassConfig())  # made again, it remembers
+    assert read_bypass(run.path).content == found.content
+    assert (run.path / "bypass.json").stat().st_mtime_ns == written
+
+
+def test_a_list_from_elsewhere_gets_its_verdict_too(run):
+    own = {"format": "rocktokens bypass list", "version": 1, "ids": [10, 13]}
+    (run.path / "bypass.json").write_text(json.dumps(own))
+    compared(open_run(run.path))
+    write_comparison_back(open_run(run.path))
+    assert read_bypass(run.path).status == "passed"
+    assert read_bypass(run.path).content.keys() == {*own, "comparison"}
+
+
+def test_freeze_takes_the_list_and_refuses_an_empty_one_or_another_tokenizers(run, pair, tmp_path):
+    tokenizer = load_tokenizer(pair.student, pair)
+    assert list_for(run, SelectorConfig(name="freeze"), tokenizer) is None  # there is no list yet
+    bypass(run.path, BypassConfig())
+    assert list_for(run, SelectorConfig(name="freeze"), tokenizer) == (10, 13)
+    elsewhere = Run.create(tmp_path / "elsewhere", {})
+    asked = SelectorConfig(name="adaptive", bypass=str(run.path))
+    assert list_for(elsewhere, asked, tokenizer) == (10, 13)
+
+    class Other:
+        def get_vocab(self):
+            return {"x": 0}
+
+    with pytest.raises(DataError, match="another tokenizer"):
+        list_for(run, SelectorConfig(name="freeze"), Other())
+    write(run, "grafts", graft_rows(high=0.03))
+    bypass(run.path, BypassConfig())
+    with pytest.raises(ConfigError, match="nothing to freeze"):
+        list_for(run, SelectorConfig(name="freeze"), tokenizer)
+
+
+def test_export_writes_the_list_for_others(run, tmp_path):
+    bypass(run.path, BypassConfig())
+    assert export(run.path, "ids", tmp_path / "ids.txt").read_text() == "10\n13\n"
+    assert json.loads(export(run.path, "json", tmp_path / "own.json").read_text()) == content(run)
+    trl = json.loads(export(run.path, "trl").read_text())
+    assert trl["selector"] == {"name": "freeze", "rocks": [10, 13]}
+    assert trl["comparison"] == "not compared"
+    verl = json.loads(export(run.path / "bypass.json", "verl").read_text())
+    assert verl["token_weights"] == {"10": 0.0, "13": 0.0}
+    assert verl["tokenizer"]["fingerprint"] == content(run)["tokenizer"]["fingerprint"]
+    rows = export(run.path, "csv").read_text().splitlines()
+    assert rows[0].startswith("token_id,token,decision,reason")
+    assert len(rows) == 1 + 6
+    assert export(run.path, "json") == run.path / "bypass.json"
+
+
+def test_export_of_no_list_names_the_command(tmp_path):
+    with pytest.raises(DataError, match="rocktokens bypass RUN"):
+        export(tmp_path, "ids")

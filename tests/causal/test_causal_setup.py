@@ -1,0 +1,73 @@
+"""Causal tests on prompts of another source: they are checked as that source's answers are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import save_model, tiny_model
+
+from rocktokens.causal.settings import BaselineConfig
+from rocktokens.causal.setup import CausalSetup
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.checkers import MathChecker
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run
+from rocktokens.settings import to_mapping
+
+COUNTDOWN = "reasoning-gym:countdown"
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A run of two tiny models on the prompts that are asked for."""
+    save_model(tmp_path / "student", tiny_model(seed=1))
+    save_model(tmp_path / "teacher", tiny_model(seed=2))
+    pair = PairConfig(student=str(tmp_path / "student"), teacher=str(tmp_path / "teacher"))
+
+    def make(prompts):
+        return Run.create(tmp_path / "run", {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
+
+    return make
+
+
+@pytest.fixture
+def sums(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"question": f"w{i}", "answer": str(i)}) + "\n" for i in range(4)))
+    return str(path)
+
+
+@pytest.mark.parametrize("own", ["a file", "arithmetic", "reasoning-gym:chain_sum"])
+def test_another_task_has_its_own_checker(own, make_run, sums):
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; runs with the dev dependencies")
+    options = ("min_terms=2", "max_terms=2") if own.startswith("reasoning-gym") else ()
+    field = {"prompt_field": "question"} if own == "a file" else {}
+    run = make_run(PromptsConfig(source=sums if own == "a file" else own, options=options, **field))
+    setup = CausalSetup.of(run, BaselineConfig(source=COUNTDOWN, problems=2, max_new_tokens=4))
+    assert (setup.prompts.source, setup.prompts.options, setup.prompts.limit) == (COUNTDOWN, (), 2)
+    for prompt in setup.problems:
+        assert setup.checker(f"<answer>{prompt.answer}</answer>", prompt.answer)
+        target = prompt.answer.entry["metadata"]["target"]
+        assert not setup.checker(f"<answer>{target} + 0</answer>", prompt.answer)  # not with the given numbers
+
+
+def test_a_file_is_not_checked_by_the_runs_own_task(make_run, tmp_path):
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; runs with the dev dependencies")
+    path = tmp_path / "fresh.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"w{i}", "answer": str(i)}) + "\n" for i in range(4)))
+    run = make_run(PromptsConfig(source=COUNTDOWN))
+    setup = CausalSetup.of(run, BaselineConfig(source=str(path), problems=4, max_new_tokens=4))
+    assert isinstance(setup.checker, MathChecker)
+    assert len(setup.problems) == 4
+
+
+def test_the_students_of_a_world_answer_in_its_language_on_any_file(make_run, tmp_path):
+    from rocktokens.world import get_world
+
+    path = tmp_path / "fresh.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"w{i}", "answer": str(i)}) + "\n" for i in range(4)))
+    setup = CausalSetup.of(
+        make_run(PromptsConfig(source="arithmetic")), BaselineConfig(source=str(path), max_new_tokens=4)
+    )
+    assert setup.checker == get_world("arithmetic").check

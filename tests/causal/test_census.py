@@ -1,0 +1,319 @@
+"""Verdicts and census: known answers, calibration in small, looks that keep the error rate, sparse effects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as sps
+
+from rocktokens.causal.census import BannedSet, Effects, Outcomes, power_of, run_looks
+from rocktokens.causal.census_report import census_facts, census_table
+from rocktokens.causal.correlates import correlate
+from rocktokens.causal.inference import find, problems_to_decide, verdicts
+from rocktokens.causal.knockout_terminal import render, summary
+from rocktokens.causal.looks import make_schedule
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.errors import ConfigError, DataError
+
+EPSILON, ALPHA = 0.01, 0.05
+
+
+def judge(difference_PV, seed=0, resamples=1000, alpha=ALPHA):
+    found = find(difference_PV, epsilon=EPSILON, alpha=alpha, resamples=resamples, rng=np.random.default_rng(seed))
+    return found, verdicts(found, epsilon=EPSILON)
+
+
+def drawn(rng, problems, sets, used, effect, changed=0.3, rollouts=2):
+    """Rollouts use a set at random; where used, the outcome changes either way, by `effect` on the whole."""
+    share = effect / used
+    up, down = (
+        ((changed + share) / 2, (changed - share) / 2) if changed > abs(share) else (max(share, 0), max(-share, 0))
+    )
+    use, number = rng.random((2, problems, rollouts, sets))
+    return ((use < used) * ((number < up).astype(float) - (number > 1 - down))).mean(1)
+
+
+def test_large_effects_get_their_names(rng):
+    found, named = judge(np.stack([drawn(rng, 400, 1, 0.6, effect)[:, 0] for effect in (-0.2, 0.2)], axis=1))
+    assert named == ["Strong Pillar", "Strong Stumbling Block"]
+    assert (found.low_V <= [-0.2, 0.2]).all()
+    assert (found.high_V >= [-0.2, 0.2]).all()
+
+
+def test_an_effect_that_never_was_is_neutral_once_enough_problems_were_seen():
+    assert judge(np.zeros((100, 1)))[1] == ["Undecided"]  # 3 % of problems may have been missed
+    found, named = judge(np.zeros((400, 1)))
+    assert named == ["Proven Neutral"]
+    assert found.inner_high_V[0] == pytest.approx(np.log(1 / ALPHA) / 400, rel=0.01)
+    assert found.p_V[0] == 1
+
+
+def test_one_changed_problem_of_many_is_neutral_and_its_interval_is_the_binomial_one():
+    difference = np.zeros((2000, 1))
+    difference[7] = 0.5
+    found, named = judge(difference)
+    assert named == ["Proven Neutral"]
+    assert found.high_V[0] == pytest.approx(sps.beta.isf(ALPHA / 2, 2, 1999), rel=1e-6)
+
+
+def test_the_same_change_everywhere_is_seen():
+    found, named = judge(np.full((50, 1), -1.0))
+    assert named == ["Strong Pillar"]
+    assert found.low_V[0] == -1
+    assert found.p_V[0] < 0.01
+
+
+def test_five_changed_problems_all_one_way_are_not_significant():
+    """Where a percentile bootstrap says p = 0.01, the exact answer is 2 / 2**5."""
+    difference = np.zeros((200, 1))
+    difference[:5] = 1.0
+    found, named = judge(difference, resamples=4000)
+    assert found.p_V[0] == pytest.approx(2 / 2**5, abs=0.015)
+    assert found.p_sign_V[0] == pytest.approx(2 / 2**5)
+    assert named == ["Undecided"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_prompts=st.integers(4, 300),
+    used=st.floats(0.01, 1.0),
+    effect=st.floats(-0.5, 0.5),
+    alpha=st.sampled_from([0.05, 0.05 / 15, 0.2]),
+    seed=st.integers(0, 2**20),
+)
+def test_interval_p_value_and_verdict_are_one_inversion(num_prompts, used, effect, alpha, seed):
+    rng = np.random.default_rng(seed)
+    difference = drawn(rng, num_prompts, 8, used, effect * used)
+    found, named = judge(difference, seed, resamples=300, alpha=alpha)
+    for v, verdict in enumerate(named):
+        outside = found.low_V[v] > 0 or found.high_V[v] < 0
+        inside = found.inner_low_V[v] > -EPSILON and found.inner_high_V[v] < EPSILON
+        assert outside == (found.p_V[v] <= alpha)
+        assert inside == (found.p_neutral_V[v] <= alpha)
+        assert verdict.startswith("Strong") == (outside and abs(found.value_V[v]) >= EPSILON)
+        assert (verdict == "Proven Neutral") == (inside and not verdict.startswith("Strong"))
+        assert -1 <= found.low_V[v] <= found.inner_low_V[v] <= found.inner_high_V[v] <= found.high_V[v] <= 1
+
+
+def test_intervals_are_those_of_an_oracle_where_the_normal_law_holds(rng):
+    """Many small differences: bootstrap-t, Student and an independent t interval agree."""
+    difference = rng.normal(0.02, 0.1, (2000, 5)).clip(-1, 1)
+    found, _ = judge(difference, resamples=4000)
+    for v in range(5):
+        oracle = sps.ttest_1samp(difference[:, v], 0.0).confidence_interval(0.95)
+        assert found.low_V[v] == pytest.approx(oracle.low, abs=6e-4)
+        assert found.high_V[v] == pytest.approx(oracle.high, abs=6e-4)
+
+
+def test_too_few_problems_are_refused():
+    with pytest.raises(DataError, match="at least 2 prompts"):
+        judge(np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize("used", [0.6, 0.05, 0.01])
+def test_calibration_in_small(rng, used):
+    """benchmarks/census_calibration.py in a minute's worth less: no effect, and twice the smallest that matters."""
+    _, named = judge(drawn(rng, 400, 200, used, 0.0))
+    assert sum(verdict.startswith("Strong") for verdict in named) <= sps.binom.ppf(0.999, 200, 0.05)
+    if used > 2 * EPSILON:
+        _, named = judge(drawn(rng, 400, 200, used, 2 * EPSILON))
+        assert named.count("Proven Neutral") <= sps.binom.ppf(0.999, 200, 0.05)
+
+
+def test_intervals_cover_at_their_level(rng):
+    found, _ = judge(drawn(rng, 300, 400, 0.5, 0.03))
+    assert ((found.low_V <= 0.03) & (found.high_V >= 0.03)).mean() >= 0.91
+
+
+def test_problems_to_decide_is_what_the_formula_says():
+    sd = 0.2
+    strong = problems_to_decide(0.05, sd, 10, epsilon=EPSILON, alpha=ALPHA)
+    assert strong == int(np.ceil(((sps.norm.isf(0.025) + sps.norm.ppf(0.8)) * sd / 0.05) ** 2))
+    assert problems_to_decide(0.0, 0.0, 10, epsilon=EPSILON, alpha=ALPHA) == 300  # ln(20) / 0.01
+    assert problems_to_decide(0.0099, sd, 10, epsilon=EPSILON, alpha=ALPHA) > 10**6
+    assert problems_to_decide(0.3, sd, 50, epsilon=EPSILON, alpha=ALPHA) == 51  # never fewer than there are
+
+
+# ---------------------------------------------------------------- looks
+
+
+def test_looks_double_and_share_alpha():
+    schedule = make_schedule(1000, 4)
+    assert schedule.problems == (125, 250, 500, 1000)
+    assert sum(schedule.shares) == pytest.approx(1)
+    assert make_schedule(1000, 1).shares == (1.0,)
+    assert make_schedule(3, 4).problems == (2, 3)
+    with pytest.raises(ConfigError):
+        make_schedule(1, 4)
+
+
+def sets_of(count):
+    return [BannedSet(f"token:{v}", "token", v, f"t{v}", (v,)) for v in range(count)]
+
+
+def census_of(difference_PV, config, rollouts=1, seed=0, correct=None, used=None, placebo=None):
+    """A census of given outcomes: every problem has one rollout that uses every set, unless `used` says otherwise."""
+    num_problems, num_sets = difference_PV.shape
+    used = np.ones((num_problems, num_sets), bool) if used is None else used
+    correct = np.zeros(num_problems) if correct is None else correct
+    asked = []
+
+    def measure(look, begin, end, active):
+        asked.append((begin, end, list(active)))
+        jobs = [(p, v) for p in range(begin, end) for v in active if used[p, v]]
+        problem_J, column_J = np.array(jobs, int).reshape(-1, 2).T
+        before_J = correct[problem_J]
+        return Outcomes(
+            problem_N=np.arange(begin, end),
+            correct_N=correct[begin:end],
+            num_tokens=10 * (end - begin),
+            used_V=used[begin:end].sum(0) * np.isin(np.arange(num_sets), active),
+            problem_J=problem_J,
+            before_J=before_J,
+            column_J=column_J,
+            is_knockout_J=np.ones(len(jobs), bool),
+            repeat_J=np.zeros(len(jobs), int),
+            after_J=before_J + difference_PV[problem_J, column_J],
+            num_tokens_J=np.full(len(jobs), 5),
+            placebo_problems=0,
+        )
+
+    effects = Effects(sets_of(num_sets), num_problems, rollouts, 1)
+    schedule = make_schedule(num_problems, config.rounds if config.until == "decided" else 1)
+    return run_looks(effects, schedule, measure, config, seed=seed), asked
+
+
+CONFIG = KnockoutConfig(resamples=1000)
+
+
+def test_a_set_stops_when_its_verdict_is_in(rng):
+    difference = np.zeros((800, 3))
+    difference[:, 0] = -1.0 * (rng.random(800) < 0.5)  # a pillar: seen at once
+    difference[:, 1] = rng.choice([-1, 1], 800)  # noise: never decided
+    census, asked = census_of(difference, CONFIG)
+    assert [r.verdict for r in census.results] == ["Strong Pillar", "Undecided", "Proven Neutral"]
+    assert [r.num_problems for r in census.results] == [100, 800, 800]
+    assert [active for _, _, active in asked] == [[0, 1, 2], [1, 2], [1, 2], [1, 2]]
+    assert [(begin, end) for begin, end, _ in asked] == [(0, 100), (100, 200), (200, 400), (400, 800)]
+    assert census.of("token:1").more_problems > 0
+
+
+def test_with_a_fixed_budget_everything_is_looked_at_once(rng):
+    census, asked = census_of(
+        -(rng.random((200, 2)) < 0.5).astype(float), KnockoutConfig(until="budget", resamples=500)
+    )
+    assert asked == [(0, 200, [0, 1])]
+    assert [r.alpha_share for r in census.results] == [1.0, 1.0]
+
+
+def test_looks_keep_the_error_rate(rng):
+    """200 sets without an effect, looked at four times."""
+    census, _ = census_of(drawn(rng, 400, 200, 0.5, 0.0, rollouts=1), CONFIG)
+    strong = sum(r.verdict.startswith("Strong") for r in census.results)
+    assert strong <= sps.binom.ppf(0.999, 200, 0.05)
+
+
+def test_never_used_is_not_neutral(rng):
+    used = np.zeros((800, 2), bool)
+    used[:, 0] = True
+    census, _ = census_of(np.zeros((800, 2)), CONFIG, used=used)
+    assert [r.verdict for r in census.results] == ["Proven Neutral", "Never Used"]
+    assert np.isnan(census.of("token:1").p_bh)
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_a_baseline_that_is_always_right_or_wrong_is_warned_about(right):
+    census, _ = census_of(np.zeros((400, 1)), CONFIG, correct=np.full(400, right))
+    assert "no room for an effect" in census.notes[0]
+    assert [remark.code for remark in census.remarks] == ["baseline_at_bound"]
+
+
+def test_power_before_the_census_is_that_of_independent_outcomes():
+    """By hand: sd = sqrt(share * 2 * accuracy * (1 - accuracy) / rollouts), effect = (1.96 + 0.84) * sd / sqrt(P)."""
+    config, base = KnockoutConfig(power=0.8, alpha=0.05, repeats=1), BaselineConfig(rollouts=4)
+    found = power_of(np.array([1.0] * 30 + [0.0] * 10), np.array([4, 8, 20]), config, base, 100)
+    assert (found.accuracy, found.num_rollouts, found.used_shares) == (0.75, 40, (0.2, 0.5))
+    expected = [2.80159 * np.sqrt(share * 2 * 0.75 * 0.25 / 4) / 10 for share in (0.2, 0.5)]
+    assert found.detectable == pytest.approx(expected, rel=1e-4)
+
+
+def test_multiple_testing_stands_beside_the_verdict(rng):
+    difference = np.zeros((400, 20))
+    difference[:, 0] = -1.0 * (rng.random(400) < 0.5)
+    difference[:, 1:] = drawn(rng, 400, 19, 0.5, 0.0, rollouts=1)
+    census, _ = census_of(difference, KnockoutConfig(until="budget", resamples=1000))
+    first = census.of("token:0")
+    assert first.p <= first.p_bh <= first.p_bonferroni <= 0.05
+    assert first.p_max_t <= 0.05
+    assert first.p_sign < 1e-20
+    assert sum(r.p_bonferroni <= 0.05 for r in census.results[1:]) <= 1
+
+
+def test_the_table_holds_every_column_and_survives_parquet(tmp_path, rng):
+    import pyarrow.parquet as pq
+
+    difference = np.zeros((400, 3))
+    difference[:, 0] = -1.0 * (rng.random(400) < 0.5)
+    census, _ = census_of(difference, CONFIG)
+    known = {"frequency": {0: 5.0, 1: 1.0, 2: 2.0}, "loss_post": {0: 1.0, 1: float("nan")}}
+    pq.write_table(census_table(census, known), tmp_path / "c.parquet")
+    row = pq.read_table(tmp_path / "c.parquet").to_pylist()[0]
+    assert row["verdict"] == "Strong Pillar"
+    assert row["bh_05"]
+    assert row["delta_low"] < row["delta"] < row["delta_high"] < 0
+    assert row["members"] == [0]
+    assert row["frequency"] == 5.0
+    facts = census_facts(census, correlate(census, known), ["rock_rate"])
+    assert facts["verdicts"]["Strong Pillar"] == 1
+    assert facts["missing_predictors"] == ["rock_rate"]
+
+
+def test_proven_neutral_stands_beside_the_interval_that_proves_it(rng):
+    difference = drawn(rng, 700, 40, 0.5, 0.0, changed=0.02)
+    census, _ = census_of(difference, KnockoutConfig(until="budget", resamples=500))
+    rows = census_table(census).to_pylist()
+    neutral = [row for row in rows if row["verdict"] == "Proven Neutral"]
+    assert any(row["outer_high"] >= EPSILON or row["outer_low"] <= -EPSILON for row in neutral)
+    for row in rows:
+        shown = "inner" if row["verdict"] == "Proven Neutral" else "outer"
+        assert (row["delta_low"], row["delta_high"]) == (row[f"{shown}_low"], row[f"{shown}_high"])
+    assert all(row["delta_low"] > -EPSILON and row["delta_high"] < EPSILON for row in neutral)
+
+
+def test_accuracy_without_is_measured_on_the_prompts_of_its_delta(rng):
+    """The first half is easy: a set that stops there must not be set against the accuracy of all prompts."""
+    correct = np.repeat([1.0, 0.0], 400)
+    difference = np.zeros((800, 2))
+    difference[:, 0] = -(rng.random(800) < 0.5).astype(float) * correct
+    difference[:, 1] = rng.choice([-1, 1], 800)
+    census, _ = census_of(difference, CONFIG, correct=correct)
+    early, late = census_table(census).to_pylist()
+    assert early["num_problems"] == 100
+    assert early["accuracy_with"] == 1
+    assert early["accuracy_without"] == pytest.approx((correct + difference[:, 0])[:100].mean())
+    assert late["accuracy_with"] == 0.5
+
+
+def test_correlations_are_pearsons_over_the_sets_that_are_used(rng):
+    difference = np.stack([-(rng.random(400) < share).astype(float) for share in (0.1, 0.2, 0.4, 0.5)], axis=1)
+    census, _ = census_of(difference, KnockoutConfig(until="budget", resamples=500))
+    predictor = {0: 1.0, 1: 2.0, 2: 4.0, 3: 5.0}
+    (found,) = correlate(census, {"frequency": predictor})
+    want = sps.pearsonr(list(predictor.values()), [r.delta for r in census.results])
+    assert (found.r, found.p, found.num_sets) == (pytest.approx(want.statistic), pytest.approx(want.pvalue), 4)
+    assert found.r < -0.99
+    (flat,) = correlate(census, {"rock_rate": dict.fromkeys(range(4), 1.0)})
+    assert np.isnan(flat.r)
+
+
+def test_the_terminal_table_escapes_what_tokens_look_like(rng):
+    from rich.console import Console
+
+    census, _ = census_of(np.zeros((400, 1)), CONFIG)
+    odd = census.results[0]._replace(banned=BannedSet("token:0", "token", 0, "[bold]x[/nope]", (0,)))
+    shown = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    shown.print(render(census.__class__(**{**census.__dict__, "results": (odd,)})))
+    assert "[bold]x[/nope]" in shown.export_text()
+    assert "baseline accuracy" in summary(census)[0]

@@ -1,0 +1,265 @@
+"""Grafts: what is copied, what the arms draw again, what is gained; on Markov chains and through the stage."""
+
+from __future__ import annotations
+
+import shutil
+
+import markov
+import numpy as np
+import pyarrow as pa
+import pytest
+from causal_runs import make_tiny_run
+
+from rocktokens.causal.graft import GraftSets, graft, make_arms
+from rocktokens.causal.graft_report import graft_table
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.graft_terminal import render
+from rocktokens.causal.inference import change
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.world import get_world
+
+LIMIT = 5
+BASE = BaselineConfig(problems=800, max_new_tokens=LIMIT)
+CONFIG = GraftConfig(problems=800, resamples=500)
+
+
+def right_if_odd(text, answer):
+    return len(text.split()) % 2 == 1
+
+
+def grafted(student, teacher, rocks, *, base=BASE, config=CONFIG, problems=800, **options):
+    return graft(
+        markov.MarkovEngine(student),
+        lambda rules, own: markov.MarkovGrafter(student, teacher, rules, own),
+        markov.prompts(problems),
+        rocks,
+        vocabulary=len(student),
+        decode=lambda ids: " ".join(map(str, ids)),
+        checker=right_if_odd,
+        config=config,
+        baseline=base,
+        **options,
+    )
+
+
+def accuracy_of(law):
+    return sum(p for path, p in law.items() if len(path) % 2 == 1)
+
+
+def test_gains_are_those_of_the_laws():
+    student, teacher = markov.chain(1), markov.chain(101)
+    found = grafted(student, teacher, [2], clusters={"digits": [1, 3]})
+    before = accuracy_of(markov.law(student, LIMIT))
+    share = next(row for row in found.rows if row.arm == "rocks").share_positions
+    rock = np.array([0, 0, 1.0, 0, 0])
+    rules = {
+        "rocks": rock,
+        "placebo": rock,
+        "rest": 1 - rock,
+        "all": np.ones(5),
+        "control": (1 - rock) * share / (1 - share),
+        "cluster digits": np.array([0, 1.0, 0, 1.0, 0]),
+    }
+    assert {row.arm for row in found.rows} == rules.keys()
+    for row in found.rows:
+        redrawn_by = student if row.arm == "placebo" else teacher
+        gain = accuracy_of(markov.graft_law(student, redrawn_by, rules[row.arm], LIMIT)) - before
+        assert row.gain.low - 0.01 <= gain <= row.gain.high + 0.01
+    assert accuracy_of(markov.law(teacher, LIMIT)) - before == pytest.approx(
+        accuracy_of(markov.graft_law(student, teacher, np.ones(5), LIMIT)) - before
+    )
+
+
+def test_a_teacher_that_is_the_student_gains_what_the_placebo_gains():
+    student = markov.chain(2)
+    rows = {row.arm: row for row in grafted(student, student, [3]).rows}
+    assert rows["all"].gain.low - 0.01 <= 0 <= rows["all"].gain.high + 0.01
+    assert rows["rocks"].gain.value == pytest.approx(rows["placebo"].gain.value, abs=0.03)
+    assert rows["placebo"].gain.high < -0.02  # drawing again alone has an effect, which the placebo shows
+
+
+def test_rollouts_without_rocks_are_copied():
+    found = grafted(markov.chain(2), markov.chain(3), [3], problems=200)
+    tokens = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
+    resumed = {row["rollout_id"]: row["resumed_at"] for row in found.grafts.to_pylist() if row["arm"] == "rocks"}
+    assert resumed == {name: own.index(3) for name, own in tokens.items() if 3 in own}
+
+
+def test_the_control_draws_as_many_tokens_as_the_rocks_have():
+    shares = np.array([0.2, 0.1, 0.3, 0.2, 0.2])
+    rocks, placebo, control, rest, everything = make_arms(GraftSets((2,)), 5, shares)
+    assert placebo.own
+    assert (control.redraw_V * shares).sum() == pytest.approx(shares[2])
+    assert control.redraw_V[2] == 0
+    assert (rocks.redraw_V + rest.redraw_V == everything.redraw_V).all()
+
+
+def test_what_would_be_skipped_is_grafted_beside_the_rocks_unless_it_is_the_same():
+    shares = np.full(5, 0.2)
+    arms = make_arms(GraftSets((1, 2, 3), skippable=(3, 1)), 5, shares)
+    assert [arm.name for arm in arms] == ["rocks", "placebo", "control", "rest", "all", "skippable"]
+    assert arms[-1].members == (1, 3)
+    assert arms[-1].redraw_V.tolist() == [0, 1, 0, 1, 0]
+    assert [arm.name for arm in make_arms(GraftSets((1, 3), skippable=(3, 1)), 5, shares)][-1] == "all"
+    assert make_arms(GraftSets((1,), name="candidates"), 5, shares)[0].name == "candidates"
+    found = grafted(markov.chain(2), markov.chain(3), [3], problems=50)
+    members = {row["arm"]: row["members"] for row in graft_table(found.rows, [], [3], {}).to_pylist()}
+    assert members["rocks"] == [3]
+    assert members["rest"] is None
+
+
+def test_what_is_refused():
+    with pytest.raises(ConfigError, match="nothing to graft"):
+        make_arms(GraftSets(()), 5, np.full(5, 0.2))
+    with pytest.raises(ConfigError, match="not in the vocabulary"):
+        make_arms(GraftSets((9,)), 5, np.full(5, 0.2))
+    with pytest.raises(DataError, match="no meaning"):
+        graft(None, None, [], [1], vocabulary=5, decode=str, checker=None)
+    with pytest.raises(ConfigError, match="problems"):
+        GraftConfig(problems=1)
+
+
+def test_a_kill_costs_nothing_finished():
+    store = {}
+
+    def keep(name, make):
+        if name not in store:
+            store[name] = make()
+        return store[name]
+
+    student, teacher = markov.chain(1), markov.chain(101)
+    whole = grafted(student, teacher, [2], keep=keep, problems=300)
+    parts = list(store)
+    del store[parts[-1]]
+    again = grafted(student, teacher, [2], keep=keep, problems=300)
+    assert again.grafts.equals(whole.grafts)
+    assert again.rows == whole.rows
+
+
+def test_known_rollouts_are_not_sampled_again():
+    student, teacher = markov.chain(1), markov.chain(101)
+    whole = grafted(student, teacher, [2], problems=300)
+    known = {}
+    for row in whole.baseline.to_pylist():
+        known.setdefault(row["prompt_id"], []).append(row)
+    for missing in list(known)[:100]:
+        del known[missing]
+    again = grafted(student, teacher, [2], known=known, problems=300)
+    assert again.baseline.equals(whole.baseline)
+    assert again.grafts.equals(whole.grafts)
+
+
+def test_a_graft_that_changed_nothing_is_not_known_to_the_last_digit():
+    same_P = np.ones(80)
+    found = change(same_P, same_P, level=0.95, resamples=200, rng=np.random.default_rng(0))
+    exact = 1 - 0.025 ** (1 / 80)  # what a share may be that was never seen in 80 problems
+    assert found == (0.0, pytest.approx(-exact), pytest.approx(exact), 80)
+
+
+def test_a_gain_has_its_sign():
+    before_P, after_P = np.zeros(80), np.repeat([1.0, 0.0], [20, 60])
+    settings = {"level": 0.95, "resamples": 2000}
+    gain = change(after_P, before_P, **settings, rng=np.random.default_rng(0))
+    loss = change(before_P, after_P, **settings, rng=np.random.default_rng(0))
+    assert (gain.value, loss.value) == (0.25, -0.25)
+    assert 0 < gain.low < 0.25 < gain.high < 0.5
+    assert -0.5 < loss.low < -0.25 < loss.high < 0
+
+
+def test_cost_stands_beside_benefit():
+    found = grafted(markov.chain(1), markov.chain(101), [2], clusters={"digits": [1]}, problems=100)
+    types = [{"token_id": v, "r": 1.0 + v, "grad_share": 0.2} for v in range(5)]
+    rows = {row["arm"]: row for row in graft_table(found.rows, types, [2], {"digits": [1]}).to_pylist()}
+    assert rows["rocks"]["loss_share"] == pytest.approx(3 / 15)
+    assert rows["rest"]["grad_share"] == pytest.approx(0.8)
+    assert rows["cluster digits"]["loss_share"] == pytest.approx(2 / 15)
+    assert rows["control"]["loss_share"] is None
+    assert render(graft_table(found.rows, [], [2], {}), found.accuracy).row_count == len(found.rows)
+
+
+def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, caplog):
+    from rocktokens.causal.graft_stage import graft as graft_stage
+    from rocktokens.causal.knockout_stage import knockout
+
+    path = make_tiny_run(tmp_path)
+    base = BaselineConfig(problems=30, max_new_tokens=12)
+    run = knockout(path, KnockoutConfig(candidates=("7",), until="budget", resamples=200), base)
+    before = run.read("baseline")
+    run = graft_stage(path, GraftConfig(rocks=("7", "+"), problems=30, resamples=200), base)
+    rows = {row["arm"]: row for row in run.read("grafts").to_pylist()}
+    assert rows.keys() == {"rocks", "placebo", "control", "rest", "all"}
+    assert set(run.read("graft_rollouts")["rollout_id"].to_pylist()) <= set(before["rollout_id"].to_pylist())
+    assert run.facts("graft")["accuracy"] == run.facts("knockout")["accuracy"]
+    with caplog.at_level("INFO"):
+        graft_stage(path, GraftConfig(rocks=("7", "+"), problems=30, resamples=200), base)
+    assert "nothing to do" in caplog.text
+    shutil.rmtree(path)
+
+
+def declared(run, token_ids, rocks):
+    """A detection by hand: these types, by falling burden, of which some are confirmed rocks."""
+    rows = [
+        {
+            "token_id": token,
+            "token": f"t{token}",
+            "cluster": "unknown",
+            "r": 100.0 - place,
+            "count": 10,
+            "class": "rock" if token in rocks else None,
+            "confirmed": token in rocks,
+            "in_certified": token in rocks,
+        }
+        for place, token in enumerate(token_ids)
+    ]
+    run.write("types", pa.Table.from_pylist(rows))
+    run.finish("detect", {"definition": "certified", "rocks": list(rocks), "thresholds": {}})
+
+
+def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(tmp_path, caplog):
+    from rocktokens.bypass.settings import BypassConfig
+    from rocktokens.bypass.stage import bypass
+    from rocktokens.causal.graft_stage import graft as graft_stage
+    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.run import open_run
+
+    path = make_tiny_run(tmp_path)
+    seven, plus, minus = (get_world("arithmetic").vocabulary[text] for text in ("7", "+", "-"))
+    declared(open_run(path), [seven, plus, minus], rocks=())
+    base = BaselineConfig(problems=20, max_new_tokens=12)
+    config = KnockoutConfig(top=2, until="budget", resamples=200, controls=False)
+    run = knockout(path, config, base)
+    assert run.read("census")["token_id"].to_pylist() == [seven, plus]
+    with caplog.at_level("INFO"):
+        run = graft_stage(path, GraftConfig(top=2, problems=20, resamples=200, clusters=False), base)
+    rows = {row["arm"]: row["members"] for row in run.read("grafts").to_pylist()}
+    assert sorted(rows["candidates"]) == sorted([seven, plus])
+    assert "no rocks are declared" in caplog.text
+    assert bypass(path, BypassConfig()).facts("bypass")["ids"] == []
+
+
+def test_a_census_that_changes_what_would_be_skipped_makes_the_graft_due(tmp_path):
+    """The set that has to be grafted follows from the census: another verdict, another graft."""
+    from rocktokens.causal.graft_stage import graft as graft_stage
+    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.run import open_run
+
+    path = make_tiny_run(tmp_path)
+    seven, plus = (get_world("arithmetic").vocabulary[text] for text in ("7", "+"))
+    declared(open_run(path), [seven, plus], rocks=(seven, plus))
+    base, config = (
+        BaselineConfig(problems=20, max_new_tokens=12),
+        GraftConfig(problems=20, resamples=200, clusters=False),
+    )
+    run = knockout(path, KnockoutConfig(until="budget", resamples=200, controls=False), base)
+    rows = run.read("census").to_pylist()
+    for row, verdict in zip(rows, ("Proven Neutral", "Strong Pillar")):
+        row["verdict"] = verdict
+    run.write("census", pa.Table.from_pylist(rows))
+    arms = {row["arm"]: row["members"] for row in graft_stage(path, config, base).read("grafts").to_pylist()}
+    assert sorted(arms["rocks"]) == sorted([seven, plus])
+    assert arms["skippable"] == [rows[0]["token_id"]]
+    rows[0]["verdict"] = "Undecided"
+    open_run(path).write("census", pa.Table.from_pylist(rows))
+    arms = [row["arm"] for row in graft_stage(path, config, base).read("grafts").to_pylist()]
+    assert "skippable" not in arms

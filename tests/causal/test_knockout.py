@@ -1,0 +1,600 @@
+"""Knock-outs on a Markov chain and on a tiny pair: what is copied, resumed, refused, and what a kill costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import time
+
+import markov
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from causal_runs import make_tiny_run
+from forking import ending, fork
+
+from rocktokens.causal.banned_sets import (
+    family,
+    make_sets,
+    matched_controls,
+    named_tokens,
+    surface_forms,
+)
+from rocktokens.causal.baseline import SHOWN_PROMPTS
+from rocktokens.causal.census import BannedSet
+from rocktokens.causal.knockout import knockout_census
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.cli import main
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.tasks import Prompt
+from rocktokens.sample.requests import Request
+from rocktokens.seeds import derive_seed
+from rocktokens.settings import from_mapping
+from rocktokens.tables import ROLLOUTS
+from rocktokens.world import get_world
+
+LIMIT = 6
+CONFIG = KnockoutConfig(resamples=500)
+BASE = BaselineConfig(problems=200, max_new_tokens=LIMIT)
+
+
+def banned(*members, role="candidate"):
+    return BannedSet(f"token:{members[0]}", "token", members[0], f"t{members[0]}", members, role)
+
+
+def right_if_odd(text, answer):
+    """A response is right if the number of its tokens is odd: any change of its course may change it."""
+    return len(text.split()) % 2 == 1
+
+
+def decode(token_ids):
+    return " ".join(map(str, token_ids))
+
+
+def census(engine, sets, *, problems=200, config=CONFIG, base=BASE, **options):
+    return knockout_census(
+        engine,
+        markov.prompts(problems),
+        sets,
+        decode=decode,
+        checker=right_if_odd,
+        eos_ids=(0,),
+        vocabulary=len(engine.matrix),
+        config=config,
+        baseline=base,
+        **options,
+    )
+
+
+def closed_form_effect(matrix, members):
+    """Change of accuracy by the ban, from the two laws."""
+    accuracy = [
+        sum(p for path, p in markov.law(matrix, LIMIT, ban).items() if len(path) % 2 == 1) for ban in ((), members)
+    ]
+    return accuracy[1] - accuracy[0]
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_census_finds_the_effect_that_the_laws_have(repeats):
+    matrix = markov.chain(4)
+    config = KnockoutConfig(until="budget", resamples=500, repeats=repeats)
+    base = BaselineConfig(problems=1500, max_new_tokens=LIMIT)
+    found = census(markov.MarkovEngine(matrix), [banned(2), banned(1, 3)], problems=1500, config=config, base=base)
+    for result, members in zip(found.census.results, [(2,), (1, 3)]):
+        error = result.sd / np.sqrt(result.num_problems)
+        assert abs(result.delta - closed_form_effect(matrix, members)) < 4 * error
+        assert result.low < result.delta < result.high
+
+
+def test_repeats_narrow_the_interval():
+    matrix, base = markov.chain(4), BaselineConfig(problems=1000, max_new_tokens=LIMIT)
+    spreads = [
+        census(
+            markov.MarkovEngine(matrix),
+            [banned(2)],
+            problems=1000,
+            config=KnockoutConfig(until="budget", resamples=500, repeats=repeats),
+            base=base,
+        )
+        .census.results[0]
+        .sd
+        for repeats in (1, 4)
+    ]
+    assert spreads[1] < 0.8 * spreads[0]
+
+
+def test_going_on_with_the_same_numbers_tightens_the_pairs():
+    """Against continuations with numbers of their own: the same law, a smaller spread."""
+    matrix = np.full((4, 4), 0.25)  # what follows does not depend on what stands before: a token of no effect
+    matrix[:, 0] = 0.1
+    matrix /= matrix.sum(1, keepdims=True)
+    engine = markov.MarkovEngine(matrix)
+    base = BaselineConfig(problems=1000, max_new_tokens=12)
+    config = KnockoutConfig(until="budget", resamples=500, placebo_share=1.0)
+    result = census(engine, [banned(2)], problems=1000, config=config, base=base).census.results[0]
+    independent = result.placebo_floor / 1.96 * np.sqrt(result.num_problems)
+    assert result.sd < 0.8 * independent
+
+
+def test_only_rollouts_that_use_the_set_are_resumed():
+    engine = markov.MarkovEngine(markov.chain(1))
+    config = KnockoutConfig(until="budget", resamples=500, placebo_share=0.0)
+    found = census(engine, [banned(3)], config=config)
+    rows = found.knockouts.to_pylist()
+    tokens = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
+    resumed = {row["rollout_id"]: row["resumed_at"] for row in rows if row["arm"] == "knockout"}
+    assert resumed == {name: own.index(3) for name, own in tokens.items() if 3 in own}
+    assert len(tokens) == 400
+    assert found.census.results[0].num_used == len(resumed)
+    assert engine.num_requests == 400 + len(resumed)
+    assert sum(row["arm"] == "baseline" for row in rows) == 400
+
+
+def test_resumptions_of_all_sets_go_to_the_engine_together():
+    class Counting(markov.MarkovEngine):
+        calls: list[int]
+
+        def generate(self, requests, *, progress=None):
+            self.calls.append(len({request.banned for request in requests}))
+            return super().generate(requests)
+
+    engine = Counting(markov.chain(1))
+    engine.calls = []
+    census(engine, [banned(1), banned(2), banned(3), banned(4)], config=KnockoutConfig(until="budget", resamples=500))
+    assert engine.calls == [1, 5]  # the baseline; then four bans and the placebos' none
+
+
+def test_without_exact_resumption_everything_is_generated_again_and_it_says_why(caplog):
+    engine = markov.MarkovEngine(markov.chain(1), exact_resume=False)
+    with caplog.at_level("INFO"):
+        config = KnockoutConfig(until="budget", resamples=500, placebo_share=0.0)
+        found = census(engine, [banned(3)], config=config)
+    assert "generated in full" in caplog.text
+    rows = [row for row in found.knockouts.to_pylist() if row["arm"] == "knockout"]
+    assert len(rows) == 400
+    assert {row["resumed_at"] for row in rows} == {0}
+    assert not found.census.exact_resume
+
+
+def test_power_is_said_before_anything_is_banned(caplog):
+    class Stop(Exception):
+        pass
+
+    class Engine(markov.MarkovEngine):
+        def generate(self, requests, *, progress=None):
+            if any(request.banned for request in requests):
+                assert "power: the most used candidate" in caplog.text
+                raise Stop
+            return super().generate(requests)
+
+    with caplog.at_level("INFO"), pytest.raises(Stop):
+        census(Engine(markov.chain(1)), [banned(3)])
+
+
+def test_controls_are_an_arm_of_their_own():
+    found = census(markov.MarkovEngine(markov.chain(1)), [banned(3), banned(2, role="control")])
+    assert {row["arm"] for row in found.knockouts.to_pylist()} == {"baseline", "knockout", "placebo", "control"}
+    assert found.census.counts("control")
+    assert np.isnan(found.census.of("token:2").p_bh)
+
+
+def test_a_first_use_at_the_end_of_the_context_has_no_placebo_and_does_not_crash():
+    """A rollout that the context cut, and whose last token is the first use of a set: nothing can follow that use."""
+    from tiny import CONTEXT, tiny_model
+
+    from rocktokens.sample.sampler import Sampler
+
+    engine = Sampler(tiny_model("llama"), eos_ids=(1,), pad_id=2)
+    problems = [Prompt(f"p{i}", tuple(3 + (i + j) % 50 for j in range(CONTEXT - 4)), "", "x") for i in range(12)]
+    sets = [banned(token) for token in range(3, 64)]
+    found = knockout_census(
+        engine,
+        problems,
+        sets,
+        decode=decode,
+        checker=right_if_odd,
+        eos_ids=(1,),
+        config=KnockoutConfig(until="budget", resamples=200, placebo_share=1.0),
+        baseline=BaselineConfig(problems=12, max_new_tokens=20),
+    )
+    rows = found.knockouts.to_pylist()
+    last = {row["rollout_id"] for row in rows if row["arm"] == "placebo" and row["num_tokens"] == 0}
+    assert last  # some set's first use was the last token that the context allowed
+    cut = {row["rollout_id"]: row for row in found.baseline.to_pylist()}
+    assert all(cut[name]["truncated"] and len(cut[name]["token_ids"]) == 4 for name in last)
+    effect = {row["rollout_id"]: row["correct"] for row in rows if row["arm"] == "baseline"}
+    assert all(
+        row["correct"] == effect[row["rollout_id"]]
+        for row in rows
+        if row["arm"] == "placebo" and row["num_tokens"] == 0
+    )
+
+
+def test_candidates_are_the_top_by_burden_and_every_declared_rock():
+    from rocktokens.causal.setup import candidate_types
+
+    types = [{"token_id": token, "r": burden} for token, burden in enumerate([1.0, 9.0, None, 5.0, 0.5, 5.0])]
+    assert candidate_types(types, [], 3) == [1, 3, 5]
+    assert candidate_types(types, [4, 3, 4], 3) == [1, 3, 5, 4]
+
+
+def test_greedy_needs_no_placebo():
+    base = BaselineConfig(problems=50, rollouts=1, greedy=True, max_new_tokens=LIMIT)
+    found = census(markov.MarkovEngine(markov.chain(1), greedy=True), [banned(3), banned(1)], problems=50, base=base)
+    assert "placebo" not in {row["arm"] for row in found.knockouts.to_pylist()}
+
+
+def test_a_token_nobody_uses_is_reported_as_such():
+    matrix = markov.chain(1)
+    matrix[:, 4] = 0
+    matrix /= matrix.sum(1, keepdims=True)
+    found = census(markov.MarkovEngine(matrix), [banned(4), banned(2)])
+    assert found.census.of("token:4").verdict == "Never Used"
+
+
+def test_adding_problems_changes_no_rollout():
+    """Seeds derive from the run's seed, set, rollout and repeat alone."""
+    engine, config = markov.MarkovEngine(markov.chain(1)), KnockoutConfig(until="budget", resamples=500)
+    few, many = (
+        {
+            (row["arm"], row["rollout_id"], row["repeat"]): row
+            for row in found.knockouts.drop_columns("token_ids").to_pylist()  # kept for the first problems only
+        }
+        for found in (census(engine, [banned(3)], problems=count, config=config) for count in (60, 200))
+    )
+    placebo = {key for key in few if key[0] == "placebo"}  # on the first problems of a census only
+    assert len(few) > 150
+    assert all(many[key] == row for key, row in few.items() if key not in placebo - many.keys())
+    assert (
+        derive_seed(0, "baseline", "p7", 1)
+        == census(engine, [banned(3)], problems=20).baseline.filter(pc.field("rollout_id") == "p7#1")["seed"][0].as_py()
+    )
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_bans_under_which_nothing_can_end_or_be_written_are_refused():
+    engine = markov.MarkovEngine(markov.chain(1))
+    with pytest.raises(ConfigError, match="ends responses"):
+        census(engine, [banned(0)])
+    with pytest.raises(ConfigError, match="every token type"):
+        knockout_census(
+            engine, markov.prompts(9), [banned(1, 2, 3, 4, 5)], decode=decode, checker=right_if_odd, vocabulary=5
+        )
+    with pytest.raises(ConfigError, match="nothing to ban"):
+        census(engine, [])
+
+
+def test_without_answers_accuracy_has_no_meaning():
+    engine = markov.MarkovEngine(markov.chain(1))
+    with pytest.raises(DataError, match="no meaning"):
+        knockout_census(engine, markov.prompts(9), [banned(1)], decode=decode, checker=None)
+    without = [Prompt(f"p{i}", (0,), "", None) for i in range(9)]
+    with pytest.raises(DataError, match="0 of 9 prompts have an answer"):
+        knockout_census(engine, without, [banned(1)], decode=decode, checker=right_if_odd)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0.0},
+        {"alpha": 1.0},
+        {"repeats": 0},
+        {"rounds": 0},
+        {"resamples": 5},
+        {"kinds": ()},
+        {"placebo_share": 2},
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        KnockoutConfig(**wrong)
+
+
+def test_greedy_with_several_rollouts_is_refused():
+    with pytest.raises(ConfigError, match="greedy"):
+        BaselineConfig(greedy=True, rollouts=2)
+
+
+# ---------------------------------------------------------------- a kill
+
+
+def test_a_kill_in_the_middle_changes_nothing_and_costs_nothing_finished():
+    """Killed after every possible number of kept parts, and gone on with."""
+    sets = [banned(1), banned(2), banned(3)]
+    kept: dict[str, pa.Table] = {}
+    whole = census(markov.MarkovEngine(markov.chain(2)), sets, keep=_keep_in(kept))
+    names = list(kept)
+    assert len(names) > 4
+
+    class Killed(Exception):
+        pass
+
+    for survive in range(len(names)):
+        store: dict[str, pa.Table] = {}
+
+        def keep(name, make, store=store, survive=survive):
+            if name not in store and len(store) == survive:
+                raise Killed
+            return _keep_in(store)(name, make)
+
+        with pytest.raises(Killed):
+            census(markov.MarkovEngine(markov.chain(2)), sets, keep=keep)
+        engine = markov.MarkovEngine(markov.chain(2))
+        again = census(engine, sets, keep=_keep_in(store))
+        assert again.knockouts.equals(whole.knockouts)
+        assert repr(again.census.results) == repr(whole.census.results)
+        assert engine.num_requests == sum(len(kept[name]) for name in names[survive:])
+
+
+def _keep_in(store):
+    def keep(name, make):
+        if name not in store:
+            store[name] = make()
+        return store[name]
+
+    return keep
+
+
+# ---------------------------------------------------------------- who is banned
+
+
+TEXTS = {0: "<eos>", 1: "So", 2: " so", 3: " So", 4: "SO", 5: "Sol", 6: " ", 7: "7", 8: "\n"}
+
+
+def test_names_become_ids():
+    assert named_tokens(["So", "#7", "7"], TEXTS) == [1, 7]
+    with pytest.raises(ConfigError, match="did you mean 'Sol'"):
+        named_tokens(["Soll"], TEXTS)
+    with pytest.raises(ConfigError, match="no token #99"):
+        named_tokens(["#99"], TEXTS)
+    with pytest.raises(ConfigError, match="several tokens: #1, #9"):
+        named_tokens(["So"], {**TEXTS, 9: "So"})
+
+
+def test_a_family_is_space_and_case():
+    forms = surface_forms(TEXTS)
+    assert family(3, TEXTS, forms) == (1, 2, 3, 4)
+    assert family(6, TEXTS, forms) == (6,)
+    assert family(8, TEXTS, forms) == (8,)
+
+
+def test_controls_are_as_frequent_as_the_rocks():
+    count = {1: 100, 2: 10, 3: 90, 4: 11, 5: 1000, 6: 0}
+    assert matched_controls([1, 2], count, count) == {1: 3, 2: 4}
+    assert matched_controls([1, 2], count, count, exclude=[3]) == {1: 5, 2: 4}
+    assert matched_controls([1], {1: 5}, {1: 5}) == {}
+
+
+def test_sets_are_there_once():
+    config = KnockoutConfig(kinds=("token", "family"))
+    sets = make_sets([1, 7], config, TEXTS, eos_ids=(0,), rocks=[1], count={1: 9, 7: 8, 5: 9})
+    assert [(s.set_id, s.members, s.role) for s in sets] == [
+        ("token:1", (1,), "candidate"),
+        ("token:7", (7,), "candidate"),
+        ("family:1", (1, 2, 3, 4), "candidate"),
+        ("token:5", (5,), "control"),
+    ]
+    with pytest.raises(ConfigError, match="window knock-outs need"):
+        make_sets([1], KnockoutConfig(kinds=("window",)), TEXTS, eos_ids=(0,))
+
+
+def test_wider_sets_may_be_those_of_declared_rocks_only():
+    config = KnockoutConfig(kinds=("token", "family"), wider_sets_of="rocks")
+    made = make_sets([1, 5], config, {**TEXTS, 5: "x", 6: " X"}, eos_ids=(0,), rocks=[1])
+    assert [s.set_id for s in made] == ["token:1", "token:5", "family:1"]
+    every = dataclasses.replace(config, wider_sets_of="candidates")
+    assert [s.set_id for s in make_sets([1, 5], every, {**TEXTS, 5: "x", 6: " X"}, eos_ids=(0,), rocks=[1])] == [
+        "token:1",
+        "token:5",
+        "family:1",
+        "family:5",
+    ]
+
+
+# ---------------------------------------------------------------- the stage, through the command line
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory):
+    return make_tiny_run(tmp_path_factory.mktemp("tiny"))
+
+
+KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "3000")
+
+
+def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
+    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.run import open_run
+
+    config = KnockoutConfig(candidates=("+", "7", " the"), resamples=3000)
+    base = BaselineConfig(problems=120, max_new_tokens=24, batch_size=32)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shutil.copytree(tiny_run, whole)
+    shutil.copytree(tiny_run, killed)
+    knockout(whole, config, base)
+
+    flags = ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32", "--allow-code")
+    process = fork(lambda: main(["knockout", str(killed), *KNOCKOUT, *flags]), tmp_path / "killed.log")
+    deadline = time.monotonic() + 120
+    while len(list(killed.glob("knockouts.parts/*/*.parquet"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process, signal.SIGKILL)
+    assert ending(process) == -signal.SIGKILL
+    assert not open_run(killed).done("knockout")
+    before = {path.name: path.stat().st_mtime_ns for path in killed.glob("knockouts.parts/*/*.parquet")}
+    assert len(before) >= 3
+
+    seen = {}
+    original = type(open_run(killed)).write
+
+    def spy(run, name, table):
+        seen[name.rpartition("/")[2]] = True
+        return original(run, name, table)
+
+    type(open_run(killed)).write = spy
+    try:
+        knockout(killed, config, base)
+    finally:
+        type(open_run(killed)).write = original
+    assert not {name.removesuffix(".parquet") for name in before} & seen.keys(), "a finished part was done again"
+    for name in ("census", "knockouts", "baseline"):
+        assert open_run(killed).read(name).equals(open_run(whole).read(name))
+    assert not list(killed.glob("knockouts.parts"))
+
+
+def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_path, capfd):
+    path = tmp_path / "run"
+    shutil.copytree(tiny_run, path)
+    for said in ("baseline accuracy", "nothing to do"):
+        with pytest.raises(SystemExit) as ended:
+            main(["knockout", str(path), *KNOCKOUT])
+        output = "".join(capfd.readouterr())
+        assert ended.value.code == 0
+        assert said in output
+        assert ("power: the median candidate" in output) == (said == "baseline accuracy")
+
+
+def with_detection(path, rocks):
+    """A run as `detect` leaves it: three candidates, three types that can be controls, and these rocks."""
+    from rocktokens.run import open_run
+
+    run = open_run(path)
+    counts = {20: 90, 21: 80, 22: 70, 23: 88, 24: 79, 25: 71}
+    columns = {"token_id": list(counts), "count": list(counts.values()), "rank_context": [1, 2, 3, None, None, None]}
+    run.write("types", pa.table({**columns, "r": [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}))
+    run.finish("detect", {"definition": "context", "rocks": rocks, "thresholds": {}})
+    return path
+
+
+def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypatch):
+    from rocktokens.causal import setup as causal_setup
+    from rocktokens.causal.knockout_stage import knockout
+
+    config = KnockoutConfig(top=3, until="budget", resamples=200)
+    base = BaselineConfig(problems=40, max_new_tokens=12, batch_size=32)
+    fresh, changed = tmp_path / "fresh", tmp_path / "changed"
+    shutil.copytree(tiny_run, fresh)
+    shutil.copytree(tiny_run, changed)
+    wanted = knockout(with_detection(fresh, [20, 21, 22]), config, base)
+    with monkeypatch.context() as killed:  # as if it had been killed at the very end, with all its parts on disk
+        killed.setattr(causal_setup.Parts, "clear", lambda parts: None)
+        first = knockout(with_detection(changed, [20]), config, base)
+    assert sum(row["role"] == "control" for row in first.read("census").to_pylist()) == 1
+    found = knockout(with_detection(changed, [20, 21, 22]), config, base)
+    controls = [row for row in found.read("census").to_pylist() if row["role"] == "control"]
+    assert len(controls) == 3
+    for name in ("census", "knockouts", "baseline"):
+        assert found.read(name).equals(wanted.read(name))
+
+
+def test_what_the_stage_refuses(tiny_run, tmp_path):
+    from rocktokens.causal.knockout_stage import knockout
+
+    base = BaselineConfig(problems=20, max_new_tokens=8)
+    with pytest.raises(ConfigError, match="ends responses"):
+        knockout(tiny_run, KnockoutConfig(candidates=("<eos>",)), base)
+    with pytest.raises(ConfigError, match="run `rocktokens detect` first"):
+        knockout(tiny_run, KnockoutConfig(), base)
+    with pytest.raises(ConfigError, match="checkpoint must be"):
+        knockout(tiny_run, KnockoutConfig(candidates=("7",)), BaselineConfig(checkpoint="99"))
+
+
+def test_top_p_is_generated_in_full_by_the_stage(tiny_run, tmp_path, caplog):
+    from rocktokens.causal.knockout_stage import knockout
+
+    path = tmp_path / "run"
+    shutil.copytree(tiny_run, path)
+    with caplog.at_level("INFO"):
+        base = BaselineConfig(problems=10, max_new_tokens=8, top_p=0.9)
+        run = knockout(path, KnockoutConfig(candidates=("7",), resamples=200), base)
+    assert "generated in full" in caplog.text
+    assert not run.facts("knockout")["exact_resume"]
+
+
+def test_a_request_of_one_stream_is_the_tail_of_the_rollout_it_resumes():
+    """With nothing banned, resuming with the same numbers is the baseline rollout again."""
+    engine = markov.MarkovEngine(markov.chain(3))
+    (whole,) = engine.generate([Request((0,), 10, 42)])
+    for at in range(len(whole.token_ids)):
+        (tail,) = engine.generate([Request((0, *whole.token_ids[:at]), 10 - at, 42, skip=at)])
+        assert (*whole.token_ids[:at], *tail.token_ids) == whole.token_ids
+
+
+# ---------------------------------------------------------------- problems of one's own
+
+
+@pytest.fixture
+def own_prompts(tiny_run, tmp_path):
+    """A run over a JSONL file of 200 problems; returns the run and its settings."""
+    import json
+
+    from rocktokens.prompts.settings import PromptsConfig
+    from rocktokens.run import Run, open_run
+    from rocktokens.settings import to_mapping
+
+    problems = get_world("arithmetic").problems("train", 200)
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems))
+    prompts = PromptsConfig(source=str(file), checker="causal_runs:response_has_a_seven")
+    pair = open_run(tiny_run).manifest["config"]["pair"]
+    return Run.create(tmp_path / "run", {"pair": pair, "prompts": to_mapping(prompts)}), prompts, problems
+
+
+def used_for_detection(run, prompt_ids):
+    rows = [dict.fromkeys(ROLLOUTS.names) | {"prompt_id": name} for name in prompt_ids]
+    run.write("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS))
+
+
+def test_problems_that_detection_used_are_left_out(own_prompts):
+    from rocktokens.causal.setup import _asked_prompts, _problems
+    from rocktokens.models.pair import load_tokenizer
+
+    run, prompts, _ = own_prompts
+    pair = from_mapping(PairConfig, run.manifest["config"]["pair"])
+    tokenizer = load_tokenizer(pair.student, pair)
+
+    def problems(baseline: BaselineConfig):
+        return _problems(run, _asked_prompts(prompts, baseline), baseline, tokenizer)
+
+    share = problems(BASE)
+    assert 10 < len(share) < 150  # the part that is set aside for causal tests
+    used_for_detection(run, [problem.prompt_id for problem in share[:5]])
+    assert problems(BASE) == share[5:]
+    used_for_detection(run, [problem.prompt_id for problem in share])
+    with pytest.raises(DataError, match="reuse-prompts"):
+        problems(BASE)
+    assert len(problems(BaselineConfig(reuse_prompts=True))) == 200
+    assert len(problems(BaselineConfig(source="arithmetic", problems=30))) == 30
+    assert len(problems(BaselineConfig(source=prompts.source, problems=30))) == 200
+
+
+def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts):
+    from rocktokens.causal.knockout_stage import knockout
+
+    run, _, _ = own_prompts
+    run.manifest["config"]["prompts"]["checker"] = "none"
+    run.finish("sample")
+    with pytest.raises(DataError, match="no meaning"):
+        knockout(run.path, KnockoutConfig(candidates=("7",)), BASE)
+
+
+def test_token_ids_are_kept_for_the_first_prompts_and_begin_like_the_baseline():
+    engine = markov.MarkovEngine(markov.chain(1))
+    found = census(engine, [banned(3)], problems=40, config=KnockoutConfig(until="budget", resamples=200))
+    base = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
+    kept = [row for row in found.knockouts.to_pylist() if row["token_ids"] is not None]
+    assert kept
+    assert len({row["prompt_id"] for row in kept}) <= SHOWN_PROMPTS
+    for row in kept:
+        at = row["resumed_at"]
+        assert row["token_ids"][:at] == base[row["rollout_id"]][:at]
+        if row["arm"] == "knockout":
+            assert base[row["rollout_id"]][at] == 3
+            assert 3 not in row["token_ids"]

@@ -1,0 +1,361 @@
+"""Declared rocks: known answers against an oracle, classes, confirmation, calibration in small, bad input."""
+
+import corpora
+import numpy as np
+import oracles_detect as oracle
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from rocktokens import detect_rocks
+from rocktokens.detect.certified import (
+    TypeTests,
+    confirm,
+    declare,
+    falls,
+    p_above_mean,
+    p_above_neighbours,
+    p_fallen,
+    p_mean_positive,
+    p_stagnant,
+)
+from rocktokens.detect.halves import split_halves
+from rocktokens.detect.occurrences import Occurrences
+from rocktokens.detect.pair_sums import PairSums, last_third
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.detect.terminal import render, title
+from rocktokens.errors import DataError
+from rocktokens.stats import bootstrap_estimate
+
+QUICK = {"resamples": 200}
+KAPPA, Q = 0.75, 0.10
+
+
+@pytest.fixture(scope="module")
+def small():
+    columns, rocks = corpora.four_rocks(np.random.default_rng(1), 12)
+    return {name: column[: 12 * 200] for name, column in columns.items()}, rocks
+
+
+def sums_of(columns):
+    return PairSums.of(Occurrences.from_table(columns))
+
+
+def declared_by(columns, seed=0):
+    occurrences = Occurrences.from_table(columns)
+    halves = split_halves(occurrences, DetectConfig(seed=seed))
+    found = declare(TypeTests.of(PairSums.of(halves.selection), KAPPA), Q)
+    found = confirm(found, TypeTests.of(PairSums.of(halves.measurement), KAPPA), Q)
+    return occurrences.token_ids_V, found
+
+
+def test_h1_and_h3_equal_the_oracle(small):
+    columns, rocks = small
+    ids = np.unique(columns["token_id"])
+    sums = sums_of(columns)
+    neighbours, stagnant = p_above_neighbours(sums), p_stagnant(sums, KAPPA)
+    frequent = [token for token in ids if sums.prompts_V[np.searchsorted(ids, token)] >= 5][:12]
+    for token in {*frequent, *rocks}:
+        v = int(np.searchsorted(ids, token))
+        contrast = oracle.contrasts(columns["prompt_id"], columns["token_id"], columns["loss_post"], token)
+        left = oracle.leftovers(
+            columns["prompt_id"], columns["token_id"], columns["loss_pre"], columns["loss_post"], token, KAPPA
+        )
+        assert neighbours[v] == pytest.approx(oracle.hall_p(contrast), rel=1e-4)
+        assert stagnant[v] == pytest.approx(oracle.hall_p(left), rel=1e-4)
+
+
+def test_h2_has_the_standard_error_of_the_bootstrap(small):
+    """The difference of two means on the same prompts: its t is the estimate over the spread of resamples."""
+    columns, rocks = small
+    sums = sums_of(columns)
+    v = int(np.searchsorted(np.unique(columns["token_id"]), rocks[0]))
+    own = columns["token_id"] == rocks[0]
+    per_prompt = [
+        np.bincount(columns["prompt_id"], weights=weight)
+        for weight in (columns["loss_post"] * own, own, columns["loss_post"], np.ones(len(own)))
+    ]
+    drawn = np.random.default_rng(0).multinomial(12, np.full(12, 1 / 12), 4000)
+    a, b, c, d = (drawn @ column for column in per_prompt)
+    spread = np.std(a / b - c / d)
+    estimate = per_prompt[0].sum() / per_prompt[1].sum() - per_prompt[2].sum() / per_prompt[3].sum()
+    from scipy import stats
+
+    plain = stats.t.sf(estimate / spread, int(sums.prompts_V[v]) - 1)
+    assert 0.02 < p_above_mean(sums)[v] / plain < 50  # of the same order: Hall's skewness aside
+    assert p_above_mean(sums)[v] < 0.01
+
+
+def test_zero_sign_and_swap(small):
+    """The tests are one-sided: what costs less has p = 1, and stagnation and fall exclude each other."""
+    columns, rocks = small
+    sums = sums_of(columns)
+    ids = np.unique(columns["token_id"])
+    stagnant, fallen = p_stagnant(sums, KAPPA), p_fallen(sums, KAPPA)
+    assert (np.maximum(stagnant, fallen) == 1.0).all()
+    swapped = sums_of({**columns, "loss_pre": columns["loss_post"], "loss_post": columns["loss_pre"]})
+    own = np.searchsorted(ids, rocks)
+    assert (p_stagnant(swapped, KAPPA)[own] < 0.01).all()
+    others = np.setdiff1d(np.flatnonzero(sums.prompts_V >= 10), own)
+    assert (p_fallen(sums, KAPPA)[others] < 0.05).all()  # they have fallen by half and more
+    assert (p_fallen(swapped, KAPPA)[others] == 1.0).all()
+
+
+def test_no_p_is_smaller_than_flips_of_so_few_prompts_could_reach():
+    number = np.array([4, 5, 8])
+    p = p_mean_positive(np.ones(3), np.zeros(3), np.zeros(3), number)
+    assert p.tolist() == [1.0, 2**-5, 2**-8]
+
+
+def classes_corpus(falls_of, *, num_prompts=80, steps=None, seed=0):
+    """Costly types 0, 1, … with given losses over checkpoints relative to the last; cheap others that learn."""
+    rng = np.random.default_rng(seed)
+    corpus = corpora.Corpus(rng, num_prompts)
+    corpus.place(np.arange(len(falls_of)), 0.1)
+    mean = np.full(corpus.num_types, 0.1)
+    mean[: len(falls_of)] = 2.0
+    level = mean[corpus.type_N] * corpus.hard_P[corpus.prompt_N] * rng.standard_exponential(len(corpus.type_N))
+    steps = steps or range(len(falls_of[0]))
+    curve = np.full((corpus.num_types, len(falls_of[0])), 0.0)
+    curve[:] = np.geomspace(4, 1, len(falls_of[0]))
+    curve[: len(falls_of)] = falls_of
+    keys = {
+        name: column for name, column in corpus.columns(level, level).items() if name not in ("loss_pre", "loss_post")
+    }
+    return {
+        step: pa.table({**keys, "kl": (level * curve[corpus.type_N, i]).astype(np.float32)})
+        for i, step in enumerate(steps)
+    }
+
+
+def test_every_costly_type_has_a_class():
+    by_step = classes_corpus(
+        [
+            [1.0, 1.0, 1.0, 1.0],  # never falls
+            [4.0, 3.0, 2.0, 1.0],  # falls to the end
+            [4.0, 1.0, 1.0, 1.0],  # fell, then stayed
+            [1 / 0.75, 1.2, 1.1, 1.0],  # has fallen by exactly a quarter
+        ],
+        steps=[0, 100, 200, 300],
+    )
+    report = detect_rocks(Occurrences.from_checkpoints(by_step), config=DetectConfig(**QUICK))
+    assert report.rocks.tolist() == [0]
+    assert report.classes["learning"].tolist() == [1]
+    assert report.classes["learning, levelled off"].tolist() == [2]
+    assert report.classes["unclear"].tolist() == [3]
+    assert report.confirmed.tolist() == [0]
+    types = {row["token_id"]: row for row in report.types_table().to_pylist()}
+    assert types[1]["fall"] == pytest.approx(0.75, abs=1e-4)
+    assert types[0]["fall"] == pytest.approx(0.0, abs=1e-4)
+    assert types[50]["class"] is None
+    assert types[50]["confirmed"] is None
+    assert types[3]["prompts_needed"] is None or types[3]["prompts_needed"] > 80
+    assert "1 rocks declared" in title(report)
+
+
+def test_the_last_third_is_found_among_uneven_steps():
+    by_step = classes_corpus([[1.0] * 8], steps=[0, 43, 86, 129, 171, 214, 257, 300])
+    assert last_third(Occurrences.from_checkpoints(by_step)) == (171, 129 / 300)
+    two = {step: by_step[step] for step in (0, 300)}
+    assert last_third(Occurrences.from_checkpoints(two)) == (None, None)
+
+
+def test_slow_steady_learning_is_not_levelled_off():
+    """A fall of 60 % at an even pace: each third falls by a quarter."""
+    curve = (0.4 ** -np.linspace(1, 0, 7)).tolist()
+    by_step = classes_corpus([curve], steps=[0, 50, 100, 150, 200, 250, 300])
+    report = detect_rocks(Occurrences.from_checkpoints(by_step), config=DetectConfig(**QUICK))
+    assert report.classes["learning"].tolist() == [0]
+
+
+def test_a_rock_of_one_half_is_declared_and_not_confirmed():
+    columns, rocks = corpora.four_rocks(np.random.default_rng(5), 100)
+    occurrences = Occurrences.from_table(columns)
+    measured = np.unique(split_halves(occurrences, DetectConfig()).measurement.prompt_N)
+    hit = np.isin(columns["prompt_id"], measured) & (columns["token_id"] == rocks[0])
+    columns["loss_post"] = np.where(hit, 0.01, columns["loss_post"]).astype(np.float32)
+    report = detect_rocks(columns, config=DetectConfig(**QUICK))
+    assert set(report.rocks.tolist()) == set(rocks)
+    assert set(report.confirmed.tolist()) == set(rocks) - {rocks[0]}
+    console = Console(width=200, record=True, quiet=True)
+    console.print(render(report))
+
+
+@pytest.mark.parametrize("kind", corpora.KINDS)
+@pytest.mark.parametrize("num_prompts", [200, 60])
+def test_calibration_in_small(kind, num_prompts):
+    """The six kinds of corpora, 12 each; benchmarks/detect_calibration.py has 200 each."""
+    false, found, planted = [], 0, 0
+    for seed in range(12):
+        columns, rocks = corpora.KINDS[kind](np.random.default_rng([seed, num_prompts]), num_prompts)
+        ids, declared = declared_by(columns, seed)
+        named = set(ids[declared.rocks].tolist())
+        false.append(len(named - set(rocks)) / max(1, len(named)))
+        found, planted = found + len(named & set(rocks)), planted + len(rocks)
+    assert np.mean(false) <= 0.10
+    if kind == "four rocks":
+        assert found / planted >= 0.9
+    if kind == "graded rocks":
+        assert found / planted >= (0.9 if num_prompts == 200 else 0.7)
+
+
+def test_no_rocks_is_an_answer_that_goes_through_every_table():
+    columns, _ = corpora.null(np.random.default_rng(2), 60)
+    report = detect_rocks(columns, config=DetectConfig(**QUICK))
+    assert len(report.rocks) == 0
+    assert report.facts()["rocks"] == []
+    assert not report.types_table()["in_certified"].to_numpy(zero_copy_only=False).any()
+    assert {row.parameter for row in report.sensitivity if row.definition == "certified"} >= {"kappa", "q"}
+    assert "certified" not in report.footprints
+    assert title(report).startswith("No rocks are declared")
+    for table in report.tables().values():
+        assert isinstance(table, pa.Table)
+
+
+def test_without_the_loss_before_the_word_is_costly():
+    columns, rocks = corpora.four_rocks(np.random.default_rng(3), 60)
+    del columns["loss_pre"]
+    report = detect_rocks(columns, config=DetectConfig(**QUICK))
+    assert len(report.rocks) == 0
+    assert set(report.classes["costly"].tolist()) == set(rocks)
+    assert any("no rock can be declared" in note and "called costly" in note for note in report.notes)
+    assert "rocks cannot be declared" in title(report)
+    types = report.types_table().to_pydict()
+    assert set(types["class"]) == {"costly", None}
+    assert types["p_stagnant"] == [None] * len(types["class"])
+    assert types["fall"] == [None] * len(types["class"])
+    assert report.facts()["can_declare"] is False
+
+
+def test_one_checkpoint_of_a_run_is_no_loss_before():
+    columns, _ = corpora.four_rocks(np.random.default_rng(3), 30)
+    table = pa.table({**{n: columns[n] for n in columns if "loss" not in n}, "kl": columns["loss_post"]})
+    report = detect_rocks(Occurrences.from_checkpoints({7: table}), config=DetectConfig(**QUICK))
+    assert len(report.rocks) == 0
+    assert any("a second scored checkpoint" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.7])
+def test_losses_that_are_all_equal_declare_nothing_and_say_so(level):
+    columns, _ = corpora.null(np.random.default_rng(4), 40)
+    same = np.full(len(columns["loss_post"]), level, np.float32)
+    report = detect_rocks({**columns, "loss_post": same, "loss_pre": same}, config=DetectConfig(**QUICK))
+    assert all(len(report.sets[name]) == 0 for name in ("certified", "excess"))
+    assert any("no rock can be declared" in note for note in report.notes)
+    Console(quiet=True).print(render(report))
+
+
+def test_losses_that_differ_by_rounding_alone_declare_nothing():
+    columns, _ = corpora.null(np.random.default_rng(4), 40)
+    rng = np.random.default_rng(0)
+    near = np.float32(0.7) * (1 + rng.integers(-1, 2, len(columns["loss_post"])) * np.float32(6e-8))
+    tests = TypeTests.of(sums_of({**columns, "loss_post": near, "loss_pre": near}), KAPPA)
+    assert (tests.costly_V == 1.0).all()
+
+
+def test_four_prompts_cannot_declare_and_three_are_refused():
+    columns, _ = corpora.four_rocks(np.random.default_rng(6), 4)
+    report = detect_rocks(columns, config=DetectConfig(**QUICK))
+    assert len(report.rocks) == 0
+    assert any("no token type occurs in 5 of the 2 prompts" in note for note in report.notes)
+    three = columns["prompt_id"] < 3
+    with pytest.raises(DataError, match="at least 4 prompts"):
+        detect_rocks({name: column[three] for name, column in columns.items()})
+
+
+def test_a_loss_that_is_nowhere_finite_is_refused_in_words():
+    columns, _ = corpora.null(np.random.default_rng(4), 8)
+    with pytest.raises(DataError, match="no occurrence has a finite loss"):
+        detect_rocks({**columns, "loss_post": np.full(len(columns["loss_post"]), np.nan)})
+
+
+def test_context_consistency_filters_only_if_asked():
+    columns, rocks = corpora.four_rocks(np.random.default_rng(7), 100)  # contexts are random: nothing recurs
+    assert set(detect_rocks(columns, config=DetectConfig(**QUICK)).rocks.tolist()) == set(rocks)
+    filtered = detect_rocks(columns, config=DetectConfig(consistent=True, **QUICK))
+    assert set(filtered.rocks.tolist()) < set(rocks)
+
+
+def test_many_pairs_are_sorted_instead_of_counted(monkeypatch):
+    columns, _ = corpora.four_rocks(np.random.default_rng(8), 30)
+    dense = sums_of(columns)
+    monkeypatch.setattr("rocktokens.detect.pair_sums.MAX_CELLS", 10)
+    sparse = sums_of(columns)
+    for name in ("type_S", "prompt_S", "n_S", "loss_S", "pre_S"):
+        np.testing.assert_array_equal(getattr(dense, name), getattr(sparse, name))
+
+
+def test_pairs_of_some_types_are_those_of_all_and_the_numbers_of_prompts_stay():
+    sums = sums_of(corpora.four_rocks(np.random.default_rng(8), 30)[0])
+    types = np.array([0, 3])
+    some, own_S = sums.of_types(types), np.isin(sums.type_S, types)
+    for name in ("type_S", "prompt_S", "n_S", "loss_S", "pre_S"):
+        np.testing.assert_array_equal(getattr(some, name), getattr(sums, name)[own_S])
+    np.testing.assert_array_equal(some.prompts_V, np.bincount(sums.type_S))
+    np.testing.assert_array_equal(p_stagnant(some, KAPPA)[types], p_stagnant(sums, KAPPA)[types])
+
+
+def test_falls_cover_and_never_exceed_what_is_possible():
+    """Post and pre vary independently within prompts: 95 % intervals of the fall hold the truth."""
+    hits = total = 0
+    for seed in range(60):
+        columns, _ = corpora.at_the_boundary(np.random.default_rng(seed), 60)
+        sums = sums_of(columns)
+        found = falls(sums, 0.95, non_negative=True)
+        loss_V, n_V = sums.by_type(lambda pairs, sums=sums: (sums.loss_S[pairs], sums.n_S[pairs]))
+        costly = np.argsort(-loss_V / np.maximum(n_V, 1))[:8]
+        hits += int(((found.low_V[costly] <= 0.25) & (found.high_V[costly] >= 0.25)).sum())
+        total += 8
+        known = np.isfinite(found.value_V)
+        assert (found.high_V[known] <= 1).all()
+        assert (found.low_V[known] <= found.value_V[known]).all()
+    assert 0.90 <= hits / total <= 0.98
+
+
+def test_a_fall_known_exactly():
+    columns, _ = corpora.null(np.random.default_rng(4), 20)
+    found = falls(sums_of({**columns, "loss_pre": 4 * columns["loss_post"]}), 0.95, non_negative=True)
+    frequent = np.bincount(columns["token_id"]).argmax()
+    v = int(np.searchsorted(np.unique(columns["token_id"]), frequent))
+    assert found.value_V[v] == pytest.approx(0.75, abs=1e-6)
+    assert found.low_V[v] == pytest.approx(0.75, abs=1e-3)
+    assert found.high_V[v] == pytest.approx(0.75, abs=1e-3)
+
+
+def test_intervals_end_where_the_possible_ends():
+    estimate = bootstrap_estimate(lambda a, b: a / b, [[5, 5, 0.1, 5.0], [5, 5, 5, 5.0]], rng=np.random.default_rng(0))
+    assert estimate.high > 1
+    bounded = estimate.within(0.0, 1.0)
+    assert (bounded.low, bounded.high) == (max(estimate.low, 0.0), 1.0)
+    columns, _ = corpora.four_rocks(np.random.default_rng(0), 8)
+    report = detect_rocks(columns, config=DetectConfig(k=4, **QUICK))
+    for row in report.footprint_table().to_pylist():
+        for name in ("share_positions", "share_loss"):
+            assert 0 <= row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] <= 1
+        assert 0 <= row["enrichment_low"] <= row["enrichment"]
+    types = report.types_table().to_pylist()
+    assert all(row["r_low"] is None or row["r_low"] >= 0 for row in types)
+    assert all(row["ccr_high"] is None or row["ccr_high"] <= 1 for row in types)
+
+
+def test_order_of_rows_unit_of_the_loss_and_names_of_types_change_nothing():
+    columns, _ = corpora.graded_rocks(np.random.default_rng(11), 60)
+    plain = sums_of(columns)
+    order = np.random.default_rng(0).permutation(len(columns["loss_post"]))
+    shuffled = sums_of({name: column[order] for name, column in columns.items()})
+    scaled = sums_of(columns | {name: 8 * columns[name] for name in ("loss_pre", "loss_post")})
+    renamed = sums_of(columns | {"token_id": columns["token_id"].max() - columns["token_id"]})
+    base = TypeTests.of(plain, KAPPA)
+    for sums, back in ((shuffled, slice(None)), (scaled, slice(None)), (renamed, slice(None, None, -1))):
+        other = TypeTests.of(sums, KAPPA)
+        np.testing.assert_allclose(other.rock_V[back], base.rock_V, rtol=1e-5)
+        assert (declare(other, Q).class_V[back] == declare(base, Q).class_V).all()
+
+
+def test_whether_a_type_levelled_off_is_asked_only_where_one_learns():
+    columns, _ = corpora.everything_learns(np.random.default_rng(1), 100)
+    assert any(
+        "levelled off cannot be said" in note for note in detect_rocks(columns, config=DetectConfig(**QUICK)).notes
+    )
+    columns, _ = corpora.four_rocks(np.random.default_rng(1), 60)
+    assert not any("levelled" in note for note in detect_rocks(columns, config=DetectConfig(**QUICK)).notes)

@@ -1,0 +1,772 @@
+"""fused_divergence against definitions, hand-computed numbers and everything that may be handed to it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oracles
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import as_numpy, assert_matches, from_logits, make_case
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rocktokens.divergence.fused import KINDS, fused_divergence
+from rocktokens.divergence.heads import WIDEN_COLUMNS
+from rocktokens.errors import ConfigError
+
+LN = math.log
+INF = math.inf
+
+# --- the oracle itself: its explicit Jacobians against central differences of its own definitions ---
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "todi"])  # its weights are detached: no such slope
+def test_oracle_gradient_is_the_slope_of_its_value(kind, rng):
+    student, head, teacher, teacher_head = (rng.normal(size=shape) for shape in [(2, 4), (5, 4), (2, 3), (5, 3)])
+    bias = rng.normal(size=5)
+    options = {"kind": kind, "beta": 0.3, "temperature": 1.7, "student_scale": 0.6, "student_softcap": 1.5}
+
+    def loss(student, head, bias):
+        return oracles.divergence(
+            student, head, teacher, teacher_head, weights=[1.0, 0.4], student_bias=bias, **options
+        )
+
+    at = loss(student, head, bias)
+    for position, gradient in enumerate((at.grad_hidden, at.grad_head, at.grad_bias)):
+        arrays = [student, head, bias]
+        for index in np.ndindex(arrays[position].shape):
+            step = np.zeros_like(arrays[position])
+            step[index] = 1e-5
+            up, down = (
+                [*arrays[:position], arrays[position] + sign * step, *arrays[position + 1 :]] for sign in (1, -1)
+            )
+            assert (loss(*up).loss - loss(*down).loss) / 2e-5 == pytest.approx(gradient[index], abs=1e-8)
+
+
+# --- zero, sign, known answer ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identical_models_cost_nothing(kind):
+    case = make_case(kind=kind, spread=4.0)
+    case.teacher_hidden, case.teacher_head = case.student_hidden, case.student_head
+    result, grads = case.run()
+    assert result.value_N.max() < 1e-6
+    assert result.loss < 1e-6
+    assert result.log_ratio_N.abs().max() == 0
+    assert result.grad_norm_N.max() < 1e-6
+    assert grads["hidden"].abs().max() < 1e-6
+    torch.testing.assert_close(result.student_entropy_N, result.teacher_entropy_N)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_identical_models_cost_nothing_in_any_dtype(kind, dtype):
+    case = make_case(kind=kind, spread=4.0, vocabulary=3_000, student_width=32, dtype=dtype)
+    case.teacher_hidden, case.teacher_head = case.student_hidden, case.student_head
+    result, grads = case.run()
+    assert result.value_N.dtype == torch.float32
+    assert result.value_N.max() < 1e-6
+    assert grads["hidden"].dtype == grads["head"].dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl"])
+def test_swapping_student_and_teacher_changes_the_value(kind):
+    case = make_case(kind=kind, spread=2.0)
+    there = case.run()[0].value_N
+    case.student_hidden, case.teacher_hidden = case.teacher_hidden, case.student_hidden
+    case.student_head, case.teacher_head = case.teacher_head, case.student_head
+    assert (there - case.run()[0].value_N).abs().min() > 1e-3
+
+
+def test_swapping_student_and_teacher_turns_one_kl_into_the_other():
+    case = make_case(spread=2.0)
+    swapped = make_case(spread=2.0)
+    swapped.student_hidden, swapped.student_head = case.teacher_hidden, case.teacher_head
+    swapped.teacher_hidden, swapped.teacher_head = case.student_hidden, case.student_head
+    torch.testing.assert_close(case.run(kind="reverse_kl")[0].value_N, swapped.run(kind="forward_kl")[0].value_N)
+    there, back = case.run(kind="jsd", beta=0.3)[0], swapped.run(kind="jsd", beta=0.7)[0]
+    torch.testing.assert_close(there.value_N, back.value_N)
+    assert (there.value_N - swapped.run(kind="jsd", beta=0.3)[0].value_N).abs().min() > 1e-4
+    torch.testing.assert_close(there.log_ratio_N, -back.log_ratio_N)
+    torch.testing.assert_close(there.student_entropy_N, back.teacher_entropy_N)
+
+
+# Student (1/2, 1/2), teacher (1/4, 3/4), by hand.
+BY_HAND = {
+    ("reverse_kl", 0.5): (LN(4 / 3) / 2, LN(3) / 4 * math.sqrt(2)),
+    ("forward_kl", 0.5): (LN(1 / 2) / 4 + LN(3 / 2) * 3 / 4, math.sqrt(2) / 4),
+    ("jsd", 0.5): (
+        (LN(2 / 3) / 4 + LN(6 / 5) * 3 / 4) / 2 + (LN(4 / 3) / 2 + LN(4 / 5) / 2) / 2,
+        LN(5 / 3) / 8 * math.sqrt(2),
+    ),
+    ("jsd", 0.25): (
+        (LN(4 / 7) / 4 + LN(4 / 3) * 3 / 4) / 4 + (LN(8 / 7) / 2 + LN(8 / 9) / 2) * 3 / 4,
+        LN(9 / 7) * 3 / 16 * math.sqrt(2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "beta"), BY_HAND)
+def test_known_answer(kind, beta):
+    value, grad_norm = BY_HAND[kind, beta]
+    case = from_logits([[0.0, 0.0]], [[LN(1 / 4), LN(3 / 4)]], tokens=[1], kind=kind, beta=beta)
+    result, _ = case.run()
+    assert result.value_N.item() == pytest.approx(value, rel=1e-6)
+    assert result.loss.item() == pytest.approx(value, rel=1e-6)
+    assert result.grad_norm_N.item() == pytest.approx(grad_norm, rel=1e-6)
+    assert result.student_logprob_N.item() == pytest.approx(LN(1 / 2), rel=1e-6)
+    assert result.teacher_logprob_N.item() == pytest.approx(LN(3 / 4), rel=1e-6)
+    assert result.log_ratio_N.item() == pytest.approx(LN(2 / 3), rel=1e-6)
+    assert result.student_entropy_N.item() == pytest.approx(LN(2), rel=1e-6)
+    assert result.teacher_entropy_N.item() == pytest.approx(LN(4) - 0.75 * LN(3), rel=1e-6)
+
+
+def test_reverse_kl_gradient_norm_is_that_of_the_method():
+    """docs/method.md §1: g_u = p_u (log p_u - log q_u - kl)."""
+    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.1, 0.3, 0.6])
+    kl = (p * np.log(p / q)).sum()
+    result, _ = from_logits(np.log([p]), np.log([q])).run()
+    assert result.grad_norm_N.item() == pytest.approx(np.linalg.norm(p * (np.log(p / q) - kl)), rel=1e-6)
+
+
+# --- against the oracle ---
+
+FAMILIES = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "hot": {"temperature": 2.5},
+    "scale": {"student_scale": 0.25, "teacher_scale": 1.8},
+    "softcap": {"student_softcap": 2.0, "teacher_softcap": 3.0},
+    "softcap on one side": {"student_softcap": 1.5},
+    "everything": {
+        "student_softcap": 2.0,
+        "teacher_softcap": 3.0,
+        "student_scale": 1.3,
+        "teacher_scale": 0.7,
+        "temperature": 1.9,
+    },
+}
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("kind", "beta"), [("reverse_kl", 0.5), ("forward_kl", 0.5), ("jsd", 0.5), ("jsd", 0.1)])
+def test_everything_equals_the_oracle(kind, beta, family, with_bias, generator):
+    options = {"kind": kind, "beta": beta, **FAMILIES[family]}
+    if with_bias:
+        options |= {
+            "student_bias": torch.randn(23, generator=generator),
+            "teacher_bias": torch.randn(23, generator=generator),
+        }
+    assert_matches(make_case(spread=2.0, **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [None, 1, 3, 100])
+def test_weights_and_chunks_equal_the_oracle(kind, chunk):
+    weight_N = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 2.0, 1.0])
+    assert_matches(make_case(kind=kind, chunk=chunk), weight_N=weight_N)
+    assert_matches(make_case(kind=kind, chunk=chunk), weight_N=weight_N, denominator=11.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixteen_bit_inputs_equal_the_oracle_of_the_rounded_numbers(kind):
+    """Inside is float32: the only error of bfloat16 is the rounding of what came in and of the gradients going out."""
+    case = make_case(kind=kind, spread=3.0, dtype=torch.bfloat16)
+    result, grads = case.run()
+    oracle = case.oracle()
+    np.testing.assert_allclose(as_numpy(result.value_N), oracle.value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(as_numpy(grads["hidden"]), oracle.grad_hidden, rtol=2**-8, atol=1e-6)
+    np.testing.assert_allclose(as_numpy(grads["head"]), oracle.grad_head, rtol=2**-8, atol=1e-6)
+
+
+def test_a_sixteen_bit_head_wider_than_one_tile_equals_its_widened_self():
+    case = make_case(vocabulary=2 * WIDEN_COLUMNS + 5, rows=3, dtype=torch.bfloat16)
+    result, grads = case.run()
+    wide = make_case(vocabulary=2 * WIDEN_COLUMNS + 5, rows=3, dtype=torch.bfloat16)
+    for name in ("student_hidden", "student_head", "teacher_hidden", "teacher_head"):
+        setattr(wide, name, getattr(wide, name).float())
+    expected, expected_grads = wide.run()
+    torch.testing.assert_close(result.value_N, expected.value_N)
+    torch.testing.assert_close(grads["hidden"], expected_grads["hidden"].bfloat16())
+    torch.testing.assert_close(grads["head"], expected_grads["head"].bfloat16())
+
+
+def test_student_and_teacher_may_differ_in_dtype():
+    case = make_case()
+    case.teacher_hidden, case.teacher_head = case.teacher_hidden.bfloat16(), case.teacher_head.bfloat16()
+    assert_matches(case)
+
+
+def test_non_contiguous_inputs_equal_the_oracle():
+    case = make_case()
+    for name in ("student_hidden", "student_head", "teacher_hidden", "teacher_head"):
+        tensor = getattr(case, name)
+        setattr(case, name, tensor.t().contiguous().t())
+        assert not getattr(case, name).is_contiguous()
+    assert_matches(case)
+
+
+def test_a_sharp_student_far_from_a_sharp_teacher_keeps_its_precision():
+    """Logits in the hundreds: exp would overflow, and probabilities underflow to 0 on both sides."""
+    case = from_logits([[300.0, 0.0, -300.0], [40.0, 0.0, 0.0]], [[0.0, 290.0, 0.0], [0.0, 30.0, 0.0]])
+    result, grads = case.run()
+    np.testing.assert_allclose(as_numpy(result.value_N), [290.0, 30.0 + 0.0], rtol=1e-6, atol=1e-5)
+    assert torch.isfinite(grads["hidden"]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_vocabulary_keeps_its_precision(kind):
+    """Sums over 152k tokens in order were too large by 7e-4 nats; pairwise ones keep to 2e-5 of the value."""
+    case = make_case(kind=kind, rows=2, vocabulary=151_936, spread=3.0)
+    result, _ = case.run()
+    for i in range(2):
+        student, teacher = (
+            oracles.probabilities(oracles.head_logits(as_numpy(hidden[i]), as_numpy(head)))
+            for hidden, head in ((case.student_hidden, case.student_head), (case.teacher_hidden, case.teacher_head))
+        )
+        assert result.value_N[i].item() == pytest.approx(oracles.MEASURES[kind](student, teacher), rel=2e-5)
+        assert result.student_entropy_N[i].item() == pytest.approx(oracles.entropy(student), rel=2e-5)
+        assert result.teacher_entropy_N[i].item() == pytest.approx(oracles.entropy(teacher), rel=2e-5)
+
+
+def test_without_tokens_there_is_no_token_telemetry():
+    result, _ = make_case().run(token_N=None)
+    assert (result.log_ratio_N, result.student_logprob_N, result.teacher_logprob_N) == (None, None, None)
+    assert torch.isfinite(result.grad_norm_N).all()
+
+
+# --- impossible tokens ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_impossible_on_both_sides_contributes_nothing(kind):
+    """Both biases at -inf for some tokens equals a vocabulary without them."""
+    gone = torch.tensor([2, 5, 22])
+    stays = torch.tensor([v for v in range(23) if v not in gone])
+    bias = torch.zeros(23).index_fill(0, gone, -INF)
+    case = make_case(kind=kind, spread=2.0)
+    case.tokens = stays[case.tokens % len(stays)]
+    result, grads = case.run(student_bias=bias, teacher_bias=bias)
+    small = make_case(kind=kind, spread=2.0)
+    small.student_head, small.teacher_head = small.student_head[stays], small.teacher_head[stays]
+    small.tokens = torch.searchsorted(stays, case.tokens)
+    expected, expected_grads = small.run()
+    for name in result._fields:
+        torch.testing.assert_close(getattr(result, name), getattr(expected, name), msg=name)
+    torch.testing.assert_close(grads["hidden"], expected_grads["hidden"])
+    torch.testing.assert_close(grads["head"][stays], expected_grads["head"])
+    assert (grads["head"][gone] == 0).all()
+    assert (grads["bias"][gone] == 0).all()
+
+
+def test_a_token_impossible_for_the_student_alone():
+    """Reverse KL: nothing to pay. Forward KL: infinite. JSD: finite."""
+    student, teacher = [[0.0, 0.0, -INF]], [[LN(0.25), LN(0.25), LN(0.5)]]
+    case = from_logits([[0.0, 0.0, 0.0]], teacher, student_bias=torch.tensor(student[0]))
+    result, grads = case.run()
+    assert result.value_N.item() == pytest.approx(LN(2), rel=1e-6)
+    assert result.student_entropy_N.item() == pytest.approx(LN(2), rel=1e-6)
+    assert torch.isfinite(grads["head"]).all()
+
+    result, grads = case.run(kind="forward_kl")
+    assert result.value_N.item() == INF
+    assert result.loss.item() == INF
+    np.testing.assert_allclose(as_numpy(grads["bias"]), [0.25, 0.25, -0.5], atol=1e-6)
+
+    result, grads = case.run(kind="jsd")
+    p, q = np.array([0.5, 0.5, 0.0]), np.array([0.25, 0.25, 0.5])
+    assert result.value_N.item() == pytest.approx(oracles.jsd(p, q), rel=1e-6)
+    assert torch.isfinite(grads["bias"]).all()
+
+
+def test_a_token_impossible_for_the_teacher_alone():
+    """Reverse KL: infinite. Forward KL: nothing to pay. JSD: finite."""
+    case = from_logits([[LN(0.25), LN(0.25), LN(0.5)]], [[0.0] * 3], teacher_bias=torch.tensor([0.0, 0.0, -INF]))
+    result, _ = case.run()
+    assert result.value_N.item() == INF
+    assert result.grad_norm_N.item() == INF
+    assert result.teacher_entropy_N.item() == pytest.approx(LN(2), rel=1e-6)
+    assert case.run(kind="forward_kl")[0].value_N.item() == pytest.approx(LN(2), rel=1e-6)
+    p, q = np.array([0.25, 0.25, 0.5]), np.array([0.5, 0.5, 0.0])
+    assert case.run(kind="jsd")[0].value_N.item() == pytest.approx(oracles.jsd(p, q), rel=1e-6)
+
+
+@pytest.mark.parametrize("depth", [10.0, 40.0, 80.0])
+def test_infinite_stays_infinite_however_small_the_probability(depth):
+    case = from_logits([[0.0, -depth]], [[0.0, 0.0]], teacher_bias=torch.tensor([0.0, -INF]))
+    result, _ = case.run()
+    assert result.value_N.item() == INF
+    swapped = from_logits([[0.0, 0.0]], [[0.0, -depth]], student_bias=torch.tensor([0.0, -INF]))
+    assert swapped.run(kind="forward_kl")[0].value_N.item() == INF
+
+
+def test_a_large_finite_divergence_is_not_called_infinite():
+    case = from_logits([[0.0, 0.0]], [[0.0, -1e6]])
+    assert case.run()[0].value_N.item() == pytest.approx(5e5 - LN(2), rel=1e-5)
+    beside_an_impossible_token = from_logits(
+        [[0.0, 0.0, 0.0]],
+        [[0.0, -1e6, 0.0]],
+        student_bias=torch.tensor([0.0, 0.0, -INF]),
+        teacher_bias=torch.tensor([0.0, 0.0, -INF]),
+    )
+    assert beside_an_impossible_token.run()[0].value_N.item() == pytest.approx(5e5 - LN(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [math.nan, INF, -INF])
+def test_a_broken_row_spoils_no_other_row(kind, bad):
+    """The teacher's logits of one row are not numbers: that row is marked, all others are as if it were not there."""
+    case = make_case(kind=kind)
+    whole, whole_grads = case.run()
+    case.teacher_hidden = case.teacher_hidden.clone()
+    case.teacher_hidden[3] = bad
+    result, grads = case.run()
+    others = torch.tensor([0, 1, 2, 4, 5, 6])
+    for name in result._fields[1:]:
+        torch.testing.assert_close(getattr(result, name)[others], getattr(whole, name)[others], msg=name)
+    torch.testing.assert_close(grads["hidden"][others], whole_grads["hidden"][others])
+    assert result.value_N[3].isnan()
+    assert result.teacher_entropy_N[3].isnan()
+    torch.testing.assert_close(result.student_entropy_N[3], whole.student_entropy_N[3])
+
+
+def test_an_infinite_row_spoils_no_other_row(generator):
+    case = from_logits(torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator))
+    case.teacher_head = torch.diag(torch.tensor([1.0, 1.0, 1.0, 2.0]))
+    whole, whole_grads = case.run()
+    case.teacher_hidden[2, 3] = -3e38  # twice that overflows to a logit of -inf, in this row only
+    result, grads = case.run()
+    others = torch.tensor([0, 1, 3, 4])
+    assert result.value_N[2] == INF
+    for name in result._fields[1:]:
+        torch.testing.assert_close(getattr(result, name)[others], getattr(whole, name)[others], msg=name)
+    torch.testing.assert_close(grads["hidden"][others], whole_grads["hidden"][others])
+
+
+def test_an_infinite_row_has_weight_0_and_does_not_become_the_step(generator):
+    """The loss and every gradient are those of the other rows alone; the row itself is still shown as infinite."""
+    case = from_logits(torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator))
+    case.teacher_head = torch.diag(torch.tensor([1.0, 1.0, 1.0, 2.0]))
+    case.teacher_hidden[2, 3] = -3e38
+    result, grads = case.run()
+    without, expected = case.run(weight_N=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]))
+    assert result.value_N[2] == INF
+    # The row counts in the denominator, so that the others' gradients are what they are without it.
+    torch.testing.assert_close(result.loss, without.loss * 4 / 5)
+    for name in grads:
+        torch.testing.assert_close(grads[name], expected[name] * 4 / 5, msg=name)
+    alone = from_logits([[0.0, 0.0]], [[0.0, 0.0]], teacher_bias=torch.tensor([0.0, -INF]))
+    only, only_grads = alone.run()
+    assert only.loss.item() == 0
+    assert not only_grads["hidden"].any()
+
+
+# --- vocabulary padding ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("student_extra", "teacher_extra"), [(4, 0), (0, 4), (3, 7)])
+def test_rows_beyond_the_shared_vocabulary_are_cut_on_both_sides(kind, student_extra, teacher_extra, generator):
+    case = make_case(kind=kind)
+    expected, expected_grads = case.run(student_bias=torch.ones(23))
+
+    def padded(head, extra):
+        return torch.cat([head, 10 * torch.randn(extra, head.shape[1], generator=generator)])
+
+    case.student_head = padded(case.student_head, student_extra)
+    case.teacher_head = padded(case.teacher_head, teacher_extra)
+    result, grads = case.run(student_bias=torch.ones(23 + student_extra), teacher_bias=torch.ones(23 + teacher_extra))
+    shared = 23 + min(student_extra, teacher_extra)
+    if shared == 23:
+        for name in result._fields:
+            torch.testing.assert_close(getattr(result, name), getattr(expected, name), msg=name)
+        torch.testing.assert_close(grads["hidden"], expected_grads["hidden"])
+        torch.testing.assert_close(grads["head"][:23], expected_grads["head"])
+    assert grads["head"].shape == case.student_head.shape
+    assert (grads["head"][shared:] == 0).all()
+    assert (grads["bias"][shared:] == 0).all()
+
+
+def test_a_bias_longer_than_a_head_that_was_already_cut_is_cut_too():
+    case = make_case()
+    expected, expected_grads = case.run(student_bias=torch.arange(23.0) / 23)
+    result, grads = case.run(student_bias=torch.cat([torch.arange(23.0) / 23, torch.ones(4)]))
+    torch.testing.assert_close(result.value_N, expected.value_N)
+    torch.testing.assert_close(grads["bias"], F.pad(expected_grads["bias"], (0, 4)))
+
+
+# --- weights and denominator ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_weight_zero_is_never_projected(kind):
+    """NaN in both hidden states would poison the loss, the head's gradient and the bias if it were multiplied by 0."""
+    weight_N = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 2.0, 1.0])
+    kept = weight_N.nonzero().squeeze(1)
+    case = make_case(kind=kind)
+    case.student_hidden[weight_N == 0] = math.nan
+    case.teacher_hidden[weight_N == 0] = math.nan
+    result, grads = case.run(weight_N=weight_N)
+
+    removed = make_case(kind=kind)
+    for name in ("student_hidden", "teacher_hidden", "tokens"):
+        setattr(removed, name, getattr(removed, name)[kept])
+    expected, expected_grads = removed.run(weight_N=weight_N[kept])
+    assert torch.equal(result.loss, expected.loss)
+    assert torch.equal(grads["head"], expected_grads["head"])
+    assert torch.equal(grads["hidden"][kept], expected_grads["hidden"])
+    assert (grads["hidden"][weight_N == 0] == 0).all()
+    for name in result._fields[1:]:
+        assert torch.equal(getattr(result, name)[kept], getattr(expected, name))
+        assert getattr(result, name)[weight_N == 0].isnan().all()
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes and the rows that go through matrix multiplications."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+        self.projected_rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out) and args[1].shape[1] == VOCABULARY:
+            self.projected_rows += len(args[0])
+        return out
+
+
+VOCABULARY, ROWS, WIDTH, CHUNK = 640, 256, 8, 16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_no_tensor_of_rows_times_vocabulary_is_ever_made(kind, softcap):
+    case = make_case(
+        kind=kind,
+        rows=ROWS,
+        vocabulary=VOCABULARY,
+        student_width=WIDTH,
+        student_softcap=softcap,
+        teacher_softcap=softcap,
+    )
+    with _Recorder() as recorder:
+        case.run(chunk=CHUNK, weight_N=torch.rand(ROWS))
+    assert recorder.largest == CHUNK * VOCABULARY
+    assert recorder.projected_rows == 2 * ROWS  # each model's head once; not again in the backward
+
+
+def test_rows_of_weight_zero_do_not_reach_either_head():
+    weight_N = torch.ones(ROWS)
+    weight_N[::4] = 0
+    with _Recorder() as recorder:
+        make_case(rows=ROWS, vocabulary=VOCABULARY, student_width=WIDTH).run(chunk=CHUNK, weight_N=weight_N)
+    assert recorder.projected_rows == 2 * int(weight_N.sum())
+
+
+def test_without_gradients_none_are_computed():
+    """Scoring runs under no_grad with parameters that would take gradients: it pays for the two projections only."""
+    case = make_case(rows=ROWS, vocabulary=VOCABULARY, student_width=WIDTH)
+    head = torch.nn.Parameter(case.student_head)
+    multiplications = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "mm" in func.__name__ and "bmm" not in func.__name__:
+                multiplications.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Count():
+        result = fused_divergence(case.student_hidden, head, case.teacher_hidden, case.teacher_head, chunk=ROWS)
+    assert len(multiplications) == 2
+    assert not result.loss.requires_grad
+    torch.testing.assert_close(result.value_N, case.run()[0].value_N)
+
+
+def test_the_denominator_divides_loss_and_gradients():
+    case = make_case()
+    whole, grads = case.run(denominator=1.0)
+    tenth, tenth_grads = case.run(denominator=torch.tensor(10.0))
+    torch.testing.assert_close(whole.loss, 10 * tenth.loss)
+    torch.testing.assert_close(grads["head"], 10 * tenth_grads["head"])
+    torch.testing.assert_close(whole.value_N, tenth.value_N)
+    torch.testing.assert_close(whole.grad_norm_N, tenth.grad_norm_N)
+    torch.testing.assert_close(whole.loss, whole.value_N.sum())
+
+
+def test_the_gradient_of_what_comes_after_the_loss_is_carried_through():
+    case = make_case()
+    _, grads = case.run()
+    hidden = case.student_hidden.clone().requires_grad_()
+    result = fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head)
+    (3.0 * result.loss + 1.0).backward()
+    torch.testing.assert_close(hidden.grad, 3.0 * grads["hidden"])
+
+
+def test_weights_may_be_boolean_or_integer():
+    case = make_case()
+    mask_N = torch.tensor([True, False, True, True, False, True, True])
+    expected = case.run(weight_N=mask_N.float())[0].loss
+    assert torch.equal(case.run(weight_N=mask_N)[0].loss, expected)
+    assert torch.equal(case.run(weight_N=mask_N.int())[0].loss, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("denominator", [None, 5.0])
+def test_no_rows_and_no_weight_give_a_loss_of_zero_that_can_be_differentiated(kind, denominator):
+    """A micro-batch of which every token is frozen must not stop a training step."""
+    empty, grads = make_case(kind=kind, rows=0).run(denominator=denominator)
+    assert empty.loss == 0
+    assert empty.value_N.shape == (0,)
+    assert (grads["head"] == 0).all()
+    unweighted, grads = make_case(kind=kind).run(weight_N=torch.zeros(7), denominator=denominator)
+    assert unweighted.loss == 0
+    assert unweighted.value_N.isnan().all()
+    assert (grads["head"] == 0).all()
+    assert (grads["hidden"] == 0).all()
+
+
+def test_no_weight_in_the_whole_step_gives_a_loss_of_zero():
+    result, grads = make_case().run(weight_N=torch.zeros(7), denominator=torch.tensor(0.0))
+    assert result.loss == 0
+    assert (grads["head"] == 0).all()
+
+
+# --- observing gradients ---
+
+
+def observed(case, **options):
+    """Tokens and gradients as an observer sees them, over all chunks."""
+    seen = []
+    case.run(observe=lambda token_C, grad_CV: seen.append((token_C.clone(), grad_CV.clone())), **options)
+    return (torch.cat(parts) for parts in zip(*seen))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", [{}, {"student_softcap": 2.0, "student_scale": 0.7}], ids=str)
+def test_an_observer_sees_every_rows_gradient_in_the_logits(kind, family):
+    case = make_case(kind=kind, **family)
+    weight_N = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 2.0, 1.0])
+    token_K, grad_KV = observed(case, weight_N=weight_N, chunk=2)
+    kept = weight_N != 0
+    assert torch.equal(token_K, case.tokens[kept])
+    hidden = as_numpy(case.student_hidden[kept]), as_numpy(case.teacher_hidden[kept])
+    for got, s, t in zip(as_numpy(grad_KV), *hidden):
+        logits = oracles.head_logits(
+            s, as_numpy(case.student_head), None, family.get("student_scale", 1.0), family.get("student_softcap")
+        )
+        student = oracles.probabilities(logits)
+        teacher = oracles.probabilities(oracles.head_logits(t, as_numpy(case.teacher_head)))
+        np.testing.assert_allclose(got, oracles.logit_gradient(student, teacher, kind), atol=1e-6)
+
+
+def test_an_observer_is_not_shown_rows_without_a_gradient():
+    student = torch.tensor([[0.0, -40.0], [0.0, 0.0]])
+    case = from_logits(student, [[1.0, 0.0], [1.0, 0.0]], tokens=[0, 1])
+    token_K, _ = observed(case)
+    assert token_K.tolist() == [0, 1]
+    token_K, _ = observed(case, teacher_bias=torch.tensor([0.0, -INF]))
+    assert token_K.tolist() == []
+
+
+# --- autograd ---
+
+
+def test_tied_embeddings_get_both_contributions():
+    case = make_case()
+    ids = torch.randint(23, (7,), generator=torch.Generator().manual_seed(1))
+    tied = case.student_head.clone().requires_grad_()
+    fused_divergence(tied[ids] * 2, tied, case.teacher_hidden, case.teacher_head).loss.backward()
+
+    embedding, head = case.student_head.clone().requires_grad_(), case.student_head.clone().requires_grad_()
+    fused_divergence(embedding[ids] * 2, head, case.teacher_hidden, case.teacher_head).loss.backward()
+    torch.testing.assert_close(tied.grad, embedding.grad + head.grad)
+    assert embedding.grad.abs().max() > 0
+    assert head.grad.abs().max() > 0
+
+
+def test_the_teacher_gets_no_gradient():
+    case = make_case()
+    case.teacher_hidden.requires_grad_()
+    case.teacher_head.requires_grad_()
+    bias = torch.zeros(23, requires_grad=True)
+    case.run(teacher_bias=bias)
+    assert (case.teacher_hidden.grad, case.teacher_head.grad, bias.grad) == (None, None, None)
+
+
+def test_frozen_parts_get_no_gradient_and_change_nothing():
+    case = make_case()
+    _, grads = case.run()
+    hidden = case.student_hidden.clone().requires_grad_()
+    fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head).loss.backward()
+    assert torch.equal(hidden.grad, grads["hidden"])
+    head = case.student_head.clone().requires_grad_()
+    fused_divergence(case.student_hidden, head, case.teacher_hidden, case.teacher_head).loss.backward()
+    assert torch.equal(head.grad, grads["head"])
+
+
+def test_telemetry_is_not_differentiable():
+    case = make_case()
+    hidden = case.student_hidden.clone().requires_grad_()
+    result = fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head, token_N=case.tokens)
+    assert result.loss.requires_grad
+    assert not any(getattr(result, name).requires_grad for name in result._fields[1:])
+
+
+def test_inputs_are_left_as_they_were():
+    case = make_case(spread=2.0, student_softcap=3.0)
+    before = [
+        tensor.clone() for tensor in (case.student_hidden, case.student_head, case.teacher_hidden, case.teacher_head)
+    ]
+    case.run(temperature=2.0, student_bias=torch.ones(23))
+    after = (case.student_hidden, case.student_head, case.teacher_hidden, case.teacher_head)
+    assert all(torch.equal(old, new) for old, new in zip(before, after))
+
+
+def test_a_second_backward_is_refused():
+    case = make_case()
+    hidden = case.student_hidden.clone().requires_grad_()
+    loss = fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one backward"):
+        loss.backward()
+
+
+def test_a_derivative_of_the_gradient_is_refused():
+    """It would silently be 0, and a gradient penalty would do nothing."""
+    case = make_case()
+    hidden = case.student_hidden.clone().requires_grad_()
+    loss = fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head).loss
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(loss, hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_does_not_degrade_it(kind):
+    case = make_case(kind=kind, spread=4.0)
+    expected, expected_grads = case.run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result, grads = case.run()
+    for name in result._fields:
+        assert torch.equal(getattr(result, name), getattr(expected, name)), name
+    assert torch.equal(grads["hidden"], expected_grads["hidden"])
+    assert torch.equal(grads["head"], expected_grads["head"])
+
+
+def test_it_works_under_activation_checkpointing():
+    case = make_case()
+    expected = case.run()[1]["head"]
+    head = case.student_head.clone().requires_grad_()
+    loss = torch.utils.checkpoint.checkpoint(
+        lambda head: fused_divergence(case.student_hidden, head, case.teacher_hidden, case.teacher_head).loss,
+        head,
+        use_reentrant=False,
+    )
+    loss.backward()
+    torch.testing.assert_close(head.grad, expected)
+
+
+# --- bad arguments ---
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kind": "kl"}, "reverse_kl, forward_kl, jsd"),
+        ({"kind": "jsd", "beta": 0.0}, "forward_kl"),
+        ({"kind": "jsd", "beta": 1.0}, "reverse_kl"),
+        ({"kind": "jsd", "beta": math.nan}, "beta"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": INF}, "temperature"),
+        ({"student_softcap": 0.0}, "student_softcap"),
+        ({"teacher_softcap": -30.0}, "teacher_softcap"),
+        ({"student_softcap": math.nan}, "student_softcap"),
+        ({"student_scale": math.nan}, "student_scale"),
+        ({"teacher_scale": INF}, "teacher_scale"),
+        ({"student_bias": torch.zeros(22)}, "student_bias"),
+        ({"teacher_bias": torch.zeros(1)}, "teacher_bias"),
+        ({"student_bias": torch.zeros(23, 1)}, "student_bias"),
+        ({"chunk": 0}, "chunk"),
+        ({"chunk": -4}, "chunk"),
+        ({"denominator": 0.0}, "denominator"),
+        ({"denominator": -1.0}, "denominator"),
+        ({"denominator": math.nan}, "denominator"),
+        ({"denominator": torch.tensor(0.0)}, "denominator"),
+        ({"weight_N": torch.ones(6)}, "weight_N"),
+        ({"weight_N": torch.ones(7, 1)}, "weight_N"),
+        ({"weight_N": -torch.ones(7)}, "weight"),
+        ({"weight_N": torch.full((7,), math.nan)}, "weight"),
+        ({"weight_N": torch.full((7,), INF)}, "weight"),
+        ({"token_N": torch.zeros(8, dtype=torch.long)}, "token_N"),
+        ({"token_N": torch.zeros(7)}, "token_N"),
+        ({"token_N": torch.full((7,), 23)}, "shared vocabulary of 23"),
+        ({"token_N": torch.full((7,), -100)}, "got -100"),
+        ({"token_N": None, "observe": print}, "token_N"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options, says):
+    with pytest.raises(ConfigError, match=says):
+        make_case().run(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("student_hidden", (7, 5)),
+        ("student_hidden", (1, 7, 6)),
+        ("student_hidden", (6, 6)),
+        ("student_head", (23, 9)),
+        ("student_head", (23,)),
+        ("teacher_hidden", (8, 9)),
+        ("teacher_hidden", (7, 6)),
+        ("teacher_head", (23, 6)),
+        ("teacher_head", (0, 9)),
+    ],
+)
+def test_bad_shapes_are_refused(name, shape):
+    case = make_case()
+    setattr(case, name, torch.zeros(shape))
+    with pytest.raises(ConfigError):
+        case.run()
+
+
+def test_integer_hidden_states_are_refused():
+    case = make_case()
+    case.teacher_hidden = torch.ones(7, 9, dtype=torch.long)
+    with pytest.raises(ConfigError, match="float"):
+        case.run()
+
+
+# --- CUDA ---
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_cuda_equals_cpu(kind, dtype):
+    """float32 to rounding; bfloat16 gradients pass through one bfloat16 rounding more on CUDA."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    case = make_case(kind=kind, rows=50, vocabulary=1_000, student_width=64, teacher_width=96, spread=3.0, dtype=dtype)
+    options = {"student_softcap": 20.0, "temperature": 1.3, "chunk": 16, "weight_N": torch.arange(50).float() % 3}
+    expected, expected_grads = case.run(**options)
+    for name in ("student_hidden", "student_head", "teacher_hidden", "teacher_head", "tokens"):
+        setattr(case, name, getattr(case, name).cuda())
+    result, grads = case.run(**options | {"weight_N": options["weight_N"].cuda()})
+    for name in result._fields:
+        torch.testing.assert_close(
+            getattr(result, name).cpu(), getattr(expected, name), rtol=1e-4, atol=1e-5, equal_nan=True, msg=name
+        )
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for name in grads:
+        scale = float(expected_grads[name].abs().max())
+        torch.testing.assert_close(grads[name].cpu(), expected_grads[name], rtol=tolerance, atol=tolerance * scale)

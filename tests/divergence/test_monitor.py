@@ -1,0 +1,285 @@
+"""TokenMonitor against plain numpy over the whole history."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import online_runs
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from rocktokens.divergence.monitor import TokenMonitor
+from rocktokens.errors import ConfigError, DataError
+
+V = 9
+
+
+def history(rng: np.random.Generator, updates: int = 12, rows: int = 30, types: int = V) -> list[tuple]:
+    """Tokens, values and gradient norms of every update; some types never occur early, some never late."""
+    made = []
+    for step in range(updates):
+        token_N = rng.integers(0, types - 1 if step < updates // 2 else types, rows)
+        made.append((token_N, rng.gamma(1.0, 1.0 + token_N), rng.random(rows)))
+    return made
+
+
+def feed(monitor: TokenMonitor, steps: list[tuple]) -> TokenMonitor:
+    for token_N, value_N, norm_N in steps:
+        monitor.update(torch.from_numpy(token_N), torch.from_numpy(value_N), torch.from_numpy(norm_N))
+    return monitor
+
+
+def weighted(steps: list[tuple], type_id: int, weight_of_step) -> tuple[np.ndarray, np.ndarray]:
+    """All values of a type, and the weight that each has by the update it came in."""
+    values = [value_N[token_N == type_id] for token_N, value_N, _ in steps]
+    weights = [np.full(len(value), weight_of_step(step)) for step, value in enumerate(values)]
+    return np.concatenate(values), np.concatenate(weights)
+
+
+def test_every_column_equals_the_definition(rng):
+    steps, half_life = history(rng), 3.0
+    table = feed(TokenMonitor(V, half_life=half_life), steps).table().to_pydict()
+    total = sum(value_N.sum() for _, value_N, _ in steps)
+    assert sorted(table["token_id"]) == list(range(V))
+    for row, type_id in enumerate(table["token_id"]):
+        values, _ = weighted(steps, type_id, lambda step: 1.0)
+        assert table["count"][row] == len(values)
+        assert table["mean"][row] == pytest.approx(values.mean())
+        assert table["variance"][row] == pytest.approx(values.var(ddof=1))
+        assert table["loss_share"][row] == pytest.approx(values.sum() / total)
+        norms = sum(norm_N[token_N == type_id].sum() for token_N, _, norm_N in steps)
+        assert table["grad_norm"][row] == pytest.approx(norms)
+
+        early = np.concatenate([value_N[token_N == type_id] for token_N, value_N, _ in steps[:3]])
+        assert table["early_mean"][row] == pytest.approx(early.mean() if len(early) else math.nan, nan_ok=True)
+
+        values, weights = weighted(steps, type_id, lambda step: 0.5 ** ((len(steps) - 1 - step) / half_life))
+        assert table["recent_mean"][row] == pytest.approx(np.average(values, weights=weights))
+        assert table["recent_rows"][row] == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+    assert np.all(np.diff(table["loss_share"]) <= 0)
+
+
+def test_a_value_loses_half_its_weight_in_a_half_life():
+    monitor = TokenMonitor(2, half_life=4.0)
+    monitor.update(torch.tensor([1]), torch.tensor([8.0]))
+    for _ in range(3):
+        monitor.update(torch.tensor([0]), torch.tensor([0.0]))
+    monitor.update(torch.tensor([1]), torch.tensor([2.0]))
+    assert monitor.mean("recent")[1] == pytest.approx((8.0 * 0.5 + 2.0) / 1.5)
+    assert monitor.mean()[1] == 5.0
+
+
+def test_merged_ranks_equal_one_stream(rng):
+    """Rows of every update dealt to three ranks."""
+    steps = history(rng)
+    whole = feed(TokenMonitor(V, half_life=3.0), steps)
+    ranks = [TokenMonitor(V, half_life=3.0) for _ in range(3)]
+    for rank, monitor in enumerate(ranks):
+        feed(monitor, [tuple(column[rank::3] for column in step) for step in steps])
+    merged = ranks[0].merge(ranks[1]).merge(ranks[2])
+    assert merged.num_updates == whole.num_updates
+    for name, column in whole.table().to_pydict().items():
+        np.testing.assert_allclose(merged.table()[name].to_numpy(), column, rtol=1e-9, err_msg=name)
+    assert merged.rocks() == whole.rocks()
+    assert ranks[0].count.sum() == sum(len(token_N[::3]) for token_N, _, _ in steps)  # merging left it alone
+
+
+def test_batch_composition_within_an_update_is_irrelevant(rng):
+    steps = history(rng)
+    shuffled = [tuple(column[order] for column in step) for step in steps for order in [rng.permutation(30)]]
+    a, b = feed(TokenMonitor(V), steps).table(), feed(TokenMonitor(V), shuffled).table()
+    for name in a.column_names:
+        np.testing.assert_allclose(a[name].to_numpy(), b[name].to_numpy(), rtol=1e-9, err_msg=name)
+
+
+def test_saved_and_restored_goes_on_where_it_stood(rng):
+    steps = history(rng)
+    whole = feed(TokenMonitor(V, half_life=3.0), steps)
+    first = feed(TokenMonitor(V, half_life=3.0), steps[:5])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = TokenMonitor(V, half_life=3.0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    feed(second, steps[5:])
+    feed(first, steps[5:7])  # the saved state is a copy: going on with the first changes nothing in the second
+    for name in whole.table().column_names:
+        np.testing.assert_array_equal(second.table()[name].to_numpy(), whole.table()[name].to_numpy(), err_msg=name)
+    assert second.num_updates == whole.num_updates
+
+
+def test_a_saved_monitor_of_another_model_is_refused():
+    state = TokenMonitor(V).state_dict()
+    with pytest.raises(ConfigError, match="vocabulary 9"):
+        TokenMonitor(V + 1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="half_life"):
+        TokenMonitor(V, half_life=7).load_state_dict(state)
+    with pytest.raises(ConfigError, match="version 99"):
+        TokenMonitor(V).load_state_dict({**state, "version": 99})
+
+
+def test_merging_monitors_of_two_runs_is_refused():
+    with pytest.raises(ConfigError, match="vocabulary 9 and 10"):
+        TokenMonitor(V).merge(TokenMonitor(V + 1))
+    with pytest.raises(ConfigError, match="half_life"):
+        TokenMonitor(V).merge(TokenMonitor(V, half_life=1))
+
+
+def test_rows_that_are_not_finite_are_counted_and_left_out():
+    """Weight-0 rows of fused_divergence are NaN; a broken row must not poison its type for the rest of the run."""
+    monitor = TokenMonitor(3)
+    values = torch.tensor([1.0, math.nan, math.inf, 3.0])
+    monitor.update(torch.tensor([0, 0, 1, 0]), values, torch.ones(4))
+    assert monitor.num_invalid == 2
+    assert monitor.count.tolist() == [2, 0, 0]
+    assert monitor.mean()[0] == 2.0
+    monitor.update(torch.tensor([1]), torch.tensor([math.nan]))
+    assert monitor.num_updates == 2
+
+
+def test_nothing_seen_is_not_a_number():
+    monitor = TokenMonitor(3)
+    assert len(monitor.table()) == 0
+    assert monitor.rocks() == []
+    monitor.update(torch.tensor([], dtype=torch.long), torch.tensor([]))
+    monitor.update(torch.tensor([2]), torch.tensor([1.0]))
+    assert np.isnan(monitor.mean()[0])
+    assert np.isnan(monitor.variance()[2])  # one value has no variance
+    assert monitor.table()["token_id"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "values", "norms"),
+    [
+        (torch.tensor([0, 1]), torch.tensor([1.0]), None),
+        (torch.tensor([[0]]), torch.tensor([[1.0]]), None),
+        (torch.tensor([V]), torch.tensor([1.0]), None),
+        (torch.tensor([-100]), torch.tensor([1.0]), None),
+        (torch.tensor([0, 1]), torch.tensor([1.0, 2.0]), torch.tensor([1.0])),
+    ],
+)
+def test_bad_rows_are_refused_and_nothing_is_lost(tokens, values, norms):
+    monitor = TokenMonitor(V)
+    monitor.update(torch.tensor([3]), torch.tensor([1.0]))
+    before = monitor.state_dict()
+    with pytest.raises(DataError):
+        monitor.update(tokens, values, norms)
+    after = monitor.state_dict()
+    assert after["num_updates"] == before["num_updates"]
+    assert torch.equal(after["sums"], before["sums"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"vocabulary": 0}, {"vocabulary": 3, "half_life": 0.0}, {"vocabulary": 3, "half_life": math.nan}]
+)
+def test_bad_settings_are_refused(options):
+    with pytest.raises(ConfigError):
+        TokenMonitor(**options)
+
+
+def test_memory_does_not_grow_with_the_number_of_updates(rng):
+    monitor = TokenMonitor(1_000)
+    size = monitor.state_dict()["sums"].numel()
+    feed(monitor, history(rng, updates=50, types=1_000))
+    assert monitor.state_dict()["sums"].numel() == size
+
+
+def test_planted_rocks_are_found_and_learners_and_cheap_types_are_not(rng):
+    """Type 0 stays expensive, type 1 was expensive and learns, type 2 is frequent and cheap, type 3 rare and noisy."""
+    monitor = TokenMonitor(5, half_life=10)
+    for step in range(60):
+        token_N = np.concatenate([np.full(20, 0), np.full(20, 1), np.full(200, 2), np.full(int(step % 30 == 0), 3)])
+        mean_V = np.array([2.0, 2.0 * 0.93**step, 0.1, 1.5, 0.0])
+        value_N = rng.gamma(2.0, mean_V[token_N.astype(int)] / 2)
+        monitor.update(torch.from_numpy(token_N.astype(int)), torch.from_numpy(value_N))
+    assert monitor.rocks() == [0]
+    assert monitor.rocks(k=0) == []
+
+
+def test_no_rocks_before_two_half_lives_nor_below_20_rows(rng):
+    """Before that the early window has nothing to be compared with; a type of few rows is not tested."""
+    monitor = TokenMonitor(4, half_life=10)
+    for step in range(60):
+        token_N = np.concatenate([np.full(20, 0), np.full(200, 2), np.full(int(step % 10 == 0), 3)])
+        monitor.update(
+            torch.from_numpy(token_N), torch.from_numpy(rng.gamma(2.0, np.array([2, 0, 0.1, 9])[token_N] / 2))
+        )
+        assert step >= 19 or monitor.rocks() == []
+    assert monitor.rocks() == [0]
+
+
+def test_early_and_late_rows_are_apart(rng):
+    """A mean that halves right after the early window has fallen by half, not by what an overlap would leave of it."""
+    monitor = TokenMonitor(1, half_life=10)
+    for step in range(25):
+        monitor.update(torch.zeros(50, dtype=torch.long), torch.full((50,), 1.0 if step < 10 else 0.5))
+    fall_V, error_V = monitor.fall()
+    assert fall_V[0] == 0.5
+    assert error_V[0] == 0.0
+    assert monitor.mean("recent")[0] > 0.6
+
+
+def test_the_error_of_a_fall_is_that_of_a_ratio(rng):
+    """Against the spread of many repetitions."""
+    falls, errors = [], []
+    for _ in range(200):
+        monitor = TokenMonitor(1, half_life=5)
+        for step in range(15):
+            monitor.update(
+                torch.zeros(40, dtype=torch.long), torch.from_numpy(rng.gamma(2.0, 0.5 if step < 5 else 0.3, 40))
+            )
+        fall_V, error_V = monitor.fall()
+        falls.append(fall_V[0])
+        errors.append(error_V[0])
+    assert np.mean(falls) == pytest.approx(0.4, abs=0.02)
+    assert np.mean(errors) == pytest.approx(np.std(falls), rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["equal", "learning"])
+def test_the_monitor_names_no_rock_where_there_is_none(kind):
+    """A small version of benchmarks/online.py."""
+    assert [online_runs.simulate_monitor(kind, seed, types=2000, rows=1000) for seed in range(3)] == [0, 0, 0]
+
+
+def test_identical_models_have_no_rocks(rng):
+    monitor = TokenMonitor(5)
+    for _ in range(20):
+        monitor.update(torch.from_numpy(rng.integers(0, 5, 50)), torch.zeros(50))
+    assert monitor.rocks() == []
+
+
+def _gather_on_rank(rank: int, port: int) -> tuple:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        monitor = TokenMonitor(3)
+        monitor.update(torch.tensor([rank, 2, 0]), torch.tensor([1.0 + rank, 10.0, math.nan]))
+        gathered = monitor.gathered()
+        return gathered.count.tolist(), float(gathered.mean()[2]), gathered.num_invalid, gathered.num_updates
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _second_rank(port: int, results) -> None:
+    results.put(_gather_on_rank(1, port))
+
+
+def test_gathered_adds_up_all_ranks(unused_port):
+    """This process and another."""
+    context = mp.get_context("fork")
+    results = context.SimpleQueue()
+    other = context.Process(target=_second_rank, args=(unused_port, results))
+    other.start()
+    ours = _gather_on_rank(0, unused_port)
+    other.join()
+    assert ours == results.get() == ([1, 1, 2], 10.0, 2, 1)
+
+
+def test_gathered_alone_is_a_copy():
+    monitor = TokenMonitor(3)
+    monitor.update(torch.tensor([1]), torch.tensor([2.0]))
+    copy = monitor.gathered()
+    monitor.update(torch.tensor([1]), torch.tensor([2.0]))
+    assert copy.count.tolist() == [0, 1, 0]

@@ -1,0 +1,54 @@
+"""`rocktokens export --list rocks`: what was detected, with the tokenizer's fingerprint."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import distilling
+import dumps
+import pytest
+
+from rocktokens import Run
+from rocktokens.bypass.store import fingerprint
+from rocktokens.errors import DataError
+from rocktokens.interop.export import export
+from rocktokens.interop.import_ import import_dump
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    path = tmp_path_factory.mktemp("imported")
+    rows = dumps.rollouts(200, seed=3)
+    import_dump("slime", dumps.slime(path / "dump", rows), dumps.tokenizer(path / "tokenizer"), path / "run")
+    return path / "run"
+
+
+def test_an_imported_runs_costly_types_are_exported_with_their_tokenizer(imported, tmp_path):
+    mark = fingerprint(distilling.tokenizer().get_vocab())
+    content = json.loads(export(imported, "json", tmp_path / "rocks.json", listed="rocks").read_text())
+    assert content["ids"] == [dumps.COSTLY]
+    assert content["tokens"] == ["w7"]
+    assert content["tokenizer"]["fingerprint"] == mark
+    assert "costly" in content["comparison"]["text"]
+    assert "not a bypass list" in content["comparison"]["text"]
+    assert export(imported, "ids", tmp_path / "rocks.txt", listed="rocks").read_text() == f"{dumps.COSTLY}\n"
+    rows = list(csv.DictReader(export(imported, "csv", tmp_path / "rocks.csv", listed="rocks").open()))
+    assert [(row["token_id"], row["tokenizer"]) for row in rows] == [(str(dumps.COSTLY), mark)]
+    for form in ("trl", "verl"):
+        found = json.loads(export(imported, form, tmp_path / f"{form}.json", listed="rocks").read_text())
+        assert found["tokenizer"]["fingerprint"] == mark
+
+
+def test_rocks_are_not_taken_for_a_bypass_list(imported, tmp_path):
+    from rocktokens.bypass.store import read_bypass
+
+    file = export(imported, "json", tmp_path / "rocks.json", listed="rocks")
+    with pytest.raises(DataError, match="not a bypass list"):
+        read_bypass(file)
+
+
+def test_a_run_without_detection_names_the_command(tmp_path):
+    Run.create(tmp_path / "run")
+    with pytest.raises(DataError, match="rocktokens detect"):
+        export(tmp_path / "run", "ids", listed="rocks")

@@ -1,0 +1,146 @@
+"""`rocktokens import`: from another trainer's files to a run, its detection and its report."""
+
+from __future__ import annotations
+
+import dumps
+import numpy as np
+import pytest
+
+from rocktokens import Run, open_run
+from rocktokens.errors import DataError, RunError
+from rocktokens.interop.import_ import import_dump
+
+ROWS = dumps.rollouts(60)
+
+
+@pytest.fixture(scope="module")
+def spelling(tmp_path_factory):
+    return dumps.tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.mark.parametrize("name", ["slime", "trl"])
+def test_a_dump_becomes_a_run_with_detection_and_a_report(tmp_path, spelling, name):
+    files = dumps.MAKERS[name](tmp_path / "dump", ROWS)
+    run = import_dump(name, files, spelling, tmp_path / "run")
+    facts = run.facts("import")
+    assert facts["rollouts"] == 60
+    assert facts["estimator"] == ("full distributions" if name == "trl" else "sampled tokens")
+    table = run.occurrences("select token_id, avg(log_ratio) as cost from occurrences group by 1 order by 2 desc")
+    assert table["token_id"][0].as_py() == dumps.COSTLY
+    assert table["cost"][0].as_py() == pytest.approx(1.5, abs=0.2)
+    assert run.facts("detect")["signal"] == ("kl" if name == "trl" else "log_ratio")
+    page = (run.path / "report.html").read_text()
+    assert "w7" in page
+    assert "pair" not in run.manifest["config"]
+
+
+def test_costs_rest_on_sampled_tokens_and_the_run_says_so(tmp_path, spelling):
+    run = import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", ROWS), spelling, tmp_path / "run", detect=False)
+    assert "without bias" in " ".join(run.facts("import")["notes"])
+
+
+def test_what_the_loss_leaves_out_stays_as_context_without_a_cost(tmp_path, spelling):
+    rows = dumps.rollouts(3)
+    rows[0]["mask"][1] = 0
+    run = import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", rows), spelling, tmp_path / "run", detect=False)
+    costs = run.occurrences("select log_ratio from occurrences order by rollout_id, position")["log_ratio"].to_numpy()
+    assert np.isnan(costs[1])
+    assert np.isfinite(np.delete(costs, 1)).all()
+
+
+def test_a_dump_without_teacher_values_is_imported_and_says_what_can_be_had(tmp_path, spelling, caplog):
+    run = import_dump("prime-rl", dumps.prime_rl(tmp_path / "dump", ROWS), spelling, tmp_path / "run")
+    assert not run.done("detect")
+    assert not run.steps()
+    assert "ref_logprobs" in caplog.text
+    assert "engine's log-probabilities against the trainer's" in caplog.text
+    engine = run.read("engine")
+    gap = engine["engine_logprob"].to_numpy() - engine["student_logprob"].to_numpy()
+    assert 0 < np.abs(gap).max() < 0.01
+
+
+def test_tokens_have_their_names_although_there_is_no_pair(tmp_path, spelling):
+    run = import_dump("slime", dumps.slime(tmp_path / "dump", ROWS), spelling, tmp_path / "run")
+    names = dict(zip(run.types()["token_id"].to_pylist(), run.types()["token"].to_pylist()))
+    assert names[dumps.COSTLY] == "w7"
+
+
+# Tokenizers
+
+
+def test_ids_that_the_tokenizer_lacks_are_refused(tmp_path, spelling):
+    rows = dumps.rollouts(2)
+    rows[1]["tokens"][0] = 64
+    with pytest.raises(DataError, match="token id 64 is not one of tokenizer"):
+        import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", rows), spelling, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_ids_that_do_not_spell_their_text_are_refused(tmp_path, spelling):
+    rows = dumps.rollouts(4)
+    for row in rows:
+        row["text"] = "another tokenizer's text"
+    with pytest.raises(DataError, match="do not spell their own text"):
+        import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", rows), spelling, tmp_path / "run")
+
+
+def test_files_of_several_tokenizers_are_refused(tmp_path, spelling):
+    files = [
+        *dumps.jsonl(tmp_path / "a.jsonl", ROWS[:2], tokenizer="first"),
+        *dumps.jsonl(tmp_path / "b.jsonl", ROWS[2:4], tokenizer="second"),
+    ]
+    with pytest.raises(DataError, match="several tokenizers"):
+        import_dump("jsonl", files, spelling, tmp_path / "run")
+
+
+def test_another_run_is_never_overwritten(tmp_path, spelling):
+    Run.create(tmp_path / "run", {"pair": {"student": "a", "teacher": "b"}})
+    with pytest.raises(RunError, match="run of its own"):
+        import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", ROWS[:2]), spelling, tmp_path / "run")
+    assert "pair" in open_run(tmp_path / "run").manifest["config"]
+
+
+# The command
+
+
+def said(capsys, *words) -> tuple[int, str]:
+    from rocktokens.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    return end.value.code or 0, "".join(capsys.readouterr())
+
+
+def test_the_command_imports_and_names_the_run(tmp_path, spelling, capsys):
+    dumps.slime(tmp_path / "dump", ROWS)
+    words = ("--tokenizer", spelling, "--out", tmp_path / "run", "--no-detect")
+    code, text = said(capsys, "import", "slime", tmp_path / "dump" / "train_data", *words)
+    assert code == 0
+    assert "60 rollouts" in text
+    assert f"run: {tmp_path / 'run'}" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("import", "slim", "x.pt", "--tokenizer", "t", "--out", "r"), 2, "did you mean 'slime'"),
+        (("import", "slime", "x.pt"), 2, "--tokenizer NAME --out RUN"),
+        (("import", "slime", "x.pt", "--tokenizer", "t", "--out", "r"), 1, "there is no file x.pt"),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(capsys, words, status, says):
+    code, text = said(capsys, *words)
+    assert code == status
+    assert says in text
+    assert "Traceback" not in text
+
+
+def test_an_imported_run_is_never_told_to_sample_or_compare(tmp_path, spelling, capsys):
+    dumps.slime(tmp_path / "dump", dumps.rollouts(24))
+    words = ("--tokenizer", spelling, "--out", tmp_path / "run")
+    code, text = said(capsys, "import", "slime", tmp_path / "dump", *words)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert code == 0
+    for command in ("rocktokens sample", "rocktokens compare", "rocktokens score", "rocktokens distill"):
+        assert command not in text
+        assert command not in page

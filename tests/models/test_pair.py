@@ -1,0 +1,494 @@
+"""Loading a pair: what fits is accepted, what does not is refused with the first difference and the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
+from tiny import FAMILIES, VOCABULARY, save_model, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+from rocktokens.divergence.fused import fused_divergence
+from rocktokens.errors import ConfigError
+from rocktokens.models import devices
+from rocktokens.models.devices import choose_device, choose_threads
+from rocktokens.models.pair import (
+    check_head,
+    check_tokenizers,
+    end_tokens,
+    head_of,
+    hidden_states,
+    load_model,
+    load_pair,
+    load_tokenizer,
+)
+from rocktokens.models.settings import PairConfig
+from rocktokens.sample.requests import Request
+from rocktokens.sample.sampler import Sampler
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A student and a wider teacher with one tokenizer, on disk."""
+    root = tmp_path_factory.mktemp("pair")
+    return save_model(root / "student", tiny_model()), save_model(root / "teacher", tiny_model(seed=1, width=48))
+
+
+def copy_of(saved, tmp_path, which: int = 1) -> Path:
+    return Path(shutil.copytree(saved[which], tmp_path / "copy"))
+
+
+# --- what fits ---
+
+
+def test_a_pair_that_fits(saved):
+    pair = load_pair(PairConfig(student=saved[0], teacher=saved[1]))
+    assert pair.vocabulary == VOCABULARY
+    assert pair.eos_ids == (1,)
+    assert pair.pad_id == 2
+    assert not pair.student.training
+    assert pair.student.dtype == torch.float32
+    text = torch.tensor([[3, 4, 5]])
+    torch.testing.assert_close(pair.student(text).logits, tiny_model()(text).logits)
+
+
+def test_dtype_is_as_asked(saved):
+    model = load_model(saved[0], PairConfig(student=saved[0], teacher=saved[1], dtype="bfloat16"))
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_heads_that_differ_by_padding_rows_are_accepted(saved, tmp_path, who):
+    paths = list(saved)
+    paths[who] = save_model(tmp_path / "padded", tiny_model(vocabulary=VOCABULARY + 16))
+    pair = load_pair(PairConfig(student=paths[0], teacher=paths[1]))
+    assert pair.vocabulary == VOCABULARY
+
+
+def test_several_end_tokens_come_from_the_generation_config(saved, tmp_path):
+    model = tiny_model()
+    model.generation_config.eos_token_id = [5, 9]
+    pair = load_pair(PairConfig(student=save_model(tmp_path / "s", model), teacher=saved[1]))
+    assert pair.eos_ids == (1, 5, 9)
+
+
+def test_pad_falls_back_to_an_end_token(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None
+    paths = [save_model(tmp_path / name, tiny_model(), tokenizer) for name in ("s", "t")]
+    assert load_pair(PairConfig(student=paths[0], teacher=paths[1])).pad_id == 1
+
+
+def test_no_end_token_anywhere_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    model = tiny_model()
+    model.generation_config.eos_token_id = None
+    with pytest.raises(ConfigError, match="eos_token"):
+        end_tokens(model, tokenizer)
+
+
+# --- from hidden state to logits, as each family does it ---
+
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+# Families with something of their own at the end: scale, cap, bias, tied head, projection.
+OTHER_FAMILIES = {
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "GPTNeoX": {},
+    "Phi": {},
+    "Phi3": {},
+    "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 16},
+    "Bloom": {"n_layer": 2, "n_head": 4},
+    "Cohere": {"logit_scale": 0.25},
+    "Cohere2": {"logit_scale": 0.25},
+    "Granite": {"logits_scaling": 4.0},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
+    "Mixtral": {"num_local_experts": 4},
+    "Gemma": {"head_dim": 8},
+    "Gemma3": {"head_dim": 8, "final_logit_softcapping": 3.0},
+    "Olmo2": {},
+    "SmolLM3": {},
+    "StableLm": {},
+    "Starcoder2": {},
+    "Glm4": {"head_dim": 8},
+    "Llama4Text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 64, "attention_chunk_size": 4},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 4},
+    "DeepseekV3": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    },
+    # Layers that are no attention: convolution, linear attention, state space.
+    "Lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "Qwen3Next": {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "head_dim": 8,
+    },
+    "FalconH1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8},
+}  # fmt: skip
+
+
+def family(name: str) -> transformers.PreTrainedModel:
+    """A random tiny model of any family that transformers knows, its head scaled so that logits spread."""
+    config_name = f"{name}TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, config_name)(**{**SHAPE, **OTHER_FAMILIES[name]})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_our_last_step_gives_the_models_own_log_probabilities(name):
+    model = family(name)
+    check_head("student", model, 50)
+    head = head_of(model)
+    text = torch.tensor([[3, 4, 5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        own = model(text).logits[0].log_softmax(-1)
+        result = fused_divergence(
+            hidden_states(model, text)[0],
+            head.weight_VH,
+            torch.zeros(7, 3),
+            torch.zeros(50, 3),
+            token_N=torch.arange(7) + 10,
+            student_bias=head.bias_V,
+            student_softcap=head.softcap,
+            student_scale=head.scale,
+        )
+    expected = own[torch.arange(7), torch.arange(7) + 10]
+    torch.testing.assert_close(result.student_logprob_N, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_greedy_equals_generate_in_other_families(name):
+    model = family(name)
+    prefixes = [(3,), (4, 5, 6, 7), (8, 9)]
+    engine = Sampler(model, eos_ids=(1,), pad_id=2, greedy=True)
+    got = engine.generate([Request(prefix, 12, 0) for prefix in prefixes])
+    for prefix, answer in zip(prefixes, got):
+        with torch.no_grad():
+            own = model.generate(
+                torch.tensor([prefix]),
+                attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
+                max_new_tokens=12,
+                do_sample=False,
+                eos_token_id=1,
+                pad_token_id=2,
+            )
+        assert answer.token_ids == tuple(own[0, len(prefix) :].tolist())
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_a_family_whose_state_the_sampler_cannot_keep_is_refused(name):
+    """transformers would run it without a state, and every token would be drawn from the one before it alone."""
+    sizes = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "expand": 2} if name == "Mamba2" else {}
+    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **sizes})
+    engine = Sampler(AutoModelForCausalLM.from_config(config), eos_ids=(1,), pad_id=2)
+    with pytest.raises(ConfigError, match=f"a {name.lower()} model keeps its state in a way"):
+        engine.generate([Request((3, 4), 3, 0)])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_test_families_heads_are_read_right(name):
+    check_head("student", tiny_model(name), VOCABULARY)
+    assert head_of(tiny_model("gemma2")).softcap == 3.0
+
+
+class _UnknownFamily(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 1.5
+        return output
+
+
+def test_a_family_with_a_last_step_we_do_not_know_is_refused():
+    model = _UnknownFamily(tiny_model().config)
+    with pytest.raises(ConfigError, match=r"teacher \(llama\) computes its logits in a way"):
+        check_head("teacher", model.eval(), VOCABULARY)
+
+
+# --- tokenizers that do not fit ---
+
+
+def with_tokenizer(saved, tmp_path, tokenizer) -> PairConfig:
+    path = save_model(tmp_path / "teacher", tiny_model(seed=1), tokenizer)
+    return PairConfig(student=saved[0], teacher=path)
+
+
+def word_tokenizer(words: list[str], **special: str) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<pad>", **special}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+WORDS = ["<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, VOCABULARY))]
+
+
+def test_an_id_that_means_something_else_is_named(saved, tmp_path):
+    words = list(WORDS)
+    words[10], words[11] = words[11], words[10]
+    with pytest.raises(ConfigError, match="id 10 is 'w10' for the student, 'w11' for the teacher"):
+        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer(words)))
+
+
+def test_a_token_that_only_one_has_is_named(saved, tmp_path):
+    with pytest.raises(ConfigError, match=r"only the teacher has id 64 \('extra'\)"):
+        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer([*WORDS, "extra"])))
+    shutil.rmtree(tmp_path / "teacher")
+    with pytest.raises(ConfigError, match=r"only the student has id 60 \('w60'\), one of 4"):
+        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer(WORDS[:60])))
+
+
+def test_another_end_token_is_named(saved, tmp_path):
+    with pytest.raises(ConfigError, match="eos_token: '<eos>' for the student, 'w9' for the teacher"):
+        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer(WORDS, eos_token="w9")))
+
+
+def test_one_vocabulary_split_differently_is_refused(tmp_path):
+    """The same pieces, merged in another order."""
+    pieces = {piece: number for number, piece in enumerate(["<eos>", *"Rock tens:", "oc", "ck", "ock"])}
+    paths = []
+    for name, merges in (("s", [("o", "c")]), ("t", [("c", "k")])):
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.BPE(pieces, merges)), eos_token="<eos>", pad_token="<eos>"
+        )
+        paths.append(save_model(tmp_path / name, tiny_model(), tokenizer))
+    with pytest.raises(ConfigError, match="split text differently"):
+        check_tokenizers(PairConfig(student=paths[0], teacher=paths[1]))
+
+
+def test_a_tokenizer_with_more_ids_than_the_head_has_rows_is_refused(tmp_path):
+    paths = [save_model(tmp_path / name, tiny_model(vocabulary=40)) for name in ("s", "t")]
+    with pytest.raises(ConfigError, match="ids up to 63, but the smaller output head has 40 rows"):
+        load_pair(PairConfig(student=paths[0], teacher=paths[1]))
+
+
+# --- models that cannot be loaded ---
+
+
+def refused(saved, teacher, *says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_pair(PairConfig(student=saved[0], teacher=str(teacher)))
+    for part in says:
+        assert part in str(caught.value)
+
+
+def test_a_missing_directory(saved, tmp_path):
+    refused(saved, tmp_path / "nowhere", "there is no directory", "nowhere")
+    refused(saved, "./nowhere", "there is no directory")
+    refused(saved, tmp_path / "model.gguf", "there is no file")
+
+
+def test_an_empty_directory(saved, tmp_path):
+    (tmp_path / "empty").mkdir()
+    refused(saved, tmp_path / "empty", "config.json")
+
+
+def test_a_hub_name_that_cannot_be_reached(saved):
+    refused(saved, "nobody/nothing", "nobody/nothing")
+
+
+def test_no_names_at_all():
+    with pytest.raises(ConfigError, match=r"--pair\.student and --pair\.teacher"):
+        load_pair(PairConfig())
+
+
+@pytest.mark.parametrize("keep", [0, 4, 500, -100])
+def test_half_written_weights(saved, tmp_path, keep):
+    path = copy_of(saved, tmp_path)
+    weights = next(path.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:keep])
+    refused(saved, path, str(path))
+
+
+def test_missing_weights(saved, tmp_path):
+    path = copy_of(saved, tmp_path)
+    next(path.glob("*.safetensors")).unlink()
+    refused(saved, path, str(path), "safetensors")
+
+
+def test_a_half_written_config(saved, tmp_path):
+    path = copy_of(saved, tmp_path)
+    (path / "config.json").write_text((path / "config.json").read_text()[:40])
+    refused(saved, path, str(path))
+
+
+def test_a_missing_tokenizer(saved, tmp_path):
+    path = copy_of(saved, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (path / name).unlink(missing_ok=True)
+    refused(saved, path, str(path), "tokenizer")
+
+
+def test_weights_that_miss_a_layer_are_refused(saved, tmp_path):
+    """transformers would fill it with random numbers and go on."""
+    path = copy_of(saved, tmp_path)
+    from safetensors.torch import load_file, save_file
+
+    weights = next(path.glob("*.safetensors"))
+    state = load_file(weights)
+    del state["model.layers.1.mlp.up_proj.weight"]
+    save_file(state, weights, metadata={"format": "pt"})
+    refused(saved, path, "model.layers.1.mlp.up_proj.weight")
+
+
+def test_pickled_weights_are_refused_unless_asked_for(saved, tmp_path):
+    path = copy_of(saved, tmp_path)
+    next(path.glob("*.safetensors")).unlink()
+    torch.save(tiny_model(seed=1, width=48).state_dict(), path / "pytorch_model.bin")
+    refused(saved, path, "safetensors", "--pair.allow-pickle")
+    pair = load_pair(PairConfig(student=saved[0], teacher=str(path), allow_pickle=True))
+    assert pair.teacher.config.hidden_size == 48
+
+
+def test_code_that_comes_with_a_model_is_not_run_unless_asked_for(saved, tmp_path):
+    path = copy_of(saved, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.Evil"}
+    config["model_type"] = "evil"
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    refused(saved, path, "trust-remote-code")
+    assert not (tmp_path / "ran").exists()
+
+
+# --- GGUF ---
+
+
+def test_gguf_files_are_loaded_through_transformers(tmp_path):
+    paths = [write_gguf(tmp_path / f"{seed}.gguf", tiny_model(seed=seed), GGUF_WORDS) for seed in (0, 1)]
+    pair = load_pair(PairConfig(student=paths[0], teacher=paths[1]))
+    assert (pair.vocabulary, pair.eos_ids, pair.pad_id) == (VOCABULARY, (1,), 2)
+    text = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        for model, seed in ((pair.student, 0), (pair.teacher, 1)):
+            torch.testing.assert_close(model(text).logits, tiny_model(seed=seed)(text).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_from_gguf_trains_and_is_saved_like_any_other(tmp_path):
+    """transformers calls it quantised, and would refuse to do either."""
+    path = write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS)
+    model = load_model(path, PairConfig())
+    Trainer(model=model, args=TrainingArguments(output_dir=str(tmp_path / "out"), report_to=[]))
+    model(torch.tensor([[3, 4, 5, 6]])).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.save_pretrained(tmp_path / "saved")
+    again = load_model(str(tmp_path / "saved"), PairConfig())
+    for (name, want), (_, got) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(want, got), name
+
+
+def test_a_truncated_gguf_file_is_refused(saved, tmp_path):
+    path = Path(write_gguf(tmp_path / "m.gguf", tiny_model(), GGUF_WORDS))
+    path.write_bytes(path.read_bytes()[:3000])
+    refused(saved, path, "m.gguf")
+
+
+def test_without_the_package_gguf_one_sentence_says_what_to_install(tmp_path, monkeypatch, capfd):
+    path = write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS)
+    capfd.readouterr()  # what the writer says
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ConfigError, match=r"0\.gguf: install the package gguf, `pip install rocktokens\[gguf\]`"):
+            load(path, PairConfig())
+    assert capfd.readouterr().err == ""
+
+
+def test_a_gguf_file_without_merges_is_refused_with_a_remedy(tmp_path):
+    wide = {"vocabulary": len(QWEN2_WORDS), "width": 64}
+    path = write_qwen2_gguf(tmp_path / "m.gguf", tiny_model("qwen2", **wide), merges=False)
+    with pytest.raises(ConfigError, match="needs its merges\\); convert the model again"):
+        load_tokenizer(path, PairConfig())
+
+
+def test_reading_a_gguf_file_shows_no_bar_of_others(tmp_path, capfd):
+    load_model(write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS), PairConfig())
+    assert "quantizing" not in capfd.readouterr().err
+
+
+def test_gguf_tokenizers_that_differ_are_refused(tmp_path):
+    words = [*GGUF_WORDS[:10], "other", *GGUF_WORDS[11:]]
+    paths = [write_gguf(tmp_path / f"{i}.gguf", tiny_model(), w) for i, w in enumerate((GGUF_WORDS, words))]
+    with pytest.raises(ConfigError, match="id 10 is 'w10' for the student, 'other' for the teacher"):
+        load_pair(PairConfig(student=paths[0], teacher=paths[1]))
+
+
+# --- machine ---
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device; runs on a machine without one")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"--pair\.device cpu"):
+        choose_device("cuda")
+    assert choose_device("auto") in ("cpu", "mps")
+    assert choose_device("cpu") == "cpu"
+
+
+def test_tiny_models_get_one_thread_unless_told():
+    before = torch.get_num_threads()
+    try:
+        assert choose_threads(None, tiny_model()) == 1
+        assert choose_threads(2, tiny_model()) == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("processes", "threads"),
+    [
+        ({}, 8),
+        ({"ROCKTOKENS_WORLD": "3"}, 2),
+        ({"WORLD_SIZE": "16"}, 1),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}, 2),
+    ],
+    ids=str,
+)
+def test_processes_of_one_machine_share_its_cores(monkeypatch, processes, threads):
+    """A model that is not tiny takes all cores, or this process's share of them."""
+    monkeypatch.setattr(devices, "TINY_PARAMETERS", 0)
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)))
+    for variable, value in processes.items():
+        monkeypatch.setenv(variable, value)
+    before = torch.get_num_threads()
+    try:
+        assert choose_threads(None, tiny_model()) == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_16_bit_weights_on_a_processor_without_instructions_for_them_are_said(monkeypatch, caplog, dtype, fast):
+    monkeypatch.setattr(devices, "has_bf16_products", lambda: fast)
+    model = tiny_model().to(dtype)
+    devices.warn_of_slow_products(model)
+    assert not caplog.text  # a tiny model is fast anyway
+    monkeypatch.setattr(devices, "TINY_PARAMETERS", 0)
+    devices.warn_of_slow_products(model, model)
+    assert caplog.text.count("pass --pair.dtype float32") == (dtype == torch.bfloat16 and not fast)

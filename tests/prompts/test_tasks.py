@@ -1,0 +1,297 @@
+"""Prompts and checkers: what is read, what is compared, and what is refused with which words."""
+
+import json
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.prompts.checkers import MathChecker, make_checker
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.prompts.tasks import PART_TENTHS, Prompt, load_prompts
+from rocktokens.world import get_world
+from rocktokens.world.tokenizer import make_tokenizer
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}So,{% endif %}"
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tokenizer(get_world("arithmetic").vocabulary, max_length=128)
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer):
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def write_jsonl(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def test_built_in_prompts_are_the_worlds_own(tokenizer):
+    world = get_world("arithmetic")
+    prompts = load_prompts(PromptsConfig(source="arithmetic", split="causal", limit=5, seed=3), tokenizer)
+    problems = world.problems("causal", 5, seed=3)
+    assert [(p.prompt_id, p.text, p.answer) for p in prompts] == [(p.id, p.prompt, p.answer) for p in problems]
+    assert list(prompts[0].prompt_ids) == tokenizer(problems[0].prompt)["input_ids"]
+
+
+def test_jsonl_with_fields_named_in_the_config(tmp_path, tokenizer):
+    source = write_jsonl(tmp_path / "mine.jsonl", {"question": "Ana has", "solution": 14}, {"question": "Ben has"})
+    config = PromptsConfig(source=source, prompt_field="question", answer_field="solution")
+    ids = tuple(tokenizer("Ana has")["input_ids"])
+    first, second = load_prompts(config, tokenizer)
+    assert first == Prompt("mine/1", ids, "Ana has", "14")
+    assert second.answer is None
+
+
+def test_blank_lines_are_passed_over_and_ids_stay_line_numbers(tmp_path, tokenizer):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "Ana"}\n\n{"prompt": "Ben"}\n')
+    assert [p.prompt_id for p in load_prompts(PromptsConfig(source=str(path)), tokenizer)] == ["p/1", "p/3"]
+
+
+def test_limit_reads_no_further(tmp_path, tokenizer):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "Ana"}\nbroken\n')
+    assert len(load_prompts(PromptsConfig(source=str(path), limit=1), tokenizer)) == 1
+
+
+def test_messages_go_through_the_tokenizers_own_template(tmp_path, chat_tokenizer):
+    messages = [{"role": "user", "content": "Ana has"}, {"role": "assistant", "content": "nothing to see"}]
+    source = write_jsonl(tmp_path / "chat.jsonl", {"messages": messages})
+    (prompt,) = load_prompts(PromptsConfig(source=source), chat_tokenizer)
+    assert prompt.text == "Ana has\nSo,"
+    assert list(prompt.prompt_ids) == chat_tokenizer("Ana has\nSo,")["input_ids"]
+
+
+def test_a_system_message_stands_before_the_prompt(tmp_path, chat_tokenizer):
+    source = write_jsonl(tmp_path / "plain.jsonl", {"prompt": "Ana has"})
+    asked = PromptsConfig(source=source, chat=True, system="Be brief.")
+    alone = load_prompts(replace(asked, system=None), chat_tokenizer)[0].text
+    assert load_prompts(asked, chat_tokenizer)[0].text == chat_tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ana has"}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert load_prompts(asked, chat_tokenizer)[0].text != alone
+    with pytest.raises(ConfigError, match="system is a message of a chat: set chat too"):
+        PromptsConfig(source=source, system="Be brief.")
+
+
+def test_plain_text_takes_the_template_only_when_asked(tmp_path, chat_tokenizer):
+    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana has"})
+    assert load_prompts(PromptsConfig(source=source), chat_tokenizer)[0].text == "Ana has"
+    assert load_prompts(PromptsConfig(source=source, chat=True), chat_tokenizer)[0].text == "Ana has\nSo,"
+
+
+def test_dataset_directory_goes_through_the_datasets_library(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "owner" / "sums"
+    data.mkdir(parents=True)
+    write_jsonl(data / "train.jsonl", {"q": "Ana has", "a": "1"}, {"q": "Ben has", "a": "2"})
+    write_jsonl(data / "test.jsonl", {"q": "Cleo has", "a": "3"})
+    config = PromptsConfig(source=str(data), split="test", prompt_field="q", answer_field="a")
+    assert [(p.prompt_id, p.text, p.answer) for p in load_prompts(config, tokenizer)] == [
+        ("sums/test/0", "Cleo has", "3")
+    ]
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_prompts(PromptsConfig(source=str(data), split="nowhere"), tokenizer)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("arithmetc", "Did you mean 'arithmetic'"), ("gsm", "owner/name"), ("missing.jsonl", "no prompt file")],
+)
+def test_unknown_sources_are_named(tokenizer, source, words):
+    with pytest.raises((ConfigError, DataError), match=words):
+        load_prompts(PromptsConfig(source=source), tokenizer)
+
+
+def test_unknown_split_of_a_built_in_task(tokenizer):
+    with pytest.raises(ConfigError, match="train, detection, causal"):
+        load_prompts(PromptsConfig(source="arithmetic", split="test"), tokenizer)
+
+
+def test_wrong_column_names_list_those_that_exist(tmp_path, tokenizer):
+    source = write_jsonl(tmp_path / "p.jsonl", {"question": "Ana", "label": 1})
+    with pytest.raises(DataError, match=r"neither column 'prompt' nor 'messages'.*'question', 'label'"):
+        load_prompts(PromptsConfig(source=source), tokenizer)
+
+
+def test_wrong_answer_column_is_refused_when_a_checker_needs_it(tmp_path, tokenizer):
+    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana", "solution": 1})
+    assert load_prompts(PromptsConfig(source=source), tokenizer)[0].answer is None
+    with pytest.raises(DataError, match="answer-field"):
+        load_prompts(PromptsConfig(source=source, checker="math"), tokenizer)
+
+
+def test_broken_line_is_named(tmp_path, tokenizer):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "Ana"}\n{"prompt": \n')
+    with pytest.raises(DataError, match="line 2"):
+        load_prompts(PromptsConfig(source=str(path)), tokenizer)
+    path.write_text("[1, 2]\n")
+    with pytest.raises(DataError, match=r"line 1.*object"):
+        load_prompts(PromptsConfig(source=str(path)), tokenizer)
+
+
+def test_empty_file_and_empty_prompt(tmp_path, tokenizer):
+    path = tmp_path / "p.jsonl"
+    path.write_text("")
+    with pytest.raises(DataError, match="no prompts"):
+        load_prompts(PromptsConfig(source=str(path)), tokenizer)
+    source = write_jsonl(path, {"prompt": "Ana"}, {"prompt": ""})
+    with pytest.raises(DataError, match=r"1 of 2 prompts are empty.*p/2"):
+        load_prompts(PromptsConfig(source=source), tokenizer)
+
+
+def test_prompt_that_is_not_text(tmp_path, tokenizer):
+    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": ["Ana"]})
+    with pytest.raises(DataError, match="must hold text, got list"):
+        load_prompts(PromptsConfig(source=source), tokenizer)
+
+
+def test_prompts_longer_than_the_context(tmp_path, tokenizer):
+    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana"}, {"prompt": "1" * 200})
+    with pytest.raises(DataError, match=r"1 of 2 prompts .* 128 tokens; the longest, p/2, has 200"):
+        load_prompts(PromptsConfig(source=source), tokenizer)
+
+
+def test_answers_that_do_not_parse_are_counted_and_three_shown(tmp_path, tokenizer):
+    answers = ["14", "blue", "red", "green", "grey", "\\frac{1}{2}"]
+    source = write_jsonl(tmp_path / "p.jsonl", *({"prompt": "Ana", "answer": answer} for answer in answers))
+    with pytest.raises(DataError, match="4 of 6 answers") as error:
+        load_prompts(PromptsConfig(source=source, checker="math"), tokenizer)
+    assert all(word in str(error.value) for word in ("blue", "red", "green"))
+    assert "grey" not in str(error.value)
+    assert len(load_prompts(PromptsConfig(source=source, checker="exact"), tokenizer)) == 6
+
+
+def test_messages_without_a_template(tmp_path, tokenizer):
+    source = write_jsonl(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "Ana"}]})
+    with pytest.raises(ConfigError, match="no chat template"):
+        load_prompts(PromptsConfig(source=source), tokenizer)
+
+
+@pytest.mark.parametrize("messages", ["hello", [{"text": "hello"}], [{"role": "assistant", "content": "hello"}]])
+def test_malformed_messages(tmp_path, chat_tokenizer, messages):
+    source = write_jsonl(tmp_path / "p.jsonl", {"messages": messages})
+    with pytest.raises(DataError, match="p/1"):
+        load_prompts(PromptsConfig(source=source), chat_tokenizer)
+
+
+# ---------------------------------------------------------------- checkers
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("so \\boxed{\\frac{1}{2}}", "0.5", True),
+        ("the answer is $14$.", "14", True),
+        ("the answer is 13", "14", False),
+        ("in all 1,200 coins", "1200", True),
+        ("The sum is 70 + 2. #### 72", "Some working. #### 72", True),
+        ("no idea", "14", False),
+        ("it is \N{EN DASH}5", "-5", True),
+        ("it is \N{EN DASH}5", "5", False),
+        ("it is \N{MINUS SIGN}5", "-5", True),
+        ("it is .5", "0.5", True),
+    ],
+)
+def test_math_checker(text, answer, right):
+    assert MathChecker()(text, answer) is right
+
+
+def test_math_checker_counts_how_each_comparison_was_decided():
+    check = MathChecker()
+    check("it is $14$", "14")
+    check("no idea", "14")
+    assert check.counts == {"math_verify": 1, "last_number": 0, "unreadable": 1}
+    assert not check("it is $14$", "blue")
+    assert check.counts["unreadable"] == 2
+
+
+def test_math_checker_falls_back_to_the_last_number(monkeypatch):
+    monkeypatch.setattr("rocktokens.prompts.checkers._read_formulas", lambda text: [])
+    check = MathChecker()
+    assert check("first 3, then 1,014", "it is 1014")
+    assert not check("first 1014, then 3", "1014")
+    assert check.counts == {"math_verify": 0, "last_number": 2, "unreadable": 0}
+    assert check("first 3, then .5", "0.5")
+    assert check("from 3\N{EN DASH}5", "5")
+    assert check("it is \N{MINUS SIGN}.5", "-0.5")
+
+
+def test_math_checker_works_outside_the_main_thread():
+    found = []
+    worker = threading.Thread(target=lambda: found.append(MathChecker()("$14$", "14")))
+    worker.start()
+    worker.join()
+    assert found == [True]
+
+
+def test_exact_regex_and_none():
+    exact = make_checker(PromptsConfig(source="x.jsonl", checker="exact"))
+    assert exact(" a  b\n", "a b")
+    assert not exact("a b c", "a b")
+    regex = make_checker(PromptsConfig(source="x.jsonl", checker="regex", pattern=r"=(\d+)"))
+    assert regex("1+1=2, 2+2=4", "4")
+    assert not regex("1+1=2, 2+2=4", "2")
+    assert not regex("nothing", "4")
+    assert make_checker(PromptsConfig(source="x.jsonl", checker="none")) is None
+
+
+def test_auto_takes_the_worlds_own_checker():
+    check = make_checker(PromptsConfig(source="market"))
+    assert check("Stock **14**, okay; bye!", "14")
+    assert not check("Count **14**, okay; bye!", "14")
+    assert isinstance(make_checker(PromptsConfig(source="x.jsonl")), MathChecker)
+
+
+def test_checker_by_dotted_path(tmp_path, monkeypatch):
+    (tmp_path / "my_checker_of_tests.py").write_text("def same(text, answer):\n    return text[::-1] == answer\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    check = make_checker(PromptsConfig(source="x.jsonl", checker="my_checker_of_tests:same"))
+    assert check("abc", "cba")
+    with pytest.raises(ConfigError, match="no function 'other'"):
+        make_checker(PromptsConfig(source="x.jsonl", checker="my_checker_of_tests:other"))
+
+
+@pytest.mark.parametrize(
+    ("checker", "words"),
+    [("maths", "Did you mean 'math'"), ("no.such.module:check", "cannot import"), ("os:linesep", "no function")],
+)
+def test_unknown_checkers(checker, words):
+    with pytest.raises(ConfigError, match=words):
+        make_checker(PromptsConfig(source="x.jsonl", checker=checker))
+
+
+@pytest.mark.parametrize(("pattern", "words"), [("(", "not a regular expression"), ("abc", "group")])
+def test_bad_patterns(pattern, words):
+    with pytest.raises(ConfigError, match=words):
+        make_checker(PromptsConfig(source="x.jsonl", checker="regex", pattern=pattern))
+
+
+def test_the_three_parts_are_disjoint_and_make_up_the_file(tmp_path: Path, tokenizer) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i} + {i + 1}"}) + "\n" for i in range(300)))
+    config = PromptsConfig(source=str(path), checker="none")
+    parts = {part: {p.text for p in load_prompts(config, tokenizer, part=part)} for part in PART_TENTHS}
+    assert sum(map(len, parts.values())) == len(set.union(*parts.values())) == 300
+    assert parts["train"] == {p.text for p in load_prompts(config, tokenizer, part="train")}
+    for part, tenths in PART_TENTHS.items():
+        assert abs(len(parts[part]) - 30 * tenths) < 40  # 4 standard deviations of 300 draws

@@ -1,0 +1,224 @@
+"""Somebody else's run folder: nothing in it is executed, and no text in it becomes SQL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from small_runs import save_pair, scored_run
+
+from rocktokens.causal.knockout_stage import knockout
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.cli import _parse, main
+from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.permissions import granting, permissions_of
+from rocktokens.prompts.checkers import MathChecker, make_checker
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run, open_run
+from rocktokens.stage import pair_of
+from rocktokens.study_plan import load_settings
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("foreign")
+    scored_run(home / "run", *save_pair(home / "pair"))
+    return home / "run"
+
+
+@pytest.fixture
+def run(scored, tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(scored, tmp_path / "run"))
+
+
+def change(run: Path, **sections) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    for section, values in sections.items():
+        manifest["config"][section] |= values
+    (run / "run.json").write_text(json.dumps(manifest))
+
+
+def evil_module(folder: Path) -> Path:
+    """A module that leaves a mark when it is imported."""
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\ndef check(text, answer):\n    return True\n")
+    return folder / "ran"
+
+
+def test_a_checker_that_a_run_names_is_not_imported(run, tmp_path, capsys):
+    mark = evil_module(tmp_path)
+    change(run, prompts={"checker": "evil:check"})
+    with pytest.raises(RunError, match=r"evil\.py.*--allow-code"):
+        knockout(run, KnockoutConfig(candidates=("w7",)), BaselineConfig(problems=4))
+    for words in (["report", str(run), "--no-images"], ["knockout", str(run)], ["graft", str(run)]):
+        with pytest.raises(SystemExit):
+            main(words)
+    assert not mark.exists()
+    assert "--allow-code" in capsys.readouterr().err
+
+
+def test_a_checker_on_the_command_line_asks_for_allow_code(run, tmp_path, capsys):
+    mark = evil_module(tmp_path)
+    words = ["sample", str(tmp_path / "new"), "--prompts.checker", "evil:check"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert str(tmp_path / "evil.py") in capsys.readouterr().err
+    assert not mark.exists()
+
+
+def test_trust_remote_code_in_a_run_is_not_obeyed(run):
+    change(run, pair={"trust_remote_code": True, "allow_pickle": True})
+    assert not pair_of(open_run(run)).trust_remote_code
+    assert not pair_of(open_run(run)).allow_pickle
+    with granting("code"):
+        assert pair_of(open_run(run)).trust_remote_code
+
+
+@pytest.mark.parametrize("where", ["study.json", "run.json"])
+def test_settings_of_a_study_in_a_run_permit_nothing(run, where):
+    """`rocktokens study RUN` goes on with what the run keeps, but for what a command line has to permit."""
+    evil = {"trust_remote_code": True, "allow_pickle": True}
+    if where == "run.json":
+        change(run, pair=evil)
+    else:
+        (run / "study.json").write_text(json.dumps({"pair": evil}))
+    kept = load_settings(run)
+    assert not kept.pair.trust_remote_code
+    assert not kept.pair.allow_pickle
+    command = _parse("study", [str(run)])
+    assert permissions_of(command, allow_code=False) == []
+    asked = _parse("study", [str(run), "--pair.trust-remote-code"])
+    assert permissions_of(asked, allow_code=False) == ["model code"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"[1]", b"5", b"\xff\xfe", b"{", b'{"pair": 5}', b'{"distill": {"steps": "x"}}', b""]
+)
+def test_a_damaged_study_json_is_one_sentence(run, content, capsys):
+    (run / "study.json").write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["study", str(run)])
+    said = capsys.readouterr().err
+    assert ended.value.code in (1, 2)
+    assert "study.json" in said
+    assert "should not have happened" not in said
+
+
+def test_code_of_a_tokenizer_in_a_run_is_not_run(run, tmp_path):
+    """`report` loads the tokenizer that a run names; its code stays where it is."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil_tokenizer.Evil", None]}})
+    )
+    config = {"model_type": "llama", "auto_map": {"AutoConfig": "evil_tokenizer.C"}}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "evil_tokenizer.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    change(run, pair={"student": str(model), "trust_remote_code": True})
+    with pytest.raises(SystemExit):
+        main(["report", str(run), "--no-images", "--again"])
+    assert not (tmp_path / "ran").exists()
+
+
+# ---------------------------------------------------------------- SQL
+
+
+def test_a_table_name_is_no_sql(run, tmp_path):
+    name = "x as select 1; copy (select 1) to '" + "owned.csv' --"
+    opened = open_run(run)
+    opened.write(name, pa.table({"a": [1]}))
+    assert opened.query(f'select * from "{name}"'.replace('"x', '"x'))["a"].to_pylist() == [1]
+    assert not list(tmp_path.rglob("owned.csv"))
+    with pytest.raises((DataError, RunError)):
+        opened.query(f"select * from {name}")
+    assert not list(tmp_path.rglob("owned.csv"))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "copy (select 1) to '{home}/owned.csv'",
+        "select 1; copy (select 1) to '{home}/owned.csv'",
+        "select * from read_csv('{home}/secret.csv')",
+        "select * from read_text('/etc/hostname')",
+        "attach '{home}/other.db'",
+        "install httpfs",
+        "set enable_external_access = true",
+    ],
+)
+def test_a_query_reads_the_runs_own_files_and_writes_nothing(run, tmp_path, sql):
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with pytest.raises((DataError, RunError)):
+        open_run(run).query(sql.format(home=tmp_path))
+    assert not (tmp_path / "owned.csv").exists()
+
+
+def test_values_are_bound(run):
+    hostile = "x'; drop table rollouts; --"
+    assert len(open_run(run).query("select * from rollouts where rollout_id = ?", [hostile])) == 0
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_a_pattern_that_tries_every_way_is_stopped(monkeypatch):
+    monkeypatch.setattr("rocktokens.prompts.checkers.TIMEOUT_SECONDS", 1)
+    check = make_checker(PromptsConfig(source="x.jsonl", checker="regex", pattern=r"((?:a|aa|.a)+)\d$"))
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match="took more than 1 s"):
+        check("a" * 200 + "!", "a")
+    assert time.monotonic() - start < 25
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "same"),
+    [
+        ("so 1,2,3", "so 12,3", False),
+        ("so " + "1" * 400, "so " + "2" * 400, False),
+        ("so " + "1" * 400, "so " + "1" * 400, True),
+        ("so 1,234", "so 1234", True),
+        ("so 1,234,567.5", "so 1234567.50", True),
+        ("so 12,34", "so 1234", False),
+        ("so 5,", "so 5", True),
+    ],
+)
+def test_the_last_number_is_exact(text, answer, same, monkeypatch):
+    from rocktokens.prompts import checkers
+
+    monkeypatch.setattr(checkers, "_read_formulas", lambda text: [])
+    assert MathChecker()(text, answer) == same
+
+
+def test_what_could_not_be_read_in_time_equals_nothing(monkeypatch):
+    import math_verify
+    from math_verify.errors import TimeoutException
+
+    def slow(*arguments, **options):
+        raise TimeoutException
+
+    monkeypatch.setattr(math_verify, "parse", slow)
+    checker = MathChecker()
+    assert not checker("{1, 2, 3}", "{1, 2, 3}")
+    assert checker.counts["unreadable"] == 1
+
+
+def test_a_checker_that_raises_is_named(tmp_path, monkeypatch):
+    (tmp_path / "raising_checker.py").write_text("def check(text, answer):\n    raise KeyError('gone')\n")
+    monkeypatch.chdir(tmp_path)
+    check = make_checker(PromptsConfig(source="x.jsonl", checker="raising_checker:check"))
+    with pytest.raises(ConfigError, match="raising_checker:check failed with KeyError"):
+        check("a", "b")
+
+
+def test_one_bad_manifest_leaves_the_other_runs(tmp_path):
+    from rocktokens.report import view
+
+    Run.create(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_bytes(b"\xff\xfe{")
+    assert set(view.find_runs(tmp_path)) == {"good"}

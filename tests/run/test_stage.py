@@ -1,0 +1,442 @@
+"""A run that cannot go stale: settings and digests of everything read decide whether a stage is complete."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from forking import ending, fork
+from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pair, scored_run
+
+from rocktokens import ranks
+from rocktokens.cli import main
+from rocktokens.detect.stage import detect, detect_table
+from rocktokens.errors import DataError, RunError
+from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.geometry.stage import geometry
+from rocktokens.lock import LOCK, working_on
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.report.stage import report
+from rocktokens.run import Run, open_run
+from rocktokens.sample.stage import sample
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.score.stage import score
+from rocktokens.stage import Parts, Stage, inputs_of
+from rocktokens.train.stage import distill
+
+DEFAULTS = (PairConfig(), PromptsConfig())
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def scored(pair, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "scored"
+    scored_run(path, *pair)
+    return path
+
+
+@pytest.fixture(scope="module")
+def distilled(pair, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "distilled"
+    distilled_run(path, *pair)
+    return path
+
+
+@pytest.fixture
+def run(scored, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(scored, tmp_path / "run"))
+
+
+# ---------------------------------------------------------------- the rule
+
+
+def test_a_stage_is_complete_with_the_same_settings_and_inputs_only(tmp_path, caplog):
+    run = Run.create(tmp_path / "run")
+    (run.path / "in.txt").write_text("one")
+
+    def stage(value: int = 1, **guards) -> Stage:
+        return Stage(
+            open_run(run.path), "work", {"work": {"value": value}}, inputs_of(run, files=("in.txt",)), **guards
+        )
+
+    first = stage()
+    assert first.due()
+    first.finish({"found": 1})
+    with caplog.at_level(logging.INFO):
+        assert not stage().due()
+    assert "nothing to do" in caplog.text
+    assert stage().due(again=True)
+    assert stage(2).changed_settings() == ["work.value was 1, now 2"]
+    assert stage(2).due()
+    with pytest.raises(RunError, match=r"work\.value was 1, now 2.*--again"):
+        stage(2, guards=("settings",)).due()
+    (run.path / "in.txt").write_text("two")
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert stage(guards=("settings",)).due()
+    assert "in.txt has changed" in caplog.text
+    with pytest.raises(RunError, match=r"in\.txt.*--again"):
+        stage(guards=("inputs",)).due()
+    (run.path / "in.txt").unlink()
+    assert stage().changed_inputs() == ["in.txt"]
+
+
+def test_a_model_that_is_not_on_this_disk_counts_as_unchanged(tmp_path, pair):
+    run = Run.create(tmp_path / "run")
+    first = Stage(run, "work", {}, inputs_of(run, models={"student": pair[0].student}))
+    first.finish()
+    moved = Stage(run, "work", {}, inputs_of(run, models={"student": "/gone"}))
+    assert moved.is_complete()
+
+
+def test_new_rollouts_are_scored_and_detected_again(run, pair, caplog):
+    """Seen: 210 of 1,021 joined occurrences named another token than rollouts.parquet."""
+    sample(run, *DEFAULTS, ROLLOUTS, checkpoint="teacher", again=True)
+    with caplog.at_level(logging.INFO):
+        score(run, ScoreConfig())
+        detect(run, DETECT)
+    assert "nothing to do" not in caplog.text
+    assert "rollouts.parquet has changed" in caplog.text
+    count, same = joined(open_run(run))
+    assert count == same > 0
+    counted = open_run(run).query("select sum(count_all) as n from types")["n"][0].as_py()
+    assert counted == count
+
+
+def test_another_checkpoint_is_not_silently_ignored(run):
+    with pytest.raises(RunError, match=r"sample\.checkpoint was 'last', now 'teacher'.*--again"):
+        sample(run, *DEFAULTS, ROLLOUTS, checkpoint="teacher")
+    assert open_run(run).done("sample")
+
+
+def test_another_number_of_prompts_is_not_silently_ignored(run):
+    with pytest.raises(RunError, match=r"sample\.limit was None, now 3.*--again"):
+        sample(run, *DEFAULTS, ROLLOUTS, limit=3)
+
+
+def test_cheap_stages_run_again_and_say_why(run, caplog):
+    with caplog.at_level(logging.INFO):
+        detect(run, replace(DETECT, seed=5))
+    assert "detect runs again: detect.seed was 0, now 5" in caplog.text
+    geometry(run, GeometryConfig())
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        detect(run, replace(DETECT, k=2))
+        geometry(run, GeometryConfig())
+        report(run, images=False)
+        report(run, images=False)
+    assert "geometry runs again: stage detect has changed" in caplog.text
+    assert caplog.text.count("nothing to do") == 1
+
+
+def test_a_lost_table_is_made_again(run, caplog):
+    (run / "types.parquet").unlink()
+    with caplog.at_level(logging.INFO):
+        detect(run, DETECT)
+    assert "types.parquet is damaged" in caplog.text
+    assert (run / "types.parquet").exists()
+
+
+def test_a_checkpoint_can_be_added_and_fewer_must_be_asked_for(distilled, tmp_path):
+    path = Path(shutil.copytree(distilled, tmp_path / "run"))
+    sample(path, *DEFAULTS, ROLLOUTS, limit=6)
+    assert score(path, ScoreConfig(checkpoints="0")).steps() == [0]
+    assert score(path, ScoreConfig()).steps() == [0, 2]
+    with pytest.raises(RunError, match="--again"):
+        score(path, ScoreConfig(checkpoints="2"))
+    assert score(path, ScoreConfig(checkpoints="2"), again=True).steps() == [2]
+    run = score(path, ScoreConfig())
+    assert run.facts("score")["steps"] == [0, 2]
+    count, same = joined(run)
+    assert count == same > 0
+
+
+# ---------------------------------------------------------------- which pair
+
+
+def test_no_stage_falls_back_to_the_built_in_pair_inside_a_run(tmp_path):
+    run = Run.create(tmp_path / "mine")
+    with pytest.raises(RunError, match=r"names no pair.*--pair\.student"):
+        sample(run.path, *DEFAULTS, ROLLOUTS)
+    with pytest.raises(RunError, match="names no pair"):
+        distill(run.path, *DEFAULTS, DISTILL)
+    assert open_run(run.path).manifest["config"] == {}
+
+
+def test_a_run_without_prompts_wants_them_named(tmp_path, pair):
+    run = Run.create(tmp_path / "mine")
+    with pytest.raises(RunError, match=r"names no prompts.*--prompts\.source"):
+        sample(run.path, pair[0], PromptsConfig(), ROLLOUTS)
+
+
+def test_detect_reads_telemetry_where_there_are_no_fixed_contexts(distilled, tmp_path, caplog):
+    path = Path(shutil.copytree(distilled, tmp_path / "run"))
+    with caplog.at_level(logging.WARNING):
+        run = detect(path, DETECT)
+    assert "no fixed contexts" in caplog.text
+    assert "what does not learn cannot" in caplog.text
+    rows = run.query("select count(*) as n from telemetry where step = 2")["n"][0].as_py()
+    assert run.query("select sum(count_all) as n from types")["n"][0].as_py() == rows > 0
+
+
+# ---------------------------------------------------------------- nothing is lost
+
+
+def test_distill_again_keeps_the_old_training_until_everything_is_loaded(distilled, tmp_path, pair):
+    path = Path(shutil.copytree(distilled, tmp_path / "run"))
+    before = sorted(str(item) for item in path.rglob("*"))
+    prompts = Path(pair[1].source)
+    hidden = prompts.rename(prompts.with_suffix(".away"))
+    try:
+        with pytest.raises(DataError, match="no prompt file"):
+            distill(path, *DEFAULTS, DISTILL, problems=4, again=True)
+    finally:
+        hidden.rename(prompts)
+    assert sorted(str(item) for item in path.rglob("*")) == before
+    assert open_run(path).done("distill")
+
+
+def test_distill_again_replaces_the_training_and_what_rested_on_it(distilled, tmp_path):
+    path = Path(shutil.copytree(distilled, tmp_path / "run"))
+    sample(path, *DEFAULTS, ROLLOUTS, limit=4)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"distill\.steps was 2, now 4.*--again"):
+        distill(path, *DEFAULTS, replace(DISTILL, steps=4), problems=4)
+    with pytest.raises(RunError, match=r"evaluation\.problems was 4, now 5"):
+        distill(path, *DEFAULTS, DISTILL, problems=5)
+    run = distill(path, *DEFAULTS, replace(DISTILL, steps=4), problems=4, again=True)
+    assert run.checkpoints() == [0, 4]
+    assert set(run.manifest["stages"]) == {"distill"}
+    assert not run.has("rollouts")
+    assert (path / "notes.txt").read_text() == "mine"
+    assert not [item.name for item in path.iterdir() if item.name.startswith(".")]
+
+
+@pytest.mark.parametrize("death", range(1, 9))
+def test_a_replacement_that_is_killed_is_completed(distilled, tmp_path, monkeypatch, death):
+    """Killed at each rename while the new training takes the old one's place."""
+    path = Path(shutil.copytree(distilled, tmp_path / "run"))
+    moves = 0
+    original = Path.replace
+
+    def killed(self, target):
+        nonlocal moves
+        if self.parent in (path, path / ".again") and self.suffix != ".tmp":
+            moves += 1
+            if moves == death:
+                raise KeyboardInterrupt
+        return original(self, target)
+
+    config = replace(DISTILL, seed=1)
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        distill(path, *DEFAULTS, config, problems=4, again=True)
+    monkeypatch.undo()
+    run = distill(path, *DEFAULTS, config, problems=4)
+    assert run.manifest["config"]["distill"]["seed"] == 1
+    assert run.checkpoints() == [0, 2]
+    assert {"training", "monitor"} <= {item.stem for item in path.glob("*.parquet")}
+    assert len(run.query("select distinct step from telemetry")) == 2
+    assert not [item.name for item in path.iterdir() if item.name.startswith(".")]
+
+
+def test_a_resumed_sample_may_use_another_batch_size(pair, scored, tmp_path, monkeypatch):
+    """Seen: 28 rows for 24 prompts, or 20 with 24/24 printed."""
+    from rocktokens.sample import stage as stage
+
+    whole = open_run(scored).read("rollouts")
+    monkeypatch.setattr(stage, "PART_PROMPTS", 5)
+    path = stop_after_parts(tmp_path, pair, monkeypatch, 3)
+    run = sample(path, *pair, replace(ROLLOUTS, batch_size=3))
+    assert run.read("rollouts").equals(whole)
+
+
+def test_parts_of_two_students_are_never_mixed(pair, tmp_path, monkeypatch):
+    from rocktokens.sample import stage as stage
+
+    monkeypatch.setattr(stage, "PART_PROMPTS", 5)
+    path = stop_after_parts(tmp_path, pair, monkeypatch, 3)
+    mixed = sample(path, *pair, ROLLOUTS, checkpoint="teacher").read("rollouts")
+    alone = sample(tmp_path / "alone", *pair, ROLLOUTS, checkpoint="teacher").read("rollouts")
+    assert mixed.equals(alone)
+
+
+def stop_after_parts(tmp_path, pair, monkeypatch, count) -> Path:
+    """A run whose sampling was stopped when so many parts were on disk."""
+    original = Run.write
+
+    def stopping(self, name, table):
+        if name.endswith(f"{count:05d}"):
+            raise KeyboardInterrupt
+        return original(self, name, table)
+
+    monkeypatch.setattr(Run, "write", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sample(tmp_path / "stopped", *pair, ROLLOUTS)
+    monkeypatch.setattr(Run, "write", original)
+    assert len(list((tmp_path / "stopped").glob("rollouts.parts/*/*.parquet"))) == count
+    return tmp_path / "stopped"
+
+
+def test_a_table_of_ones_own_never_overwrites_a_study(run):
+    part = next((run / "occurrences").rglob("*.parquet"))
+    before = (run / "types.parquet").read_bytes()
+    with pytest.raises(RunError, match="--out"):
+        detect_table(part, run, DETECT)
+    assert (run / "types.parquet").read_bytes() == before
+
+
+def test_a_run_deleted_while_a_stage_works_is_not_recorded_as_complete(run):
+    opened = open_run(run)
+    shutil.rmtree(run)
+    with pytest.raises(RunError, match="moved or deleted"):
+        opened.finish("distill", {})
+    assert not run.exists()
+
+
+def test_flipped_bytes_are_noticed(run):
+    path = run / "rollouts.parquet"
+    content = bytearray(path.read_bytes())
+    for place in range(8, len(content) - 8, len(content) // 12):
+        changed = bytearray(content)
+        changed[place] ^= 0x10
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=r"rollouts\.parquet is damaged.*rocktokens sample"):
+            open_run(run).read("rollouts")
+        with pytest.raises(DataError, match=r"rollouts\.parquet is damaged"):
+            open_run(run).query("select * from rollouts")
+    part = next((run / "occurrences").rglob("*.parquet"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged"):
+        open_run(run).occurrences()
+
+
+# ---------------------------------------------------------------- several processes
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from rocktokens.lock import working_on
+with working_on(Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(run):
+    """Another process that works on the run."""
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    yield child
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_a_second_process_is_told_who_works_on_the_run(run, holder):
+    with pytest.raises(RunError, match=f"in use: process {holder.pid}"):
+        detect(run, DETECT)
+    assert json.loads((run / LOCK).read_text())["process"] == holder.pid
+
+
+def test_a_lock_of_a_killed_process_is_noticed_and_taken_over(run, holder, caplog):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert (run / LOCK).exists()
+    with caplog.at_level(logging.INFO):
+        detect(run, DETECT)
+    assert f"process {holder.pid}, which has ended" in caplog.text
+    assert not (run / LOCK).exists()
+
+
+def test_processes_of_one_command_share_the_lock(run):
+    with working_on(run):
+        done = subprocess.run(
+            [sys.executable, "-c", HOLD.replace("time.sleep(60)", ""), str(run)], capture_output=True, check=False
+        )
+        assert done.returncode == 0
+        assert (run / LOCK).exists()
+    assert not (run / LOCK).exists()
+
+
+def test_two_studies_on_one_directory_end_with_a_clear_sentence(tmp_path):
+    words = ["--workers", "1", "study", "arithmetic", "--path", str(tmp_path / "study")]
+    words += ["--distill.steps", "1000", "--stages", "distill"]
+    first = fork(lambda: main(words), tmp_path / "first.log")
+    try:
+        for _ in range(6000):
+            if (tmp_path / "study" / LOCK).exists():
+                break
+            time.sleep(0.01)
+        second = ending(fork(lambda: main(words), tmp_path / "second.log"))
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    said = (tmp_path / "second.log.err").read_text()
+    assert second == 1
+    assert f"in use: process {first}" in said
+    assert "Traceback" not in said
+
+
+def test_drafts_of_the_manifest_have_a_name_per_process(tmp_path):
+    from rocktokens.files import draft_of
+
+    one = draft_of(tmp_path / "run.json")
+    assert str(os.getpid()) in one.name
+    one.write_text("")
+    other = tmp_path / f".run.json.{os.getppid()}-abc.tmp"
+    other.write_text("")
+    dead = tmp_path / ".run.json.999999999-abc.tmp"
+    dead.write_text("")
+    draft_of(tmp_path / "run.json")
+    assert other.exists()
+    assert not dead.exists()
+
+
+@pytest.mark.parametrize("error", [DataError, FileNotFoundError])
+def test_a_part_that_the_first_process_removes_while_it_is_read_is_no_failure(tmp_path, monkeypatch, error):
+    """Seen on a busy machine: the file was there, and gone before it was opened."""
+    path = tmp_path / "run"
+    monkeypatch.setenv(ranks.WORLD, "2")
+    monkeypatch.setenv(ranks.LAUNCH, "here")
+    monkeypatch.setenv(ranks.RANK, "0")
+    parts = Parts(Run.create(path, {}), "rollouts", "key")
+    parts.make_own({"a": lambda: pa.table({"x": [1]})})
+    monkeypatch.setenv(ranks.RANK, "1")
+    own = Parts(open_run(path), "rollouts", "key")
+
+    def vanishing(name):
+        if clears:
+            monkeypatch.setenv(ranks.RANK, "0")
+            parts.clear()
+            monkeypatch.setenv(ranks.RANK, "1")
+        raise error(name)
+
+    monkeypatch.setattr(own.run, "read", vanishing)
+    clears = False
+    with pytest.raises(error):  # the first process has not finished: the file really cannot be read
+        own.wait("a")
+    clears = True
+    with pytest.raises(ranks.FirstHasFinished):
+        own.wait("a")

@@ -1,0 +1,375 @@
+"""A run directory: what is listed exists and is whole, whatever was killed, cut or repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rocktokens.errors import DataError, RunError
+from rocktokens.run import Run, open_run
+from rocktokens.tables import METRICS, OCCURRENCES, ROLLOUTS, SCHEMA_VERSION
+
+
+def occurrences(rollout: str, rows: int, kl: float = 0.5) -> pa.Table:
+    """Rows of one rollout, in the columns of the schema."""
+    columns = {name: np.full(rows, kl, dtype=np.float32) for name in METRICS}
+    return pa.table(
+        {
+            "prompt_id": [rollout.split("#")[0]] * rows,
+            "rollout_id": [rollout] * rows,
+            "position": np.arange(rows, dtype=np.int32),
+            "token_id": np.arange(rows, dtype=np.int32) % 5,
+            **columns,
+            "is_eos": [False] * rows,
+        }
+    )
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """A run with two scored checkpoints of several parts each."""
+    run = Run.create(tmp_path / "run", {"pair": {"student": "s", "teacher": "t"}, "seed": 3})
+    for step in (0, 10):
+        with run.part_writer(step, part_rows=4) as writer:
+            for rollout in ("a#0", "a#1", "b#0"):
+                writer.write(occurrences(rollout, 3, kl=step + 1.0))
+        run.finish(f"score/step={step}", {"occurrences": 9})
+    return run
+
+
+# --- schema ---
+
+
+def test_the_columns_are_those_of_the_design():
+    assert ROLLOUTS.names == [
+        "prompt_id", "rollout_id", "prompt_ids", "token_ids", "text", "answer", "correct", "truncated", "seed",
+    ]  # fmt: skip
+    assert OCCURRENCES.names == [
+        "prompt_id", "rollout_id", "position", "token_id", "kl", "log_ratio", "student_logprob", "teacher_logprob",
+        "student_entropy", "teacher_entropy", "grad_norm", "is_eos",
+    ]  # fmt: skip
+
+
+# --- reading ---
+
+
+def test_occurrences_of_all_checkpoints_are_read_together(run):
+    table = open_run(run.path).occurrences()
+    assert len(table) == 18
+    assert set(table["step"].to_pylist()) == {0, 10}
+    assert pa.types.is_int64(table.schema.field("step").type)
+    assert set(OCCURRENCES.names) < set(table.column_names)
+    assert run.steps() == [0, 10]
+
+
+def test_occurrences_answer_sql(run):
+    answer = run.occurrences(
+        "select step, sum(kl) as total, count(*) as n from occurrences group by step order by step"
+    )
+    assert answer.to_pydict() == {"step": [0, 10], "total": [9.0, 99.0], "n": [9, 9]}
+
+
+def test_duckdb_reads_the_directory_as_it_lies_there(run):
+    pattern = run.path / "occurrences" / "*" / "*.parquet"
+    answer = duckdb.sql(f"select count(*) from read_parquet('{pattern}', hive_partitioning = true)").fetchall()
+    assert answer == [(18,)]
+
+
+def test_other_tables_are_views_too(run):
+    run.write("types", pa.table({"token_id": [1, 2], "r": [0.5, 0.1]}))
+    answer = run.query("select t.token_id, count(*) as n from types t join occurrences using (token_id) group by all")
+    assert sorted(zip(*answer.to_pydict().values())) == [(1, 6), (2, 6)]
+
+
+@pytest.mark.parametrize("name", ["it's a run", "run [1]", "run*", "läuft"])
+def test_a_directory_may_have_any_name(tmp_path, name):
+    run = Run.create(tmp_path / name)
+    with run.part_writer(0) as writer:
+        writer.write(occurrences("a#0", 3))
+    run.write("types", pa.table({"token_id": [1]}))
+    assert len(run.occurrences()) == 3
+    assert len(run.query("select * from types")) == 1
+
+
+def test_rocks_come_by_definition_largest_first(run):
+    run.write(
+        "types",
+        pa.table(
+            {
+                "token_id": [1, 2, 3],
+                "r": [0.1, 0.9, 0.5],
+                "r_ctx": [0.3, 0.1, 0.2],
+                "excess_low": [0.0, 0.0, 0.0],
+                "in_burden": [False, True, True],
+                "in_context": [True, False, True],
+                "in_excess": [False] * 3,
+            }
+        ),
+    )
+    run.finish("detect", {"definition": "context"})
+    assert run.rocks()["token_id"].to_pylist() == [1, 3]
+    assert run.rocks("burden")["token_id"].to_pylist() == [2, 3]
+    assert len(run.rocks("excess")) == 0
+    with pytest.raises(RunError, match="burden, context, excess"):
+        run.rocks("loudest")
+
+
+def test_what_has_not_run_is_named(run, tmp_path):
+    with pytest.raises(RunError, match=r"types\.parquet"):
+        run.types()
+    with pytest.raises(RunError, match="rocktokens detect"):
+        run.rocks()
+    with pytest.raises(RunError, match="has not run"):
+        Run.create(tmp_path / "new").occurrences()
+
+
+def test_a_wrong_query_says_what_is_wrong(run):
+    with pytest.raises(DataError, match="kll"):
+        run.occurrences("select kll from occurrences")
+    with pytest.raises(DataError, match="syntax"):
+        run.occurrences("selec kl from occurrences")
+
+
+# --- writing in parts ---
+
+
+def test_parts_are_written_as_it_goes(tmp_path):
+    run = Run.create(tmp_path / "run")
+    directory = run.path / "occurrences" / "step=0"
+    with run.part_writer(0, part_rows=5) as writer:
+        for number in range(4):
+            writer.write(occurrences(f"a#{number}", 3))
+            assert len(list(directory.glob("*.parquet"))) == (number + 1) // 2
+        writer.write(occurrences("a#4", 1))
+    assert writer.num_rows == 13
+    assert [pq.read_metadata(path).num_rows for path in sorted(directory.glob("*.parquet"))] == [6, 6, 1]
+
+
+def test_ranks_write_side_by_side(tmp_path):
+    run = Run.create(tmp_path / "run")
+    for rank in range(2):
+        with run.part_writer(0, part=f"rank{rank}") as writer:
+            writer.write(occurrences(f"r#{rank}", 4))
+    assert len(run.occurrences()) == 8
+
+
+def test_a_stage_that_failed_leaves_only_whole_parts_and_is_not_listed(tmp_path):
+    run = Run.create(tmp_path / "run")
+
+    def failing_stage():
+        with run.part_writer(0, part_rows=2) as writer:
+            writer.write(occurrences("a#0", 3))
+            writer.write(occurrences("a#1", 1))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        failing_stage()
+    assert not open_run(run.path).done("score/step=0")
+    assert len(run.occurrences()) == 3
+    run.clear_occurrences(0)
+    with run.part_writer(0) as writer:
+        writer.write(occurrences("a#0", 3))
+        writer.write(occurrences("a#1", 1))
+    assert len(run.occurrences()) == 4
+
+
+def test_a_table_with_a_missing_column_is_refused(tmp_path):
+    run = Run.create(tmp_path / "run")
+    with pytest.raises((KeyError, DataError), match="kl"), run.part_writer(0) as writer:
+        writer.write(occurrences("a#0", 3).drop_columns(["kl"]))
+
+
+def test_nan_rows_are_kept(tmp_path):
+    run = Run.create(tmp_path / "run")
+    with run.part_writer(0) as writer:
+        writer.write(occurrences("a#0", 2, kl=float("nan")))
+    assert run.occurrences("select count(*) as n from occurrences where isnan(kl)")["n"].to_pylist() == [2]
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -20])
+def test_a_truncated_part_is_named(run, keep):
+    part = sorted((run.path / "occurrences" / "step=10").glob("*.parquet"))[1]
+    part.write_bytes(part.read_bytes()[:keep])
+    with pytest.raises(DataError, match=part.name):
+        run.occurrences()
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -20])
+def test_a_truncated_table_is_named(run, keep):
+    path = run.write("types", pa.table({"token_id": list(range(1000))}))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"types\.parquet"):
+        run.types()
+    with pytest.raises(DataError, match=r"types\.parquet"):
+        run.query("select * from types")
+
+
+def test_a_damaged_table_does_not_hide_the_others(run):
+    """The occurrences can still be asked while some later table is broken."""
+    path = run.write("sweep", pa.table({"k": list(range(1000))}))
+    path.write_bytes(path.read_bytes()[:50])
+    assert len(run.occurrences()) == 18
+
+
+def test_drafts_are_not_read(run):
+    (run.path / "occurrences" / "step=10" / ".part-00009.parquet.abc.tmp").write_bytes(b"PAR1 half")
+    (run.path / ".types.parquet.abc.tmp").write_bytes(b"PAR1 half")
+    assert len(run.occurrences()) == 18
+    assert not run.has("types")
+
+
+def test_a_failed_write_leaves_the_old_table(run, monkeypatch):
+    """The disk is full halfway."""
+    run.write("types", pa.table({"token_id": [1]}))
+
+    def full(table, path, **options):
+        Path(path).write_bytes(b"PAR1")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(RunError, match="No space left"):
+        run.write("types", pa.table({"token_id": [2]}))
+    monkeypatch.undo()
+    assert run.read("types")["token_id"].to_pylist() == [1]
+    assert not list(run.path.glob(".*tmp"))
+
+
+# --- manifest ---
+
+
+def test_the_manifest_says_how_it_was_made(run):
+    manifest = json.loads((run.path / "run.json").read_text())
+    assert manifest["schema_version"] == SCHEMA_VERSION
+    assert manifest["config"] == {"pair": {"student": "s", "teacher": "t"}, "seed": 3}
+    assert {"rocktokens", "torch", "transformers"} <= manifest["versions"].keys()
+    assert manifest["stages"]["score/step=0"] == {"occurrences": 9}
+
+
+def test_a_kill_at_any_moment_leaves_the_old_manifest_or_the_new(tmp_path):
+    """A child is killed without warning while it rewrites its manifest without pause."""
+    path = tmp_path / "run"
+    Run.create(path)
+    code = (
+        "import sys; from rocktokens.run import open_run\n"
+        f"run = open_run({str(path)!r}); print('ready', flush=True)\n"
+        "n = 0\n"
+        "while True: n += 1; run.finish('stage', {'n': n, 'ballast': 'x' * 100_000})"
+    )
+    for delay in (0.01, 0.05, 0.1):
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        try:
+            child.wait(timeout=delay)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        child.wait()
+        child.stdout.close()
+        run = open_run(path)
+        assert not run.done("stage") or len(run.facts("stage")["ballast"]) == 100_000
+    open_run(path).finish("other")
+    assert open_run(path).done("other")
+
+
+def test_a_run_killed_before_its_first_manifest_can_be_started_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json.tmp").write_text('{"half": ')
+    assert Run.create(tmp_path / "run", {"seed": 1}).manifest["config"] == {"seed": 1}
+
+
+def test_facts_that_are_not_numbers_are_refused_and_change_nothing(run):
+    with pytest.raises(ValueError):
+        run.finish("detect", {"loss": float("nan")})
+    assert not open_run(run.path).done("detect")
+
+
+def test_stages_are_recorded_reopened_and_known_after_a_restart(run):
+    run.finish("sample", {"rollouts": 4})
+    assert open_run(run.path).facts("sample") == {"rollouts": 4}
+    run.reopen("sample")
+    assert not open_run(run.path).done("sample")
+    run.reopen("never ran")
+    with pytest.raises(RunError, match="rocktokens score"):
+        run.facts("score/step=99")
+
+
+def test_the_same_configuration_goes_on(run):
+    again = Run.create(run.path, {"pair": {"student": "s", "teacher": "t"}, "seed": 3})
+    assert again.done("score/step=10")
+    later = Run.create(run.path, {"detect": {"k": 5}, "seed": 3})
+    assert later.manifest["config"]["pair"]["student"] == "s"
+    assert open_run(run.path).manifest["config"]["detect"] == {"k": 5}
+
+
+def test_another_configuration_is_refused_saying_where_it_differs(run):
+    with pytest.raises(RunError, match=r"pair\.teacher was 't', now 'u'"):
+        Run.create(run.path, {"pair": {"student": "s", "teacher": "u"}})
+    with pytest.raises(RunError, match="seed was 3, now 4"):
+        Run.create(run.path, {"seed": 4})
+    assert open_run(run.path).manifest["config"]["seed"] == 3
+    assert len(run.occurrences()) == 18
+
+
+def test_a_setting_that_an_older_version_did_not_know_counts_as_unset(tmp_path):
+    Run.create(tmp_path / "run", {"distill": {"steps": 5, "selector": {"name": "uniform"}}}).finish("distill")
+    (tmp_path / "run" / "training.parquet").touch()
+    newer = {"distill": {"steps": 5, "bf16": None, "selector": {"name": "uniform", "lam": None}}}
+    assert Run.create(tmp_path / "run", newer).done("distill")
+    newer["distill"]["selector"]["lam"] = 0.5
+    with pytest.raises(RunError, match=r"distill\.selector\.lam was None, now 0\.5\."):
+        Run.create(tmp_path / "run", newer)
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
+    with pytest.raises(RunError, match="not empty"):
+        Run.create(tmp_path / "photos")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        Run.create(tmp_path / "file")
+    with pytest.raises(RunError, match="no run"):
+        open_run(tmp_path / "photos")
+    with pytest.raises(RunError, match="no run"):
+        open_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ['{"schema_version": 1, "conf', "", "[1, 2]", '{"schema_version": 1}'])
+def test_a_damaged_manifest_is_named(run, text):
+    (run.path / "run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run\.json"):
+        open_run(run.path)
+
+
+def test_a_run_of_another_schema_version_is_refused(run):
+    manifest = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**manifest, "schema_version": 99}))
+    with pytest.raises(RunError, match="schema version 99"):
+        open_run(run.path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; runs as another user")
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(RunError, match="cannot write"):
+        Run.create(tmp_path / "locked" / "run")
+
+
+def test_duckdb_sees_rows_that_are_nan(tmp_path: Path) -> None:
+    # Parquet statistics leave NaN out; with them DuckDB 2.0 answers that isnan() holds nowhere.
+    run = Run.create(tmp_path / "run")
+    run.write("losses", pa.table({"kl": pa.array([1.0, float("nan"), 2.0], pa.float32())}))
+    assert run.query("select count(*) as n from losses where isnan(kl)")["n"].to_pylist() == [1]
+    rows = run.query("select isnan(kl) as bad, count(*) as n from losses group by 1 order by 1").to_pylist()
+    assert rows == [{"bad": False, "n": 2}, {"bad": True, "n": 1}]

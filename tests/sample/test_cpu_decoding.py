@@ -1,0 +1,207 @@
+"""The faster decoding step on a CPU against the plain one, and that nothing of it outlives its block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import prompts, tiny_model
+from torch import nn
+
+from rocktokens.sample import cpu_decoding
+from rocktokens.sample.cpu_decoding import ATTENTION, Packed, fast_on_cpu, one_query_attention
+from rocktokens.sample.kv_decoder import Decoder
+from rocktokens.sample.requests import Request
+from rocktokens.sample.sampler import Sampler
+
+needs_bf16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU; runs where it has"
+)
+
+
+class Layer(nn.Module):
+    """What transformers' attention functions ask of a layer."""
+
+    is_causal = True
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.num_key_value_groups = groups
+
+
+def attention_inputs(dtype: torch.dtype, heads: int = 6, keys: int = 2):
+    g = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, n, t, 16, generator=g) for n, t in ((heads, 1), (keys, 9), (keys, 9)))
+    slab = torch.zeros(3, keys, 20, 16)
+    slab[:, :, 2:11] = key  # keys come as a view of a longer slab
+    mask = torch.ones(3, 1, 1, 9, dtype=torch.bool)
+    mask[0, ..., :4] = False
+    return query.to(dtype), slab.to(dtype)[:, :, 2:11], value.to(dtype), mask
+
+
+def exact_attention(query, key, value, mask, scaling):
+    """Softmax attention in float64, head by head."""
+    groups = query.shape[1] // key.shape[1]
+    out = torch.zeros(query.shape[0], 1, *query.shape[1::2], dtype=torch.float64)
+    for row in range(len(query)):
+        for head in range(query.shape[1]):
+            score = key[row, head // groups].double() @ query[row, head, 0].double() * scaling
+            if mask is not None:
+                score[~mask[row, 0, 0]] = -torch.inf
+            out[row, 0, head] = score.softmax(0) @ value[row, head // groups].double()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [None, "bool", "added"])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_attention_of_one_query_equals_its_definition(dtype, masked, scaling):
+    query, key, value, mask = attention_inputs(dtype)
+    given = None if masked is None else mask
+    if masked == "added":
+        given = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+    got, _ = one_query_attention(Layer(3), query, key, value, given, scaling=scaling, dropout=0.0)
+    want = exact_attention(query, key, value, None if masked is None else mask, scaling or 16**-0.5)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-6 if dtype == torch.float32 else 8e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral"])
+def test_a_fast_step_has_the_logits_of_a_plain_one(family, monkeypatch):
+    model = tiny_model(family)
+    token_B = torch.arange(6) + 3
+    logits = []
+    for steps in (None, 64):
+        decoder = Decoder(model, pad_id=2)
+        if steps is None:
+            decoder.prefill(prompts(6), room=4)
+            logits.append([decoder.advance(token_B) for _ in range(3)])
+            continue
+        with fast_on_cpu(model, steps=steps):
+            decoder.prefill(prompts(6), room=4)
+            logits.append([decoder.advance(token_B) for _ in range(3)])
+    for plain, fast in zip(*logits):
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+
+
+@needs_bf16
+def test_a_packed_weight_in_bf16_gives_the_very_numbers_of_the_plain_one():
+    layer = nn.Linear(96, 300).to(torch.bfloat16)
+    given = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad():
+        assert torch.equal(cpu_decoding._multiplier(layer, torch.bfloat16)(given), layer(given))
+
+
+@needs_bf16
+def test_bf16_greedy_rollouts_leave_those_of_generate_only_at_a_tie():
+    """In 16 bit two tokens may have the same logit up to rounding; nowhere else may the two part."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    prefixes = prompts(8)
+    got = Sampler(model, eos_ids=(0,), pad_id=2, greedy=True).generate([Request(p, 20, 0) for p in prefixes])
+    equal = 0
+    for prefix, answer in zip(prefixes, got):
+        with torch.no_grad():
+            output = model.generate(
+                torch.tensor([prefix]), max_new_tokens=20, do_sample=False, eos_token_id=[0], pad_token_id=2
+            )
+            want = output[0, len(prefix) :].tolist()
+            pairs = [(ours, theirs) for ours, theirs in zip(answer.token_ids, want)]
+            parting = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+            if parting is None:
+                equal += 1
+                continue
+            logits_V = model(output[:, : len(prefix) + parting]).logits[0, -1].float()
+        ours, theirs = pairs[parting]
+        assert logits_V[theirs] - logits_V[ours] <= 2**-6 * logits_V.abs().max()
+    assert equal >= 5
+
+
+@needs_bf16
+def test_under_autocast_float32_weights_are_packed_in_bf16():
+    layer = nn.Linear(64, 64)
+    model = tiny_model("llama")
+    given = torch.randn(4, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        want = layer(given)
+        assert torch.equal(cpu_decoding._multiplier(layer, torch.bfloat16)(given), want)
+        decoder = Decoder(model, pad_id=2)
+        with fast_on_cpu(model, steps=64):
+            fast = decoder.prefill(prompts(3), room=2)
+        plain = Decoder(model, pad_id=2).prefill(prompts(3), room=2)
+    torch.testing.assert_close(fast, plain, rtol=0.1, atol=0.1)
+
+
+def forwards_and_attention(model):
+    replaced = [name for name, module in model.named_modules() if "forward" in vars(module)]
+    return replaced, model.config._attn_implementation
+
+
+def test_inside_the_block_layers_are_packed_and_afterwards_as_before():
+    model = tiny_model("llama")
+    before = forwards_and_attention(model)
+    assert before == ([], "sdpa")
+    with fast_on_cpu(model, steps=64):
+        replaced, attention = forwards_and_attention(model)
+        assert attention == ATTENTION
+        assert len(replaced) == sum(type(module) is nn.Linear for module in model.modules())
+        with fast_on_cpu(model, steps=64):  # the student may be its own teacher
+            pass
+        assert forwards_and_attention(model)[0] == replaced
+    assert forwards_and_attention(model) == before
+    with pytest.raises(KeyboardInterrupt), fast_on_cpu(model, steps=64):
+        raise KeyboardInterrupt
+    assert forwards_and_attention(model) == before
+
+
+def test_packed_weights_follow_training():
+    """Each block packs anew: weights that an optimiser has moved are the ones multiplied by."""
+    model = tiny_model("llama")
+    with fast_on_cpu(model, steps=64):
+        before = Decoder(model, pad_id=2).prefill(prompts(2), room=1)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    with fast_on_cpu(model, steps=64):
+        after = Decoder(model, pad_id=2).prefill(prompts(2), room=1)
+    torch.testing.assert_close(after, 2 * before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("write", ["in place", "through .data", "new storage"])
+def test_kept_copies_are_used_again_until_a_weight_changes(monkeypatch, write):
+    model, kept, made = tiny_model("llama"), Packed(), []
+    pack = cpu_decoding._multiplier
+    monkeypatch.setattr(cpu_decoding, "_multiplier", lambda layer, dtype: made.append(layer) or pack(layer, dtype))
+
+    def logits() -> torch.Tensor:
+        with fast_on_cpu(model, steps=64, kept=kept):
+            return Decoder(model, pad_id=2).prefill(prompts(2), room=1)
+
+    before = logits()
+    num_layers = len(made)
+    assert num_layers == sum(type(module) is nn.Linear for module in model.modules())
+    torch.testing.assert_close(logits(), before, rtol=0, atol=0)
+    assert len(made) == num_layers
+    if write == "in place":
+        with torch.no_grad():
+            model.lm_head.weight.mul_(2)
+    elif write == "through .data":
+        model.lm_head.weight.data.mul_(2)
+    else:
+        model.lm_head.weight = nn.Parameter(2 * model.lm_head.weight.detach())
+    torch.testing.assert_close(logits(), 2 * before, rtol=1e-4, atol=1e-5)
+    assert len(made) == num_layers + 1
+    assert len(kept.made) == num_layers
+
+
+@pytest.mark.parametrize("reason", ["few steps", "no memory"])
+def test_nothing_is_packed_for_a_few_steps_or_without_memory(monkeypatch, reason):
+    model = tiny_model("llama")
+    if reason == "no memory":
+        monkeypatch.setattr(cpu_decoding, "_free_bytes", lambda: 0.0)
+    with fast_on_cpu(model, steps=64 if reason == "no memory" else 3):
+        assert forwards_and_attention(model)[0] == []
+
+
+def test_gradients_still_flow_inside_the_block():
+    model = tiny_model("llama")
+    with fast_on_cpu(model, steps=64):
+        model(input_ids=torch.tensor([list(prompts(1)[0])])).logits.sum().backward()
+    assert model.lm_head.weight.grad is not None

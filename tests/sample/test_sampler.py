@@ -1,0 +1,547 @@
+"""Sampling: the model's own choices, each row by itself, whatever shares its batch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tiny import CONTEXT, FAMILIES, VOCABULARY, prompts, tiny_model
+
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.sample.kv_decoder import Decoder
+from rocktokens.sample.requests import Request
+from rocktokens.sample.sampler import BLOCK_TOKENS, WIDE_VOCABULARY, Sampler, inverse_transform, numbers_of
+
+EOS, PAD, INF = 1, 2, math.inf
+NEVER = (0,)  # an end token that greedy decoding of these models does not meet
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny_model("llama")
+
+
+def sampler(model, **options) -> Sampler:
+    return Sampler(model, **{"eos_ids": (EOS,), "pad_id": PAD, **options})
+
+
+def requests(prefixes, limit: int = 16, **options) -> list[Request]:
+    return [Request(prefix, limit, seed, **options) for seed, prefix in enumerate(prefixes)]
+
+
+def generated(model, prefix, limit: int, eos_ids, **options) -> tuple[int, ...]:
+    """What `generate` gives for this prompt alone, without padding."""
+    with torch.no_grad():
+        output = model.generate(
+            torch.tensor([prefix]),
+            attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=list(eos_ids),
+            pad_token_id=PAD,
+            **options,
+        )
+    return tuple(output[0, len(prefix) :].tolist())
+
+
+# --- greedy equals generate ---
+
+
+def test_greedy_equals_generate_token_for_token(model):
+    """Prompts of 1 to 14 tokens in one left-padded batch, with two end tokens that some of them meet."""
+    prefixes = prompts(12)
+    free = [generated(model, prefix, 24, NEVER) for prefix in prefixes]
+    eos_ids = (free[0][5], free[3][9])
+    expected = [generated(model, prefix, 24, eos_ids) for prefix in prefixes]
+    assert 2 <= sum(len(tokens) < 24 for tokens in expected) < 12
+    for batch_size in (1, 5, 64):
+        engine = sampler(model, eos_ids=eos_ids, greedy=True, batch_size=batch_size)
+        got = engine.generate(requests(prefixes, 24))
+        assert [answer.token_ids for answer in got] == expected
+        assert [answer.truncated for answer in got] == [tokens[-1] not in eos_ids for tokens in expected]
+
+
+def test_greedy_with_a_ban_equals_generate_with_suppressed_tokens(model):
+    """Also where logits are soft-capped: the ban acts after the cap."""
+    prefixes = prompts(6, seed=1)
+    banned = tuple({token for prefix in prefixes for token in generated(model, prefix, 12, NEVER)[:4]})
+    got = sampler(model, eos_ids=NEVER, greedy=True).generate(requests(prefixes, 12, banned=banned))
+    for prefix, answer in zip(prefixes, got):
+        assert answer.token_ids == generated(model, prefix, 12, NEVER, suppress_tokens=list(banned))
+        assert not set(answer.token_ids) & set(banned)
+
+
+def test_resuming_a_greedy_rollout_gives_its_rest(model):
+    """From prompt and partial response, at every place at once."""
+    (prefix,) = prompts(1, shortest=5)
+    engine = sampler(model, eos_ids=NEVER, greedy=True)
+    (whole,) = engine.generate([Request(prefix, 15, 0)])
+    resumed = engine.generate([Request(prefix + whole.token_ids[:k], 15 - k, 0) for k in range(15)])
+    for k, answer in enumerate(resumed):
+        assert whole.token_ids[:k] + answer.token_ids == whole.token_ids
+
+
+def test_resuming_a_sampled_rollout_with_its_own_numbers_gives_its_rest(model):
+    (prefix,) = prompts(1, shortest=5)
+    (whole,) = sampler(model, eos_ids=NEVER).generate([Request(prefix, 15, seed=3)])
+    count = len(whole.token_ids)
+    asked = [Request(prefix + whole.token_ids[:k], 15 - k, seed=3, skip=k) for k in range(count)]
+    for k, answer in enumerate(sampler(model, eos_ids=NEVER).generate(asked)):
+        assert whole.token_ids[:k] + answer.token_ids == whole.token_ids
+
+
+def test_another_stream_for_the_first_number_changes_that_number_alone():
+    first, own = numbers_of(Request((3,), 5, seed=3, skip=2, first_seed=9), 5), numbers_of(Request((3,), 5, seed=3), 7)
+    assert first[1:].tolist() == own[3:].tolist()
+    assert first[0] == numbers_of(Request((3,), 5, seed=9), 1)[0] != own[2]
+
+
+def test_vocabulary_padding_is_never_emitted():
+    """The head has 64 rows, the pair shares 40: the best of the shared ones is taken."""
+    model = tiny_model("llama", seed=3)
+    (prefix,) = prompts(1, vocabulary=40)
+    engine = sampler(model, eos_ids=NEVER, greedy=True, vocabulary=40)
+    (answer,) = engine.generate([Request(prefix, 20, 0)])
+    assert answer.token_ids == generated(model, prefix, 20, NEVER, suppress_tokens=list(range(40, 64)))
+    drawn = sampler(model, vocabulary=40).generate(requests(prompts(20, vocabulary=40)))
+    assert max(token for answer in drawn for token in answer.token_ids) < 40
+
+
+# --- left padding ---
+
+
+def test_padded_prefill_and_steps_have_the_logits_of_the_row_alone(model):
+    prefixes = [tuple(range(3, 3 + length)) for length in (1, 4, 13, 4)]
+    decoder = Decoder(model, pad_id=PAD)
+    logits_BV = decoder.prefill(prefixes, room=6)
+    rows = list(range(4))
+    texts = [list(prefix) for prefix in prefixes]
+    for step in range(6):
+        for row, text_row in zip(rows, range(len(rows))):
+            with torch.no_grad():
+                alone_V = model(torch.tensor([texts[row]])).logits[0, -1]
+            torch.testing.assert_close(logits_BV[text_row], alone_V, rtol=1e-4, atol=1e-4)
+        if step == 2:  # the longest leaves: its padding leaves with it
+            rows = [0, 1, 3]
+            decoder.keep(torch.tensor(rows))
+        if step == 4:  # rows may be repeated and reordered
+            rows, order = [3, 0, 3], torch.tensor([2, 0, 2])
+            decoder.keep(order)
+            break
+        token_B = torch.tensor([10 + row + step for row in rows])
+        for row, token in zip(rows, token_B.tolist()):
+            texts[row].append(token)
+        logits_BV = decoder.advance(token_B)
+    token_B = torch.tensor([50, 51, 52])
+    logits_BV = decoder.advance(token_B)
+    for place, (row, token) in enumerate(zip(rows, token_B.tolist())):
+        with torch.no_grad():
+            alone_V = model(torch.tensor([[*texts[row], token]])).logits[0, -1]
+        torch.testing.assert_close(logits_BV[place], alone_V, rtol=1e-4, atol=1e-4)
+
+
+# --- seeds ---
+
+
+def test_a_row_does_not_depend_on_its_batch(model):
+    """Alone, in fives, all together, or in another order: the same tokens for the same seed."""
+    asked = requests(prompts(15, seed=4), 20)
+    together = sampler(model).generate(asked)
+    assert sampler(model, batch_size=5).generate(asked) == together
+    assert sampler(model, batch_size=1).generate(asked) == together
+    assert sampler(model).generate(asked[::-1]) == together[::-1]
+    assert sampler(model).generate(asked[3:4]) == together[3:4]
+
+
+def test_a_row_does_not_depend_on_the_bans_of_others(llama):
+    asked = requests(prompts(8, seed=4), 20)
+    free = sampler(llama).generate(asked)
+    others = [Request(r.prefix, 20, r.seed, banned=(5, 59, 24) if i % 2 else ()) for i, r in enumerate(asked)]
+    got = sampler(llama).generate(others)
+    assert got[::2] == free[::2]
+    assert got[1::2] != free[1::2]
+    assert not {5, 59, 24} & {token for answer in got[1::2] for token in answer.token_ids}
+
+
+def test_global_random_state_is_neither_used_nor_changed(llama):
+    asked = requests(prompts(4))
+    torch.manual_seed(1)
+    first = sampler(llama).generate(asked)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    assert sampler(llama).generate(asked) == first
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeds_matter(llama):
+    (prefix,) = prompts(1)
+    answers = sampler(llama).generate([Request(prefix, 12, seed) for seed in range(10)])
+    assert len({answer.token_ids for answer in answers}) == 10
+
+
+def test_a_longer_limit_only_adds_tokens(llama):
+    asked, longer = requests(prompts(6), 5), requests(prompts(6), 15)
+    for short, long in zip(sampler(llama).generate(asked), sampler(llama).generate(longer)):
+        assert long.token_ids[: len(short.token_ids)] == short.token_ids
+
+
+# --- the law ---
+
+
+def law(model, prefix, *, temperature=1.0, banned=(), top_k=None, top_p=None) -> np.ndarray:
+    """The next token's probabilities from the model's own logits, in float64 numpy."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prefix])).logits[0, -1].double().numpy()
+    logits[list(banned)] = -np.inf
+    p = np.exp((logits - logits.max()) / temperature)
+    p /= p.sum()
+    order = np.argsort(-p)
+    if top_k is not None:
+        p[order[top_k:]] = 0
+        p /= p.sum()
+    if top_p is not None:
+        kept = np.searchsorted(np.cumsum(p[order]), top_p) + 1
+        p[order[kept:]] = 0
+    return p / p.sum()
+
+
+def chi_square(counts: Counter, p: np.ndarray, draws: int) -> float:
+    """p-value that the counts were drawn from p; cells expected below 5 are put together."""
+    assert all(p[outcome] > 0 for outcome in counts)
+    expected = draws * p
+    large = expected >= 5
+    observed = np.array([counts[v] for v in range(len(p))])
+    cells = [(observed[large], expected[large]), ([observed[~large].sum()], [expected[~large].sum()])]
+    observed, expected = (np.concatenate([np.asarray(part[i], float) for part in cells]) for i in (0, 1))
+    possible = expected > 0
+    assert possible.sum() > 1
+    return stats.chisquare(observed[possible], expected[possible]).pvalue
+
+
+LAWS = [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("banned", [(), (5, 59, 24)], ids=["", "banned"])
+@pytest.mark.parametrize("options", LAWS, ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_sampled_frequencies_are_the_models_probabilities(name, options, banned):
+    model = tiny_model(name)
+    (prefix,) = prompts(1, shortest=6)
+    draws = 3_000
+    asked = [Request(prefix, 1, seed, banned=banned) for seed in range(draws)]
+    answers = sampler(model, batch_size=draws, **options).generate(asked)
+    counts = Counter(answer.token_ids[0] for answer in answers)
+    assert chi_square(counts, law(model, prefix, banned=banned, **options), draws) > 1e-4
+
+
+def test_consecutive_tokens_follow_the_joint_law():
+    """Numbers that repeat within a row, or between neighbouring seeds, would show here."""
+    model = tiny_model("llama", vocabulary=8)
+    prefix, draws = (3, 4, 5), 6_000
+    answers = sampler(model, eos_ids=(7,), batch_size=3_000).generate([Request(prefix, 2, s) for s in range(draws)])
+    first = law(model, prefix)
+    joint = np.zeros((8, 9))
+    joint[7, 8] = first[7]  # the end token is followed by nothing
+    for token in range(7):
+        joint[token, :8] = first[token] * law(model, (*prefix, token))
+    counts = Counter(a.token_ids[0] * 9 + (a.token_ids[1] if len(a.token_ids) > 1 else 8) for a in answers)
+    assert chi_square(counts, joint.ravel(), draws) > 1e-4
+
+
+@pytest.mark.parametrize("own_numbers", [False, True])
+def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start(own_numbers):
+    """docs/method.md §5: copy the baseline up to the first banned token, go on from there with the ban.
+
+    Also with the numbers that the rollout would have had, but for the one that chose the banned token.
+    """
+    model = tiny_model("llama", vocabulary=8)
+    prefix, banned, draws = (3, 4, 5), (4,), 6_000
+    engine = sampler(model, eos_ids=(7,), batch_size=3_000)
+    assert engine.exact_resume
+    baseline = engine.generate([Request(prefix, 2, seed) for seed in range(draws)])
+    resumed = {}
+    asked = []
+    for row, answer in enumerate(baseline):
+        if 4 in answer.token_ids:
+            at = answer.token_ids.index(4)
+            resumed[row] = answer.token_ids[:at]
+            own = {"seed": row, "skip": at, "first_seed": 10**6 + row} if own_numbers else {"seed": 10**6 + row}
+            asked.append(Request(prefix + answer.token_ids[:at], 2 - at, banned=banned, **own))
+    rest = dict(zip(resumed, engine.generate(asked)))
+    texts = [
+        resumed[row] + rest[row].token_ids if row in resumed else answer.token_ids
+        for row, answer in enumerate(baseline)
+    ]
+    first = law(model, prefix, banned=banned)
+    joint = np.zeros((8, 9))
+    joint[7, 8] = first[7]
+    for token in range(7):
+        joint[token, :8] = first[token] * law(model, (*prefix, token), banned=banned)
+    counts = Counter(text[0] * 9 + (text[1] if len(text) > 1 else 8) for text in texts)
+    assert chi_square(counts, joint.ravel(), draws) > 1e-4
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_a_token_of_probability_zero_is_never_drawn(llama, uniform):
+    """Not even by the smallest and the largest number that a stream can hold."""
+    logits_BV = torch.tensor([[-INF, -INF, 1.0, -INF, 0.0, -INF], [0.0, -INF, -INF, -200.0, -INF, -INF]])
+    token_B, bad_B = sampler(llama).choose(logits_BV, torch.full((2,), uniform, dtype=torch.float64))
+    assert torch.isfinite(logits_BV[torch.arange(2), token_B]).all()
+    assert not bad_B.any()
+
+
+def test_exact_resume_is_not_claimed_with_top_k_or_top_p(llama):
+    assert sampler(llama).exact_resume
+    assert sampler(llama, temperature=0.3).exact_resume
+    assert sampler(llama, greedy=True).exact_resume
+    assert not sampler(llama, top_k=5).exact_resume
+    assert not sampler(llama, top_p=0.9).exact_resume
+
+
+# --- endings ---
+
+
+def test_the_end_token_is_part_of_the_response_and_ends_it(llama):
+    answers = sampler(llama, eos_ids=(5, 59)).generate(requests(prompts(40), 30))
+    ended = [answer for answer in answers if not answer.truncated]
+    assert len(ended) > 10
+    for answer in ended:
+        assert answer.token_ids[-1] in (5, 59)
+        assert not {5, 59} & set(answer.token_ids[:-1])
+    for answer in answers:
+        if answer.truncated:
+            assert len(answer.token_ids) == 30
+            assert not {5, 59} & set(answer.token_ids)
+
+
+def test_an_end_token_at_the_length_limit_is_not_truncated(llama):
+    (prefix,) = prompts(1)
+    (free,) = sampler(llama, eos_ids=NEVER, greedy=True).generate([Request(prefix, 6, 0)])
+    at = free.token_ids.index(free.token_ids[3])
+    engine = sampler(llama, eos_ids=(free.token_ids[3],), greedy=True)
+    (exact,) = engine.generate([Request(prefix, at + 1, 0)])
+    assert exact.token_ids == free.token_ids[: at + 1]
+    assert not exact.truncated
+    if at:
+        (short,) = engine.generate([Request(prefix, at, 0)])
+        assert short.truncated
+
+
+def test_pad_equal_to_eos_still_ends_with_the_end_token(llama):
+    answers = sampler(llama, eos_ids=(59,), pad_id=59).generate(requests(prompts(20), 30))
+    assert any(answer.token_ids[-1] == 59 for answer in answers)
+    assert all(59 not in answer.token_ids[:-1] for answer in answers)
+    reference = sampler(llama, eos_ids=(59,), pad_id=PAD).generate(requests(prompts(20), 30))
+    assert answers == reference
+
+
+def test_every_row_has_its_own_length_limit(llama):
+    asked = [Request(prefix, 1 + number, number) for number, prefix in enumerate(prompts(9))]
+    answers = sampler(llama, eos_ids=NEVER, greedy=True).generate(asked)
+    assert [len(answer.token_ids) for answer in answers] == list(range(1, 10))
+
+
+def test_the_models_context_is_a_limit_too(llama):
+    asked = [Request(tuple([7] * (CONTEXT - 3)), 50, 0), Request((7, 8), 5, 1)]
+    long, short = sampler(llama, eos_ids=NEVER, greedy=True).generate(asked)
+    assert len(long.token_ids) == 3
+    assert long.truncated
+    assert len(short.token_ids) == 5
+
+
+def test_finished_rows_cost_nothing(llama):
+    """Rows that pass through the model are at most a few more than the tokens that come out."""
+    passed = []
+    handle = llama.register_forward_pre_hook(
+        lambda module, args, kwargs: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        asked = [Request(prefix, 1 + number, number) for number, prefix in enumerate(prompts(30))]
+        answers = sampler(llama, eos_ids=NEVER, greedy=True).generate(asked)
+    finally:
+        handle.remove()
+    decoded = sum(rows for rows, length in passed[1:])
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    assert len(passed) == 30
+    assert decoded <= 1.15 * tokens
+    assert passed[-1] == (1, 1)
+
+
+def test_equal_prompts_are_prefilled_once(llama):
+    passed = []
+    handle = llama.register_forward_pre_hook(
+        lambda module, args, kwargs: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        engine = sampler(llama, eos_ids=NEVER, greedy=True)
+        engine.generate([Request(prefix, 3, n) for prefix in prompts(3, shortest=5) for n in range(4)])
+    finally:
+        handle.remove()
+    assert passed[0][0] == 3
+    assert passed[1][0] == 12
+
+
+@pytest.mark.parametrize("longest", [20, 5])  # 5: all prompts are equally long
+def test_what_all_prompts_begin_with_is_computed_once(model, longest):
+    """A common beginning of 24 tokens; one prompt is nothing else. The logits are those of every row alone."""
+    common = prompts(1, seed=9, shortest=24, longest=24)[0]
+    rests = prompts(20, seed=10, shortest=5, longest=longest)
+    prefixes = [common + rest for rest in rests] + [common] * (longest > 5)
+    passed = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    decoder = Decoder(model, pad_id=PAD)
+    try:
+        logits_BV = decoder.prefill(prefixes, room=3)
+    finally:
+        handle.remove()
+    assert passed == [(1, 24), (len(prefixes), max(map(len, rests)))]
+    rows = torch.arange(len(prefixes) - 1, -1, -2)  # half of them, in another order
+    decoder.keep(rows)
+    next_BV = decoder.advance(torch.full((len(rows),), 7))
+    with torch.no_grad():
+        for row, prefix in enumerate(prefixes):
+            alone_V = model(torch.tensor([prefix])).logits[0, -1]
+            torch.testing.assert_close(logits_BV[row], alone_V, rtol=1e-4, atol=1e-4)
+        for place, row in enumerate(rows.tolist()):
+            alone_V = model(torch.tensor([[*prefixes[row], 7]])).logits[0, -1]
+            torch.testing.assert_close(next_BV[place], alone_V, rtol=1e-4, atol=1e-4)
+
+
+# --- manners ---
+
+
+def test_nothing_asked_nothing_done(llama):
+    assert sampler(llama).generate([]) == []
+
+
+def test_progress_counts_every_row(llama):
+    told = []
+    sampler(llama, batch_size=4).generate(requests(prompts(10)), progress=told.append)
+    assert sum(told) == 10
+
+
+def test_training_mode_is_put_back_and_dropout_is_off():
+    model = tiny_model("llama", attention_dropout=0.5)
+    asked = requests(prompts(4))
+    expected = sampler(model).generate(asked)
+    model.train()
+    assert sampler(model).generate(asked) == expected
+    assert model.training
+
+
+def test_sampling_leaves_the_model_trainable(llama):
+    sampler(llama).generate(requests(prompts(2), 3))
+    llama(torch.tensor([[3, 4]])).logits.sum().backward()
+    llama.zero_grad()
+
+
+# --- broken models and bad requests ---
+
+
+def test_a_row_with_nan_logits_is_marked_and_spoils_no_other():
+    model = tiny_model("llama")
+    asked = requests([(10, 11, 12), (13, 63), (14,), (15, 16, 17, 18)])
+    whole = sampler(model).generate(asked)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[63] = math.nan
+    got = sampler(model).generate(asked)
+    assert got[1].invalid
+    assert got[1].token_ids == ()
+    for row in (0, 2, 3):
+        before_63 = whole[row].token_ids[: (*whole[row].token_ids, 63).index(63) + 1]
+        assert got[row].token_ids[: len(before_63)] == before_63
+
+
+def test_nan_in_the_middle_keeps_what_came_before():
+    model = tiny_model("llama")
+    (prefix,) = prompts(1)
+    (free,) = sampler(model, eos_ids=NEVER, greedy=True).generate([Request(prefix, 10, 0)])
+    at = free.token_ids.index(free.token_ids[4])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[free.token_ids[4]] = math.nan
+    (got,) = sampler(model, eos_ids=NEVER, greedy=True).generate([Request(prefix, 10, 0)])
+    assert got.invalid
+    assert got.token_ids == free.token_ids[: at + 1]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_infinite_logits_are_marked(greedy):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(math.inf)
+    assert all(answer.invalid for answer in sampler(model, greedy=greedy).generate(requests(prompts(3))))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (Request((), 5, 0), DataError),
+        (Request((3,), 0, 0), ConfigError),
+        (Request(tuple([3] * CONTEXT), 5, 0), DataError),
+        (Request((3, VOCABULARY), 5, 0), DataError),
+        (Request((3, -1), 5, 0), DataError),
+        (Request((3,), 5, 0, banned=tuple(range(VOCABULARY))), ConfigError),
+        (Request((3,), 5, 0, banned=(VOCABULARY,)), ConfigError),
+        (Request((3,), 5, 0, banned=(-1,)), ConfigError),
+    ],
+    ids=str,
+)
+def test_bad_requests_are_refused(llama, request_, error):
+    with pytest.raises(error):
+        sampler(llama).generate([Request((3, 4), 2, 0), request_])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": math.nan},
+        {"eos_ids": ()},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"batch_size": 0},
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(llama, options):
+    with pytest.raises(ConfigError):
+        sampler(llama, **options)
+
+
+@pytest.mark.parametrize("num_tokens", [WIDE_VOCABULARY + 1, WIDE_VOCABULARY + BLOCK_TOKENS, 151_936])
+def test_a_wide_vocabulary_is_searched_as_token_by_token(num_tokens):
+    rng = np.random.default_rng(num_tokens)
+    mass = np.exp(rng.normal(0, 3, size=(8, num_tokens)) * (rng.random((8, num_tokens)) < 0.9)).astype(np.float32)
+    mass[:, rng.random(num_tokens) < 0.3] = 0
+    mass[0, :-1] = 0  # all of a row's mass in its very last token
+    mass[1, 1:] = 0  # and in its first
+    mass[0, -1] = mass[1, 0] = 0.25
+    for uniform in (0.0, 0.1, 0.5, 0.9, 1 - 2**-53):
+        got = inverse_transform(torch.tensor(mass), torch.full((8,), uniform, dtype=torch.float64)).tolist()
+        for row, token in enumerate(got):
+            exact = [0.0, *np.cumsum(mass[row].astype(np.longdouble))]
+            assert mass[row, token] > 0
+            slack = 1e-12 * exact[-1]
+            assert exact[token] - slack <= uniform * exact[-1] <= exact[token + 1] + slack
+
+
+def test_a_wide_vocabulary_ends_where_its_mass_ends():
+    mass = torch.zeros((2, WIDE_VOCABULARY * 2))
+    mass[0, 700:703] = torch.tensor([1.0, 2.0, 1.0])
+    mass[1, WIDE_VOCABULARY + 3] = 1e-30
+    for uniform, want in ((0.0, 700), (0.2499, 700), (0.25, 701), (0.7499, 701), (0.75, 702), (1 - 2**-53, 702)):
+        got = inverse_transform(mass, torch.full((2,), uniform, dtype=torch.float64))
+        assert got.tolist() == [want, WIDE_VOCABULARY + 3]

@@ -1,0 +1,292 @@
+"""The pool of servers: sharing out, bounds, repetition elsewhere, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+import tiny
+from standin_server import StandIn
+
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.sample.requests import Request
+from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.servers.vllm import VllmEngine
+
+MODEL = tiny.tiny_model(seed=3)
+
+
+def pool_of(*servers: StandIn, **settings) -> ServerPool:
+    return ServerPool([server.url for server in servers], ServersConfig(**settings), pause=0.01)
+
+
+def engine_of(pool: ServerPool) -> VllmEngine:
+    return VllmEngine(pool, eos_ids=(1,), vocabulary=tiny.VOCABULARY)
+
+
+def requests(count: int, length: int = 6) -> list[Request]:
+    return [Request(prompt, length, seed) for seed, prompt in enumerate(tiny.prompts(count, seed=5))]
+
+
+def test_two_servers_share_the_work_and_give_what_one_gives():
+    with StandIn(MODEL) as one, StandIn(MODEL) as two:
+        with pool_of(one) as pool:
+            alone = engine_of(pool).generate(requests(40))
+        one.requests.clear()
+        with pool_of(one, two, concurrency=4) as pool:
+            told = []
+            both = engine_of(pool).generate(requests(40), progress=told.append)
+        assert both == alone
+        assert sum(told) == 40
+        assert len(one.requests) + len(two.requests) == 40
+        assert one.requests
+        assert two.requests
+
+
+def test_requests_and_prompt_tokens_in_flight_are_bounded_and_connections_kept():
+    with StandIn(MODEL) as server, pool_of(server, concurrency=3, prompt_tokens=20) as pool:
+        engine_of(pool).generate([Request(tuple([5] * 9), 4, seed) for seed in range(30)])
+        assert 1 <= server.most_in_flight <= 2  # three would hold 27 prompt tokens
+        assert server.most_prompt_tokens <= 20
+        assert server.connections <= 1 + 3  # the thread that asks for the model, and three workers
+
+
+def test_a_prompt_longer_than_the_bound_goes_alone():
+    with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=4) as pool:
+        found = engine_of(pool).generate([Request(tuple([5] * 9), 2, seed) for seed in range(5)])
+        assert len(found) == 5
+        assert server.most_in_flight == 1
+
+
+def test_a_503_is_repeated_and_the_draw_is_the_same():
+    with StandIn(MODEL) as calm, pool_of(calm) as pool:
+        wanted = engine_of(pool).generate(requests(10))
+    with StandIn(MODEL, fail_first=6) as shaky, pool_of(shaky, concurrency=2) as pool:
+        assert engine_of(pool).generate(requests(10)) == wanted
+
+
+def test_many_requests_that_fail_at_once_are_one_failure():
+    """A hiccup of a server with many requests in flight: a short pause and not the longest."""
+    with StandIn(MODEL, fail_first=24) as shaky, ServerPool([shaky.url], ServersConfig(concurrency=24)) as pool:
+        pool.pause = 0.2
+        start = time.monotonic()
+        engine_of(pool).generate(requests(24, length=1))
+        assert time.monotonic() - start < 10
+
+
+def test_a_server_that_dies_in_the_middle_is_replaced_by_the_other():
+    with StandIn(MODEL) as calm, pool_of(calm) as pool:
+        wanted = engine_of(pool).generate(requests(30))
+    with StandIn(MODEL, die_after=5) as dying, StandIn(MODEL) as other:
+        with pool_of(dying, other, concurrency=2) as pool:
+            assert engine_of(pool).generate(requests(30)) == wanted
+        assert dying.dead
+        assert len(dying.requests) == 5
+
+
+def test_a_request_does_not_go_back_to_the_server_that_failed_it_while_another_is_up():
+    """A dead server is always idle: it would use up the repetitions while the other is busy with long rollouts."""
+    pool = ServerPool(["http://127.0.0.1:1", "http://127.0.0.1:2"], ServersConfig(concurrency=1))
+    busy = pool._take(0, 1, set())
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(pool._take, 1, 1, {"http://127.0.0.1:2"})
+        assert not wait([waiting], timeout=0.3).done
+        pool._give_back(busy, 1, failed=False)
+        assert waiting.result(10) is busy
+    pool._give_back(busy, 1, failed=True)
+    assert pool._take(0, 1, {"http://127.0.0.1:2"}).url == "http://127.0.0.1:2"  # no other is up
+
+
+def test_when_all_are_gone_the_error_names_the_url_and_says_what_stays():
+    with StandIn(MODEL, die_after=5) as dying, pool_of(dying, concurrency=2, retries=2) as pool:
+        with pytest.raises(RunError, match="Finished parts stay") as error:
+            engine_of(pool).generate(requests(30))
+        assert dying.url in str(error.value)
+        assert "--max-num-batched-tokens" in str(error.value)  # it answered before: the known way to die
+    assert threading.active_count() < 20
+
+
+def test_an_endless_503_is_given_up():
+    given_up = pytest.raises(RunError, match=r"503: warming up; given up after 4 attempts")
+    with StandIn(MODEL, fail_first=10_000) as shaky, pool_of(shaky, retries=3) as pool, given_up:
+        engine_of(pool).generate(requests(1))
+
+
+def test_a_server_that_is_not_ready_to_name_its_model_is_asked_again():
+    with StandIn(MODEL, models_fail=2) as late, pool_of(late) as pool:
+        assert pool.models()[0].name == "m"
+    with StandIn(MODEL, models_fail=10_000) as late, pool_of(late, retries=1) as pool:
+        with pytest.raises(RunError, match=r"/v1/models answers 503: warming up; given up after 2 attempts\.") as error:
+            pool.models()
+        assert late.url in str(error.value)
+        assert "engine" not in str(error.value)  # nothing says that it has died
+        assert "  " not in str(error.value)
+    for trouble in ({"unhealthy": True}, {"fails_with": "EngineCore encountered an issue"}):
+        with StandIn(MODEL, models_fail=10_000, **trouble) as dead, pool_of(dead, retries=0) as pool:
+            with pytest.raises(RunError, match="The engine behind it has died") as error:
+                pool.models()
+            assert "after 1 attempt." in str(error.value)
+
+
+def test_a_dead_server_is_looked_at_although_another_answer_came_after_its_failure():
+    """Which server failed last decides, and not how many failures in a row are on its account."""
+    with StandIn(MODEL) as server, pool_of(server, retries=0) as pool:
+        engine_of(pool).generate(requests(2))
+        [own] = pool._servers
+        assert (own.failures, own.answered > 0) == (0, True)
+        server.dead = True
+        assert "--max-num-batched-tokens" in str(pool._given_up(own, f"{server.url} broke off"))
+
+
+def test_a_501_is_no_hiccup():
+    with StandIn(MODEL, unknown=501) as server, pool_of(server) as pool:
+        with pytest.raises(ConfigError, match=r"refuses a request \(501\)"):
+            pool.post("/pooling", {"input": [3]})
+        assert len(server.requests) == 1
+
+
+def test_processes_of_one_command_share_what_a_server_takes(monkeypatch):
+    asked = [Request(tuple([5] * 9), 4, seed) for seed in range(30)]
+    for variable in ("ROCKTOKENS_WORLD", "WORLD_SIZE"):
+        monkeypatch.setenv(variable, "4")
+        with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=400) as pool:
+            engine_of(pool).generate(asked)
+            assert 1 <= server.most_in_flight <= 2
+        with StandIn(MODEL) as server, pool_of(server, concurrency=64, prompt_tokens=80) as pool:
+            engine_of(pool).generate(asked)
+            assert server.most_prompt_tokens <= 20
+        with StandIn(MODEL) as server, pool_of(server, concurrency=3, prompt_tokens=3) as pool:
+            assert (pool.concurrency, pool.prompt_tokens) == (1, 1)
+        monkeypatch.delenv(variable)
+
+
+def test_connections_may_come_and_go_while_a_pool_hangs_up():
+    class Racing(dict):
+        def __iter__(self):
+            for place, thread in enumerate(list(super().__iter__())):
+                yield thread
+                if place == 0:
+                    self.pop(thread, None)  # as a thread does whose request has failed
+
+        def values(self):
+            for place, link in enumerate(super().values()):
+                self[1000 + place] = link  # as a thread does that connects
+                yield link
+
+    pool = ServerPool(["http://127.0.0.1:1"])
+    links = {thread: http.client.HTTPConnection("127.0.0.1", 1) for thread in range(3)}
+    pool._servers[0].links = Racing(links)
+    pool.close()
+    assert len(pool._servers[0].links) == 0
+
+
+def test_a_400_is_raised_at_once_with_the_servers_words():
+    with StandIn(MODEL, refuse="logit_bias must be nice") as server, pool_of(server) as pool:
+        with pytest.raises(ConfigError, match="logit_bias must be nice"):
+            engine_of(pool).generate(requests(1))
+        assert len(server.requests) == 1
+
+
+def test_nobody_answers(unused_port):
+    url = f"http://127.0.0.1:{unused_port}"
+    with ServerPool([url]) as pool, pytest.raises(ConfigError, match=f"nobody answers at {url}"):
+        pool.models()
+    assert "nobody answers" in (ServerPool([url]).healthy(url) or "")
+
+
+def test_health_and_model():
+    with StandIn(MODEL, root="/models/x", context=77) as server, pool_of(server) as pool:
+        assert pool.healthy(server.url) is None
+        assert pool.models() == [("m", "/models/x", 77)]
+        assert pool.context == 77
+        assert pool.narrowest() == server.url
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://[::1", "http://a b", ""]
+)
+def test_urls_are_checked(url):
+    with pytest.raises(ConfigError, match="base URLs"):
+        ServersConfig(student=(url,))
+
+
+def test_one_server_under_two_spellings_is_one():
+    with pytest.raises(ConfigError, match="twice"):
+        ServersConfig(teacher=("http://h:8000", "http://h:8000/v1/"))
+
+
+def test_somebody_who_does_not_speak_http_is_named():
+    """A port where something else listens: one sentence with the URL, whoever asks."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def talk() -> None:
+            while True:
+                try:
+                    link, _ = other.accept()
+                except OSError:
+                    return
+                with link:
+                    link.recv(65536)
+                    link.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        with ServerPool([url]) as pool:
+            with pytest.raises(ConfigError, match=f"nobody answers at {url}"):
+                pool.models()
+            assert url in (pool.healthy(url) or "")
+        other.close()
+
+
+@pytest.mark.parametrize("said", ["EngineCore encountered an issue", "CPU Generator does not use offset"])
+def test_a_dead_engine_is_recognised_by_what_it_says(said):
+    with StandIn(MODEL, fail_first=10_000, fails_with=said) as server, pool_of(server, retries=1) as pool:
+        with pytest.raises(RunError, match="--max-num-batched-tokens") as error:
+            engine_of(pool).generate(requests(1))
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize("told", ["abc", [1, None], ["5"], 7, [1.5]], ids=str)
+def test_token_ids_that_are_no_numbers_are_an_error_with_the_url(told):
+    with StandIn(MODEL, token_ids=told) as server, pool_of(server) as pool:
+        with pytest.raises(RunError, match="token ids") as error:
+            engine_of(pool).generate(requests(1))
+        assert server.url in str(error.value)
+
+
+def test_a_time_out_on_a_kept_connection_counts_and_is_not_repeated_in_silence():
+    with StandIn(MODEL, slow_after=1) as server, pool_of(server, retries=0, timeout=0.5) as pool:
+        body = {"prompt": [3, 4], "max_tokens": 1, "temperature": 0.0}
+        pool.post("/v1/completions", body)
+        [link] = server_links(pool)
+        assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        with pytest.raises(RunError, match="given up after 1 attempt"):
+            pool.post("/v1/completions", body)
+        assert len(server.requests) == 2  # the one that was answered, and the one that was not
+
+
+def server_links(pool: ServerPool) -> list[http.client.HTTPConnection]:
+    return [link for server in pool._servers for link in server.links.values()]
+
+
+def test_a_url_with_v1_is_understood():
+    with StandIn(MODEL) as server, ServerPool([f"{server.url}/v1/"]) as pool:
+        assert pool.models()[0].name == "m"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"concurrency": 0}, {"prompt_tokens": 0}, {"retries": -1}, {"timeout": 0.0}], ids=str
+)
+def test_settings_are_checked(settings):
+    with pytest.raises(ConfigError, match=r"servers\."):
+        ServersConfig(**settings)
+
+
+def test_a_pool_needs_a_url():
+    with pytest.raises(ConfigError, match="at least one URL"):
+        ServerPool([])

@@ -1,0 +1,153 @@
+"""The recipe `qwen` without its models: its settings, its own path on tiny random Qwen2 models, a GGUF student."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
+from safetensors.torch import load_file
+from tiny import letter_tokenizer, save_model, tiny_model
+
+from rocktokens import open_run
+from rocktokens.causal.graft_settings import GraftConfig
+from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.cli import main
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.recipes import recipes
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.study import study
+from rocktokens.study_settings import STAGES
+from rocktokens.train.settings import DistillConfig
+from rocktokens.train.stage import distill
+
+REGIMES = ("uniform", "freeze_rocks", "random", "shorter")
+ROCKS = tuple(range(40, 60))
+GYM = pytest.importorskip("reasoning_gym", reason="needs reasoning-gym: pip install rocktokens[tasks]")
+
+
+def test_the_recipe_meets_its_contract():
+    config = recipes()["qwen"]()
+    assert config.pair.student == "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+    assert config.pair.teacher == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+    assert config.prompts.source.startswith("reasoning-gym:")
+    assert config.prompts.chat
+    assert config.detection_prompts >= 400
+    assert config.distill.keep >= 5
+    assert config.distill.bf16
+    assert config.detect.definition == "certified"
+    assert config.detect.k == 100
+    assert config.knockout.top == 100
+    assert {"token", "window", "family"} == set(config.knockout.kinds)
+    assert {"uniform", "freeze", "random"} < set(config.compare.regimes)
+    assert config.compare.seeds >= 3  # fewer decide nothing
+
+
+def test_flags_name_other_models(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("rocktokens.study.study", lambda config, **more: seen.update(config=config))
+    with pytest.raises(SystemExit) as caught:
+        main(["study", "qwen", "--pair.student", "a.gguf", "--pair.teacher", "b.gguf"])
+    assert not caught.value.code
+    assert (seen["config"].pair.student, seen["config"].pair.teacher) == ("a.gguf", "b.gguf")
+    assert seen["config"].pair.dtype == "bfloat16"
+
+
+def small(config, path, pair):
+    """The recipe with its own kinds of settings and as little work as goes through every stage."""
+    short = {"max_new_tokens": 12}
+    return dataclasses.replace(
+        config,
+        path=path,
+        pair=dataclasses.replace(config.pair, **pair),
+        prompts=dataclasses.replace(config.prompts, limit=40),
+        problems=4,
+        detection_prompts=16,
+        distill=dataclasses.replace(
+            config.distill, steps=4, keep=2, save_every=2, evaluate_every=4, telemetry_every=2, **short
+        ),
+        rollouts=RolloutConfig(num_rollouts=1, **short),
+        detect=dataclasses.replace(config.detect, k=5, resamples=100),
+        baseline=BaselineConfig(problems=8, rollouts=1),
+        knockout=KnockoutConfig(top=3, resamples=200, kinds=config.knockout.kinds),
+        graft=GraftConfig(problems=4, resamples=200, clusters=False),
+        compare=dataclasses.replace(
+            config.compare,
+            regimes=REGIMES,
+            rocks=ROCKS,  # random models have none of their own
+            definition=None,
+            seeds=1,
+            steps=2,
+            problems=4,
+            rollouts=1,
+            contexts=4,
+            evaluations=1,
+            resamples=100,
+        ),
+    )
+
+
+def test_the_whole_study_runs_on_tiny_qwen2_models(tmp_path):
+    """The recipe's own path, stage after stage, on reasoning-gym prompts: bfloat16 teacher, float32 master weights."""
+    wide = {"vocabulary": 99, "max_position_embeddings": 256}
+    pair = {
+        "student": save_model(tmp_path / "student", tiny_model("qwen2", **wide), letter_tokenizer()),
+        "teacher": save_model(tmp_path / "teacher", tiny_model("qwen2", seed=1, width=48, **wide), letter_tokenizer()),
+    }
+    study(small(recipes()["qwen"](), tmp_path / "run", pair), images=False)
+    run = open_run(tmp_path / "run")
+    assert all(run.done(stage) for stage in STAGES)
+    assert set(run.read("compare")["regime"].to_pylist()) == set(REGIMES)
+    assert set(REGIMES) < set(recipes()["qwen"]().compare.regimes)
+    assert run.checkpoints() == [0, 2, 4]
+    assert run.facts("sample")["rollouts"] == 16
+    kept = [load_file(run.checkpoint(step) / "model.safetensors") for step in (0, 4)]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert kept[1][name].dtype == torch.float32
+    moved = (kept[0][name] != kept[1][name]).float().mean()
+    assert moved > 0.9  # bfloat16 weights would stand still at this rate
+    asked = letter_tokenizer().decode(run.read("rollouts")["prompt_ids"][0].as_py()).replace(" ", "")
+    assert asked.startswith("<start>user:")
+    assert asked.endswith("=<eos><start>assistant:")  # a sum of the recipe's task
+
+
+def test_a_gguf_student_is_distilled_and_its_checkpoints_are_plain(tmp_path):
+    """transformers calls such a model quantised and would refuse to train it."""
+    student = write_gguf(tmp_path / "student.gguf", tiny_model(), GGUF_WORDS)
+    teacher = write_gguf(tmp_path / "teacher.gguf", tiny_model(seed=1), GGUF_WORDS)
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "ab a b ab {"a" * (n % 7 + 1)} {"b" * n}"}}\n' for n in range(1, 60)))
+    run = distill(
+        tmp_path / "run",
+        PairConfig(student=student, teacher=teacher),
+        PromptsConfig(source=str(prompts)),
+        DistillConfig(steps=2, keep=1, prompts_per_step=2, rollouts_per_prompt=2, max_new_tokens=6, learning_rate=1e-3),
+    )
+    assert run.checkpoints() == [0, 2]
+    before, after = (load_file(run.checkpoint(step) / "model.safetensors") for step in (0, 2))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert "quantization_config" not in (Path(run.checkpoint(2)) / "config.json").read_text()
+
+
+def test_a_quantised_qwen2_student_learns_from_a_quantised_teacher(tmp_path):
+    """As Qwen's own files are: packed weights, byte-level tokenizer, chat template inside the file."""
+    wide = {"vocabulary": len(QWEN2_WORDS), "max_position_embeddings": 256, "width": 64}
+    student = write_qwen2_gguf(tmp_path / "student.gguf", tiny_model("qwen2", **wide), "Q8_0")
+    teacher = write_qwen2_gguf(tmp_path / "teacher.gguf", tiny_model("qwen2", seed=1, **wide), "Q4_0")
+    run = distill(
+        tmp_path / "run",
+        PairConfig(student=student, teacher=teacher),
+        PromptsConfig(source="reasoning-gym:chain_sum", limit=8, chat=True),
+        DistillConfig(steps=2, keep=1, prompts_per_step=2, rollouts_per_prompt=2, max_new_tokens=6, learning_rate=1e-3),
+    )
+    before, after = (load_file(run.checkpoint(step) / "model.safetensors") for step in (0, 2))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert before[name].dtype == torch.float32
+    assert (before[name] != after[name]).float().mean() > 0.9
+    exact = tiny_model("qwen2", **wide).state_dict()[name]
+    error = (before[name] - exact).abs().max() / exact.abs().max()
+    assert 0 < error < 0.01  # rounded to 8 bits, and only that
+    assert "quantization_config" not in (Path(run.checkpoint(2)) / "config.json").read_text()

@@ -1,0 +1,168 @@
+"""Numbers with their errors: known answers, calibration, refusals."""
+
+import numpy as np
+import pytest
+from scipy import stats as sps
+
+from rocktokens import stats
+from rocktokens.errors import DataError
+
+
+def test_ratio_error_equals_the_textbook_formula(rng):
+    n_P = rng.poisson(20, 4000) + 1.0
+    s_P = rng.gamma(2.0, n_P / 2)
+    found = stats.bootstrap_estimate(lambda s, n: s / n, [s_P, n_P], rng=rng)
+    ratio = s_P.sum() / n_P.sum()
+    error = np.sqrt(((s_P - ratio * n_P) ** 2).sum()) / n_P.sum()
+    assert found.value == pytest.approx(ratio)
+    assert found.num_prompts == 4000
+    assert found.low == pytest.approx(ratio - 1.96 * error, abs=0.15 * error)
+    assert found.high == pytest.approx(ratio + 1.96 * error, abs=0.15 * error)
+
+
+def test_many_statistics_at_once_equal_one_at_a_time(rng):
+    loss_PV, n_PV = rng.gamma(2.0, 1.0, (40, 7)), rng.poisson(3, (40, 7)) + 1.0
+    counts_BP = stats.resample_counts(40, 500, rng)
+    together = stats.bootstrap_sums(lambda s, n: s / n, [loss_PV, n_PV], counts_BP)
+    for v in range(7):
+        alone = stats.bootstrap_sums(lambda s, n: s / n, [loss_PV[:, [v]], n_PV[:, [v]]], counts_BP)
+        np.testing.assert_allclose([e[v] for e in together], [e[0] for e in alone])
+
+
+def test_a_column_for_all_is_shared(rng):
+    loss_PV = rng.gamma(2.0, 1.0, (30, 3))
+    counts_BP = stats.resample_counts(30, 400, rng)
+    shared = stats.bootstrap_sums(lambda s, t: s / t, [loss_PV, loss_PV.sum(1, keepdims=True)], counts_BP)
+    assert shared.value_V.sum() == pytest.approx(1.0)
+    assert (shared.low_V < shared.value_V).all()
+    assert (shared.value_V < shared.high_V).all()
+
+
+@pytest.mark.parametrize("num_prompts", [20, 60])
+def test_intervals_cover_skewed_prompts(num_prompts):
+    rng = np.random.default_rng(3)
+    hit, trials = 0, 300
+    for _ in range(trials):
+        n_P = rng.poisson(30, num_prompts) + 1.0
+        s_P = n_P * rng.gamma(2.0, 0.5, num_prompts)
+        found = stats.bootstrap_estimate(lambda s, n: s / n, [s_P, n_P], rng=rng, resamples=500)
+        hit += found.low <= 1.0 <= found.high
+    assert sps.binomtest(hit, trials, 0.95).pvalue > 0.01
+
+
+def test_very_many_prompts_are_resampled_in_groups(rng):
+    value_P = rng.normal(3, 1, 50_000)
+    found = stats.mean_estimate(value_P, rng=rng, resamples=300)
+    assert found.value == pytest.approx(value_P.mean())
+    assert found.num_prompts == 50_000
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 / np.sqrt(50_000), rel=0.15)
+
+
+def test_no_variation_gives_no_width(rng):
+    found = stats.mean_estimate(np.full(10, 0.25), rng=rng)
+    assert found == (0.25, 0.25, 0.25, 10)
+
+
+def test_adjusted_p_values_by_hand():
+    np.testing.assert_allclose(stats.bonferroni([0.01, 0.02, 0.5]), [0.03, 0.06, 1.0])
+    np.testing.assert_allclose(stats.benjamini_hochberg([0.01, 0.02, 0.03, 0.5]), [0.04, 0.04, 0.04, 0.5])
+
+
+def test_max_t_finds_the_one_effect_and_no_other(rng):
+    effect_PV = rng.normal(0, 1, (50, 400))
+    effect_PV[:, 7] += 1.5
+    p_V = stats.max_t(effect_PV, rng=rng, side="greater")
+    assert p_V[7] < 0.01
+    assert (np.delete(p_V, 7) > 0.05).all()
+    assert stats.max_t(-effect_PV, rng=rng, side="greater")[7] == 1.0
+    assert stats.max_t(-effect_PV, rng=rng, side="less")[7] < 0.01
+
+
+def test_max_t_keeps_the_family_error_for_skewed_and_sparse_effects():
+    rng = np.random.default_rng(11)
+    rejected = 0
+    for _ in range(200):
+        effect_PV = (rng.exponential(1, (30, 60)) - 1) * (rng.random((30, 60)) < rng.uniform(0.05, 1, 60))
+        rejected += (stats.max_t(effect_PV, rng=rng, resamples=300, side="greater") <= 0.05).any()
+    assert sps.binomtest(rejected, 200, 0.05, alternative="greater").pvalue > 0.01
+
+
+def test_max_t_cannot_be_moved_by_few_prompts():
+    effect_PV = np.zeros((100, 2))
+    effect_PV[:3, 0] = 1e6
+    assert stats.max_t(effect_PV, rng=np.random.default_rng(0), side="greater")[0] > 0.05
+    assert stats.max_t(effect_PV, rng=np.random.default_rng(0), side="greater")[1] == 1.0
+
+
+def test_power_is_reached():
+    rng = np.random.default_rng(2)
+    effect = stats.smallest_detectable_effect(1.0, 100)
+    found = np.mean([sps.ttest_1samp(rng.normal(effect, 1, 100), 0).pvalue < 0.05 for _ in range(600)])
+    assert 0.74 < found < 0.86
+
+
+def test_rank_tests():
+    share, p_value = stats.mann_whitney(range(10, 30), range(10))
+    assert share == 1.0
+    assert p_value < 1e-4
+    assert stats.wilcoxon([1, 2, 3], [1, 2, 3]) == 1.0
+    assert stats.wilcoxon(np.arange(20.0), np.arange(20.0) + 1) < 1e-3
+    assert stats.wilson_interval(5, 100).low == pytest.approx(0.0215, abs=1e-3)
+    assert stats.wilson_interval(50, 100)[1:3] == pytest.approx((0.4038, 0.5962), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rng: stats.mean_estimate([], rng=rng),
+        lambda rng: stats.mean_estimate([1.0], rng=rng),
+        lambda rng: stats.wilcoxon([1, 2], [1]),
+        lambda rng: stats.wilcoxon([], []),
+        lambda rng: stats.bonferroni([]),
+        lambda rng: stats.benjamini_hochberg([1.2]),
+        lambda rng: stats.max_t(np.zeros((0, 3)), rng=rng),
+        lambda rng: stats.mann_whitney([], [1]),
+        lambda rng: stats.smallest_detectable_effect(1.0, 1),
+        lambda rng: stats.wilson_interval(0, 0),
+        lambda rng: stats.resample_counts(0, 10, rng),
+    ],
+)
+def test_no_data_raises(call, rng):
+    with pytest.raises(DataError):
+        call(rng)
+
+
+def test_one_odd_prompt_among_many_gives_no_absurd_interval():
+    # All but one of 200 prompts have share 1: resamples without it have no error of their own.
+    hits_P = np.full(200, 5.0)
+    hits_P[7] = 4.0
+    found = stats.bootstrap_estimate(
+        lambda hit, n: hit / n, [hits_P, np.full(200, 5.0)], rng=np.random.default_rng(0), resamples=1000
+    )
+    assert found.value == pytest.approx(0.999)
+    assert 0.98 < found.low < 0.999 < found.high < 1.01
+
+
+def test_accuracy_of_single_rollouts_has_wilsons_interval():
+    share_P = np.array([1.0] * 33 + [0.0] * 7)
+    found, known = stats.share_estimate(share_P), stats.wilson_interval(33, 40)
+    assert found.value == known.value
+    assert found.low == pytest.approx(known.low, abs=0.01)
+    assert found.high == pytest.approx(known.high, abs=0.01)
+
+
+def test_accuracy_of_prompts_that_all_agree_still_has_an_interval():
+    found = stats.share_estimate(np.ones(20))
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(stats.wilson_interval(20, 20).low)
+
+
+@pytest.mark.parametrize(("mean", "concentration"), [(0.95, 2.0), (0.5, 1.0), (0.8, 8.0)])
+def test_accuracy_intervals_cover(mean, concentration):
+    """Prompts of different difficulty, four rollouts each: 95 % of the intervals hold the true mean."""
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(2000):
+        difficulty_P = rng.beta(mean * concentration, (1 - mean) * concentration, size=60)
+        found = stats.share_estimate(rng.binomial(4, difficulty_P) / 4)
+        held += found.low <= mean <= found.high
+    assert 0.925 <= held / 2000 <= 0.98

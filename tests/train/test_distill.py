@@ -1,0 +1,641 @@
+"""Distillation into a run: null tests, exact weights, both stages, what is written, what is refused, what survives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import distilling
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from rocktokens import RockDistillationTrainer, Selector, make_selector
+from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
+from rocktokens.run import Run, open_run
+from rocktokens.sample.accuracy import Evaluator
+from rocktokens.select.settings import SelectorConfig
+from rocktokens.tables import OCCURRENCES, TABLES
+from rocktokens.train.checkpoints import last_complete_checkpoint
+from rocktokens.train.distill import distill, off_policy
+from rocktokens.train.generation import _head_in_full
+from rocktokens.train.off_policy import OffPolicyTrainer
+from rocktokens.train.saturation import saturation
+from rocktokens.train.settings import DistillConfig, OffPolicyConfig
+from rocktokens.train.step_meter import Meter, ModelShape, step_flops
+from rocktokens.train.terminal import account_table
+
+ROCKS = (5, 6, 7, 8, 9, 10, 11, 12)
+SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
+SMALL = {
+    "steps": 6,
+    "prompts_per_step": 4,
+    "rollouts_per_prompt": 2,
+    "max_new_tokens": 8,
+    "learning_rate": 1e-3,
+    "keep": 2,
+    "telemetry_every": 3,
+    "evaluate_every": 3,
+}
+
+
+def matches(text: str, answer: str) -> bool:
+    return answer in text
+
+
+def small(**settings) -> DistillConfig:
+    return DistillConfig(**{**SMALL, **settings})
+
+
+def distilled(path: Path, config: DistillConfig | None = None, *, pair=None, rocks=ROCKS, **settings):
+    settings = {"problems": distilling.prompts(12), "check": matches, "show": False, **settings}
+    run = Run.create(path, {})
+    return distill(
+        config or small(), pair or distilling.pair(), distilling.prompts(), run, rocks=rocks, **settings
+    ), run
+
+
+def step_of(path: Path, *, models=None, **settings):
+    """One SGD step with rate 1 on our sampler's rollouts: the trainer, and the gradient by parameter."""
+    args = distilling.arguments(path, **SGD)
+    models = models or (distilling.student(), distilling.teacher())
+    before = distilling.parameters(models[0])
+    trainer = distilling.trained(
+        RockDistillationTrainer, path, args=args, models=models, **{"generation": "ours", **settings}
+    )
+    after = distilling.parameters(trainer)
+    return trainer, {name: before[name] - after[name] for name in before}
+
+
+# Null tests
+
+
+def test_a_teacher_identical_to_the_student_gives_no_loss_and_no_drift(tmp_path):
+    models = (distilling.student(), distilling.student())
+    args = distilling.arguments(tmp_path, max_steps=5, optim="sgd", learning_rate=1.0, max_grad_norm=0.0)
+    trainer = distilling.trained(RockDistillationTrainer, tmp_path, args=args, models=models)
+    assert max(row["loss"] for row in trainer.record.rows) < 1e-6
+    assert distilling.furthest(distilling.parameters(trainer), distilling.parameters(distilling.student())) < 1e-5
+
+
+class Nothing(Selector):
+    def weights(self, batch):
+        return torch.zeros(len(batch))
+
+
+class Wrong(Selector):
+    def __init__(self, weight):
+        self.weight = weight
+
+    def weights(self, batch):
+        return self.weight(batch)
+
+
+def test_a_selector_that_keeps_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"keeps none of the \d+ tokens of step 1"):
+        step_of(tmp_path, selector=Nothing())
+    with pytest.raises(ConfigError, match="freeze keeps none"):
+        step_of(tmp_path, selector=make_selector("freeze", rocks=range(distilling.VOCABULARY)))
+
+
+@pytest.mark.parametrize(
+    ("weight", "says"),
+    [
+        (lambda batch: torch.full((len(batch),), 2.0), "outside"),
+        (lambda batch: torch.full((len(batch),), torch.nan), "outside"),
+        (lambda batch: torch.ones(3), "shape"),
+    ],
+)
+def test_weights_that_are_no_weights_are_refused(tmp_path, weight, says):
+    with pytest.raises(ConfigError, match=says):
+        step_of(tmp_path, selector=Wrong(weight))
+
+
+def test_lambda_one_equals_uniform_bit_for_bit(tmp_path):
+    runs = [make_selector("uniform"), make_selector("soft", rocks=ROCKS, lam=1.0)]
+    trained = [
+        distilling.trained(RockDistillationTrainer, tmp_path, selector=selector, generation="ours") for selector in runs
+    ]
+    first, second = (distilling.parameters(trainer) for trainer in trained)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [row["loss"] for row in trained[0].record.rows] == [row["loss"] for row in trained[1].record.rows]
+
+
+# Exact weights
+
+
+def full_logit_gradient(trainer, weight_of, denominator_of):
+    """The same step by autograd on full logits: rows of the trainer's own batch, weights by predicted token."""
+    student, teacher = distilling.student(), distilling.teacher()
+    total, weights = 0.0, 0.0
+    for inputs in trainer._buffered_inputs:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        start = inputs["prompt_ids"].shape[1]
+        logs = [m(ids, attention_mask=mask).logits[:, start - 1 : -1].log_softmax(-1) for m in (student, teacher)]
+        kl = (logs[0].exp() * (logs[0] - logs[1].detach())).sum(-1)
+        seen = inputs["completion_mask"].bool()
+        weight = torch.where(seen, weight_of(inputs["completion_ids"]), 0.0)
+        total, weights = total + (kl * weight).sum(), weights + denominator_of(weight, seen)
+    (total / weights).backward()
+    return {name: parameter.grad for name, parameter in student.named_parameters()}, float(total.detach() / weights)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+@pytest.mark.parametrize("normalise", ["kept", "all"])
+def test_weighted_loss_and_gradient_equal_full_logits(tmp_path, lam, normalise):
+    selector = make_selector("soft", rocks=ROCKS, lam=lam)
+    trainer, gradient = step_of(tmp_path, selector=selector, normalise=normalise)
+    rocks = torch.tensor(ROCKS)
+    wanted, loss = full_logit_gradient(
+        trainer,
+        lambda token: torch.where(torch.isin(token, rocks), lam, 1.0),
+        lambda weight, seen: weight.sum() if normalise == "kept" else seen.sum(),
+    )
+    size = max(float(g.abs().max()) for g in wanted.values())
+    assert distilling.furthest(gradient, wanted) < 1e-4 * size
+    row = trainer.record.rows[0]
+    assert row["loss"] == pytest.approx(loss, rel=1e-5)
+    assert row["kept_share"] < 1 if lam == 0 else row["kept_share"] == 1
+    assert row["ceiling"] == pytest.approx(1 / row["kept_share"])
+
+
+def test_prefix_really_stops_the_rollouts_there(tmp_path):
+    for generation in ("ours", "trl"):
+        trainer, _ = step_of(tmp_path, selector=make_selector("prefix", keep=0.25), generation=generation)
+        assert trainer._buffered_inputs[0]["completion_ids"].shape[1] == 3  # a quarter of 12
+        assert trainer.record.rows[0]["tokens"] <= 3 * 16
+
+
+@pytest.mark.parametrize("generation", ["ours", "trl"])
+def test_a_scheduled_prefix_samples_further_as_training_goes_on(tmp_path, generation):
+    sampled = []
+
+    class Seen(RockDistillationTrainer):
+        def _weigh(self, output):
+            sampled.append((self.max_completion_length, output["completion_ids"].shape[1]))
+            super()._weigh(output)
+
+    grown = make_selector("scheduled_prefix", start=0.25, keep=1.0)
+    distilling.trained(Seen, tmp_path, selector=grown, generation=generation)
+    assert [limit for limit, _ in sampled] == [3, 8, 12]  # a quarter, five eighths and all of 12
+    assert all(length <= limit for limit, length in sampled)
+
+
+@pytest.mark.parametrize("name", ["tip", "teachable", "iw", "fire", "selectkd", "position", "adakd", "esr"])
+def test_published_selectors_train(tmp_path, name):
+    options = {"teachable": {"keep": 0.3, "top": 4}, "selectkd": {"top": 2}, "esr": {"tokens": 5}}.get(name, {})
+    trainer, gradient = step_of(tmp_path, selector=make_selector(name, **options), rocks=ROCKS)
+    row = trainer.record.rows[0]
+    assert row["loss"] > 0
+    assert any(float(change.abs().max()) > 0 for change in gradient.values())
+    assert (row["flops_select"] > 0) == trainer.selector.needs_losses
+
+
+@pytest.mark.parametrize("name", ["entropy", "divergence"])
+def test_selectors_that_need_losses_pay_for_them_on_the_meter(tmp_path, name):
+    trainer, _ = step_of(tmp_path, selector=make_selector(name, keep=0.25), rocks=ROCKS)
+    row = trainer.record.rows[0]
+    assert row["kept_share"] == pytest.approx(0.25, abs=0.01)
+    assert row["seconds_select"] > row["seconds_head"]
+    assert row["flops_select"] > 0
+    assert {"loss_rocks", "loss_rest"} <= row.keys()  # measured already, kept or not
+
+
+def test_rollouts_depend_on_seed_step_and_row_alone(tmp_path):
+    first, _ = step_of(tmp_path, selector=make_selector("uniform"))
+    other, _ = step_of(tmp_path, selector=make_selector("freeze", rocks=ROCKS))
+    tokens = [
+        sorted(str(row) for part in trainer._buffered_inputs for row in part["completion_ids"].tolist())
+        for trainer in (first, other)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_heads_that_differ_by_padding_rows_fit(tmp_path):
+    models = (distilling.student(), distilling.teacher(vocabulary=distilling.VOCABULARY + 8))
+    trainer, gradient = step_of(tmp_path, models=models)
+    assert trainer.vocabulary == distilling.VOCABULARY
+    assert all(torch.isfinite(g).all() for g in gradient.values())
+
+
+# Mixed precision
+
+
+def test_mixed_precision_null_identical_models_lose_nothing(tmp_path):
+    models = (distilling.student(), distilling.student())
+    args = distilling.arguments(tmp_path, bf16=True, optim="sgd", learning_rate=1.0, max_grad_norm=0.0)
+    trainer = distilling.trained(RockDistillationTrainer, tmp_path, args=args, models=models)
+    assert max(row["loss"] for row in trainer.record.rows) < 1e-6
+
+
+def test_mixed_precision_trains_float32_weights_and_says_nearly_the_same(tmp_path):
+    """Products in bfloat16 err by about 2⁻⁸; losses of the first step, on nearly the same rollouts, differ little."""
+    losses = {}
+    for bf16 in (False, True):
+        found, _ = distilled(tmp_path / str(bf16), small(bf16=bf16, prompts_per_step=16))
+        assert {parameter.dtype for parameter in found.student.parameters()} == {torch.float32}
+        losses[bf16] = np.array([row["loss"] for row in found.record.rows[1:]])
+    assert not np.array_equal(losses[True], losses[False])
+    np.testing.assert_allclose(losses[True], losses[False], rtol=0.1)
+
+
+def test_rollouts_in_mixed_precision_come_from_the_policy_that_is_trained():
+    """Logits rounded to bfloat16 are another policy than the one whose loss is taken; the head is not rounded."""
+    model, token_BT = distilling.student(), torch.tensor([[5, 6, 7]])
+    layer = model.get_output_embeddings()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        hidden_BTH = model.model(token_BT).last_hidden_state
+        rounded = model(token_BT).logits.float()
+        with _head_in_full(model):
+            found = model(token_BT).logits
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, hidden_BTH.float() @ layer.weight.T)
+    assert (found - rounded).abs().max() > 1e-3
+    assert "forward" not in vars(layer)
+
+
+# Into a run
+
+
+def test_a_run_holds_what_was_promised(tmp_path):
+    found, run = distilled(tmp_path / "run", small(shadows=("freeze", "divergence")))
+    table = run.read("training")
+    assert table["step"].to_pylist() == list(range(7))
+    assert {column.name for column in TABLES["training"].columns} <= set(table.column_names)
+    rows = table.to_pylist()
+    assert [row["step"] for row in rows if row["accuracy"] is not None] == [0, 3, 6]
+    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in (rows[0], rows[3]))
+    for row in rows[1:]:
+        assert row["loss"] > 0
+        assert row["loss_rocks"] > 0
+        stages = [
+            row[f"seconds_{stage}"] for stage in ("rollout", "teacher", "student", "head", "optimiser", "telemetry")
+        ]
+        assert all(seconds > 0 for seconds in stages)
+        assert sum(stages) <= row["seconds"] * 1.001
+        assert row["shadow_kept_freeze"] == pytest.approx(row["overlap_uniform_freeze"])
+        assert row["shadow_kept_divergence"] == pytest.approx(0.5, abs=0.02)
+        assert "overlap_freeze_divergence" in row
+
+    # Occurrences of steps 3 and 6: every position once, the mean of kl is the loss that was trained on.
+    for step in (3, 6):
+        query = f"select * from read_parquet('{run.path}/telemetry/step={step}/*.parquet')"
+        occurrences = run.query(query)
+        assert occurrences.schema.names[: len(OCCURRENCES.names)] == OCCURRENCES.names
+        assert len(occurrences) == rows[step]["tokens"]
+        assert np.mean(occurrences["kl"].to_numpy()) == pytest.approx(rows[step]["loss"], rel=1e-5)
+        assert set(occurrences["prompt_id"].to_pylist()) <= {f"p{i}" for i in range(64)}
+
+    assert run.checkpoints() == [0, 3, 6]
+    loaded = [AutoModelForCausalLM.from_pretrained(run.checkpoint(step)) for step in (0, 6)]
+    assert distilling.furthest(distilling.parameters(loaded[0]), distilling.parameters(distilling.student())) == 0
+    assert distilling.furthest(distilling.parameters(loaded[1]), distilling.parameters(found.student)) == 0
+    assert AutoTokenizer.from_pretrained(run.checkpoint(6)).get_vocab() == distilling.tokenizer().get_vocab()
+    assert not list(run.path.glob("checkpoints/step=*/*.bin"))  # no pickles for others to load
+
+    assert found.facts["steps"] == 6
+    assert found.facts["stopped"] == "steps"
+    json.dumps(found.facts, allow_nan=False)
+    assert "6 steps" in account_table("x", found.record.summary()).caption
+
+
+def test_frozen_rocks_are_measured_when_occurrences_are_recorded_and_only_then(tmp_path):
+    found, run = distilled(tmp_path / "run", small(selector=SelectorConfig(name="freeze")))
+    rows = run.read("training").to_pylist()
+    assert [row["step"] for row in rows if row["loss_rocks"] is not None] == [3, 6]
+    assert all(row["loss_rest"] == pytest.approx(row["loss"], rel=1e-5) for row in rows[1:])
+    query = (
+        f"select count(*) n, sum((token_id in {ROCKS})::int) rocks from read_parquet('{run.path}/telemetry/step=3/*')"
+    )
+    counted = run.query(query).to_pylist()[0]
+    assert counted["n"] == rows[3]["tokens"]
+    assert counted["rocks"] == round((1 - rows[3]["kept_share"]) * rows[3]["tokens"])
+    # And the extra measuring changes nothing in training.
+    plain, _ = distilled(tmp_path / "plain", small(selector=SelectorConfig(name="freeze"), telemetry_every=None))
+    assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(plain.student)) == 0
+
+
+def test_a_finished_run_called_again_does_nothing_more(tmp_path):
+    config = small(schedule="constant")  # so that one step too many would show
+    first, run = distilled(tmp_path / "run", config)
+    again, _ = distilled(tmp_path / "run", config)
+    assert again.facts == first.facts
+    assert distilling.furthest(distilling.parameters(first.student), distilling.parameters(again.student)) == 0
+    assert run.read("training")["step"].to_pylist() == list(range(7))
+
+
+def test_evaluation_uses_the_same_problems_and_draws_every_time(tmp_path):
+    trainer = distilling.trained(RockDistillationTrainer, tmp_path, generation="ours")
+    evaluator = Evaluator(distilling.prompts(30), matches, distilling.tokenizer(), max_new_tokens=8, seed=1)
+    first, again = (evaluator.accuracy(trainer.sample) for _ in range(2))
+    assert first == again
+    assert first.num_prompts == 30
+    several = Evaluator(
+        distilling.prompts(30), matches, distilling.tokenizer(), max_new_tokens=8, num_rollouts=4, batch_size=7
+    )
+    found = several.accuracy(trainer.sample)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_training_stops_when_the_loss_has_stopped_falling(tmp_path):
+    # The learning rate is too small to change anything: flat from the start.
+    shape = {"prompts_per_step": 4, "rollouts_per_prompt": 1, "max_new_tokens": 3, "telemetry_every": None}
+    config = small(steps=400, until="saturated", learning_rate=1e-9, save_every=400, **shape)
+    found, run = distilled(tmp_path / "run", config, problems=())
+    assert found.facts["stopped"] == "saturated"
+    assert found.saturation.saturated
+    assert 72 <= found.facts["steps"] < 400
+    assert (run.checkpoints()[0], run.checkpoints()[-1]) == (0, found.facts["steps"])  # "post" is where it stopped
+    again, _ = distilled(tmp_path / "run", config, problems=())
+    assert again.facts == found.facts
+
+
+def test_training_stops_when_its_time_is_up_and_stays_stopped(tmp_path):
+    config = small(steps=400, hours=1e-5, save_every=400)
+    found, run = distilled(tmp_path / "run", config, problems=())
+    assert found.facts["stopped"] == "time"
+    assert found.facts["steps"] < 400
+    assert run.checkpoints()[-1] == found.facts["steps"]
+    again, _ = distilled(tmp_path / "run", config, problems=())
+    assert again.facts == found.facts
+
+
+def test_the_off_policy_stage_stops_at_the_accuracy_asked_for(tmp_path):
+    stage = OffPolicyConfig(answers=32, epochs=8, batch=8, until_accuracy=0.5, evaluate_every=3)
+    held_out = distilling.prompts(8)
+    run = Run.create(tmp_path / "run")
+    off_policy(
+        small(off_policy=stage), distilling.pair(), distilling.prompts(), run, problems=held_out, check=lambda *_: True
+    )
+    rows = run.read("off_policy").to_pylist()
+    assert rows[-1]["step"] == 3  # every answer is right: the first reading ends it, long before step 32
+    assert (run.path / "checkpoints" / "off_policy" / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match="held-out prompts"):
+        off_policy(small(off_policy=stage), distilling.pair(), distilling.prompts(), Run.create(tmp_path / "other"))
+
+
+def test_lora_trains_and_only_its_adapter_is_saved(tmp_path):
+    found, run = distilled(tmp_path / "run", small(lora_rank=4))
+    assert isinstance(found.student, PeftModel)
+    names = {path.name for path in run.checkpoint(6).iterdir()}
+    assert "adapter_model.safetensors" in names
+    assert "model.safetensors" not in names
+    base = distilling.student()
+    loaded = PeftModel.from_pretrained(base, run.checkpoint(6))
+    moved = [p.abs().max() for name, p in loaded.named_parameters() if "lora_B" in name]
+    assert max(moved) > 0
+    ids = torch.tensor([[3, 4, 5]])
+    assert torch.equal(loaded(ids).logits, found.student.eval()(ids).logits)
+
+
+# Off-policy
+
+
+def test_off_policy_loss_and_gradient_are_half_forward_kl_and_half_cross_entropy(tmp_path):
+    answers = [[*range(3 + i, 9 + i), distilling.EOS] for i in range(16)]
+    rows = [{"prompt": list(p.prompt_ids), "completion": a} for p, a in zip(distilling.prompts(16), answers)]
+    args = distilling.arguments(tmp_path, **SGD)
+    trainer = distilling.trained(OffPolicyTrainer, tmp_path, args=args, data=Dataset.from_list(rows))
+    student, teacher = distilling.student(), distilling.teacher()
+    total, count = 0.0, 0
+    for row in rows:
+        ids = torch.tensor([row["prompt"] + row["completion"]])
+        start, token = len(row["prompt"]), torch.tensor(row["completion"])
+        mine, theirs = (m(ids).logits[0, start - 1 : -1].log_softmax(-1) for m in (student, teacher))
+        forward = (theirs.exp() * (theirs - mine)).sum(-1)
+        total = total + 0.5 * forward.sum() - 0.5 * mine.gather(1, token[:, None]).sum()
+        count += len(token)
+    (total / count).backward()
+    before, after = distilling.parameters(distilling.student()), distilling.parameters(trainer)
+    wanted = {name: parameter.grad for name, parameter in student.named_parameters()}
+    size = max(float(g.abs().max()) for g in wanted.values())
+    assert distilling.furthest({n: before[n] - after[n] for n in before}, wanted) < 1e-4 * size
+    assert trainer.record.rows[0]["loss"] == pytest.approx(float(total.detach() / count), rel=1e-5)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(float(total.detach() / count), rel=1e-4)
+
+
+def test_both_stages_in_one_run_and_the_first_is_not_repeated(tmp_path):
+    config = small(off_policy=OffPolicyConfig(answers=32, batch=8, learning_rate=1e-3, epochs=2))
+    found, run = distilled(tmp_path / "run", config)
+    answers = run.read("teacher_answers")
+    assert len(answers) == 32
+    assert run.read("off_policy")["step"].to_pylist() == list(range(1, 9))
+    # OPD starts from what the first stage left.
+    start = AutoModelForCausalLM.from_pretrained(run.checkpoint(0))
+    first = AutoModelForCausalLM.from_pretrained(run.path / "checkpoints" / "off_policy")
+    assert distilling.furthest(distilling.parameters(start), distilling.parameters(first)) == 0
+    assert distilling.furthest(distilling.parameters(start), distilling.parameters(distilling.student())) > 1e-4
+    # Killed after the first stage: its weights and answers are taken from the run.
+    for name in (".resume", "step=0", "step=3", "step=6"):
+        shutil.rmtree(run.path / "checkpoints" / name)
+    again, _ = distilled(tmp_path / "run", config)
+    assert run.read("teacher_answers") == answers
+    assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(again.student)) == 0
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rocks": [3, 64]}, "rock id 64 is not in the vocabulary of 64"),
+        ({"selector": make_selector("freeze", rocks=[-1])}, "rock id -1"),
+        ({"normalise": "most"}, "kept or all"),
+        ({"generation": "mine"}, "trl or ours"),
+        ({"rollouts_per_prompt": 5}, "cannot be divided"),
+        ({"shadows": [make_selector("entropy"), make_selector("entropy", keep=0.1)]}, "share a name"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        step_of(tmp_path, **settings)
+
+
+def test_occurrences_are_of_the_reverse_kl_only(tmp_path):
+    args = distilling.arguments(tmp_path, beta=0.5)
+    with pytest.raises(ConfigError, match="reverse KL"):
+        distilling.trained(RockDistillationTrainer, tmp_path, args=args, run=Run.create(tmp_path / "run"))
+
+
+def test_our_sampler_refuses_what_it_does_not_do(tmp_path):
+    with pytest.raises(ConfigError, match="min_p"):
+        distilling.trained(
+            RockDistillationTrainer, tmp_path, args=distilling.arguments(tmp_path, min_p=0.1), generation="ours"
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
+        ({"micro_batch": 3}, "does not divide the 8 rollouts"),
+        ({"shadows": ("frezee",)}, "no selector is called frezee"),
+        ({"warmup": 1.0}, "warmup"),
+    ],
+)
+def test_configurations_that_cannot_work_are_refused(settings, says):
+    with pytest.raises(RockTokensError, match=says):
+        small(**settings)
+
+
+def test_too_few_prompts_are_named(tmp_path):
+    with pytest.raises(DataError, match="64 prompts are fewer than prompts_per_step = 65"):
+        distilled(tmp_path / "run", small(prompts_per_step=65))
+
+
+def test_a_checkpoint_of_another_model_or_selector_is_refused(tmp_path):
+    distilled(tmp_path / "run")
+    other = distilling.pair(distilling.model(0, width=48))
+    with pytest.raises(RunError, match="another model: hidden_size is 32 there and 48 here"):
+        distilled(tmp_path / "run", pair=other)
+    with pytest.raises(RunError, match="selector uniform, this run has freeze"):
+        distilled(tmp_path / "run", small(selector=SelectorConfig(name="freeze")))
+
+
+def test_a_run_of_another_tokenizer_is_refused(tmp_path):
+    distilled(tmp_path / "run")
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *(f"v{i}" for i in range(3, 64))])}
+    fast = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    other = PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    with pytest.raises(RunError, match="another tokenizer: 'v3' is id None there and 3 here"):
+        distilled(tmp_path / "run", pair=dataclasses.replace(distilling.pair(), tokenizer=other))
+
+
+def test_half_written_checkpoints_are_passed_over(tmp_path):
+    for step, text in ((5, '{"global_step": 5}'), (10, '{"global_st')):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+    (tmp_path / "checkpoint-15").mkdir()
+    (tmp_path / "checkpoint-best").mkdir()
+    assert last_complete_checkpoint(tmp_path).name == "checkpoint-5"
+    assert last_complete_checkpoint(tmp_path / "none") is None
+    trainer = RockDistillationTrainer(
+        distilling.student(),
+        distilling.teacher(),
+        distilling.arguments(tmp_path / "empty"),
+        distilling.dataset(),
+        processing_class=distilling.tokenizer(),
+    )
+    with pytest.raises(RunError, match="no complete checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def with_small_files(path: Path, config: DistillConfig, limit: int, say) -> None:
+    """In a process of its own: no file may grow beyond the limit, as if the disk were full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        distill(config, distilling.pair(), distilling.prompts(), open_run(path), show=False)
+        say.send("finished")
+    except RunError as error:
+        say.send(f"RunError: {error}")
+
+
+def test_a_full_disk_ends_the_run_clearly_and_leaves_the_last_checkpoint_intact(tmp_path):
+    # A limit on the size of any file stands in for a full disk: writing fails in the middle of the weights.
+    config = small(save_every=2, telemetry_every=10)
+    run = Run.create(tmp_path / "run", {})
+    interrupted = RuntimeError("stop here")
+
+    def stop(row):
+        if row["step"] == 3:
+            raise interrupted
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        distill(config, distilling.pair(), distilling.prompts(), run, show=False, on_step=stop)
+    resume = run.path / "checkpoints" / ".resume"
+    assert last_complete_checkpoint(resume).name == "checkpoint-2"
+    before = (resume / "checkpoint-2" / "model.safetensors").read_bytes()
+
+    fork = multiprocessing.get_context("fork")
+    hear, say = fork.Pipe()
+    process = fork.Process(target=with_small_files, args=(run.path, config, 20_000, say))
+    process.start()
+    assert hear.poll(120)
+    said = hear.recv()
+    process.join()
+    assert said.startswith("RunError: cannot write")
+    assert "Earlier checkpoints are intact" in said
+    assert last_complete_checkpoint(resume).name == "checkpoint-2"
+    assert (resume / "checkpoint-2" / "model.safetensors").read_bytes() == before
+    assert not list((run.path / "checkpoints").glob(".*.draft"))
+    # With space again, the run ends as it would have.
+    found = distill(config, distilling.pair(), distilling.prompts(), run, show=False)
+    whole, _ = distilled(tmp_path / "whole", config, rocks=(), problems=())
+    assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(whole.student)) == 0
+
+
+def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    (run.path / "checkpoints").write_text("a file where a directory should be")
+    with pytest.raises(RunError, match=r"cannot write .*checkpoints"):
+        distill(small(), distilling.pair(), distilling.prompts(), run, show=False)
+    assert open_run(run.path).manifest["stages"] == {}
+
+
+# The meter and the slope test
+
+
+def test_stages_nest_and_only_the_innermost_runs():
+    meter = Meter()
+    with meter.stage("student"):
+        with meter.stage("head"):
+            pass
+        meter.add("teacher", 5.0)  # claimed inside, so it is not the student's
+    taken = meter.take()
+    assert taken["teacher"] == 5.0
+    assert taken["student"] < 0
+    assert meter.total() == 0
+    with meter.stage("student"), meter.whole("select"), meter.stage("teacher"):
+        time.sleep(0.02)
+    taken = meter.take()
+    assert taken["select"] >= 0.02
+    assert taken["teacher"] == 0
+    assert 0 <= taken["student"] < 0.02
+
+
+def test_flops_follow_from_shapes():
+    student, teacher = ModelShape.of(distilling.student()), ModelShape.of(distilling.teacher())
+    # Two layers, each: q and o 32 x 32, k and v 32 x 16, three of 32 x 64, two norms; and a last norm.
+    assert student.backbone_parameters == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
+    assert student.attention_width == 2 * 4 * 8
+    assert student.head_elements == 64 * 32
+    lengths = np.array([3.0])
+    assert student.backbone(lengths) == 2 * student.backbone_parameters * 3 + 4 * 64 * 6
+    flops = step_flops(student, teacher, np.array([2.0]), np.array([4.0]), kept=3, measured_first=False)
+    assert flops["student"] == 3 * student.backbone(np.array([6.0]))
+    assert flops["head"] == 2 * 3 * (3 * 64 * 32 + 64 * 48)
+    assert flops["select"] == 0
+
+
+def test_saturation_tells_flat_from_falling_from_unknown(rng):
+    noise = rng.normal(0, 0.02, 300)
+    flat = saturation(1 + noise)
+    assert flat.saturated
+    assert flat.low < 0 < flat.high
+    falling = saturation(2 - np.arange(300) / 200 + noise)
+    assert not falling.saturated
+    assert falling.p_value < 0.001
+    assert falling.low < 0.667 < falling.high  # over the last 100 steps it falls from 1 to 0.5
+    assert not saturation(1 + rng.normal(0, 2, 90)).saturated  # too noisy to say
+    assert saturation(np.ones(60)) is None  # 20 steps are too few
+    assert saturation(np.zeros(300)).saturated
+
+
+def test_saturation_of_a_flat_loss_is_believed_and_its_interval_covers(rng):
+    found = [saturation(1 + rng.normal(0, 0.05, 300)) for _ in range(300)]
+    covered = np.mean([f.low <= 0 <= f.high for f in found])
+    assert 0.92 <= covered <= 0.98
+    assert np.mean([f.p_value < 0.05 for f in found]) < 0.08
