@@ -1,4 +1,4 @@
-"""House rules that a machine can check: imports point down, no cycles, the budget of lines, what loads before --help."""
+"""House rules that a machine can check: imports point down, no cycles, the budget of lines, a light start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A process that makes problems of reasoning-gym, one per request; both directions are pickles over its own pipes.
 
 Started by prompts/gym_process.py as `python -m rocktokens.prompts.gym_worker` with a fixed PYTHONHASHSEED: some tasks
-follow the order of sets, some draw from Python's shared random numbers. It ends when its input does, or when nobody asks for long.
+follow the order of sets, some draw from Python's shared random numbers. It ends when its input does, or when nobody
+asks for long.
 """
 
 from __future__ import annotations
