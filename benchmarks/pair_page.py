@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens import open_run
-from rocktokens.formats import interval, percent, plural, points
+from rocktokens.facts import Facts
 from rocktokens.report.run_conclusions import answer
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.show import estimate, interval, percent, plural, points
 
 HEADING, MARKER = "## The study\n", "<!-- below: written by hand -->\n"
 STAGES = ("distill", "sample", "score", "detect", "geometry", "knockout", "graft", "bypass", "compare")

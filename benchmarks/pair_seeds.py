@@ -20,7 +20,7 @@ from common import save
 from pair_page import number, table
 
 from rocktokens.compare.intervals import MIN_SEEDS, seed_estimate
-from rocktokens.formats import interval, points
+from rocktokens.show import interval, points
 from rocktokens.stats import Estimate
 
 # What is compared with uniform, seed by seed: the column, and whether the file holds the difference itself.

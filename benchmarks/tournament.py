@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.compare.league_page import league_markdown, saved_of
-from rocktokens.formats import percent, points
+from rocktokens.show import percent, points
 
 # Regime → what its source says, in its own setting.
 CLAIMS = {

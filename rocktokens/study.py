@@ -182,7 +182,7 @@ def _trains_together(stage: Stage) -> bool:
 
 def _tell(overall: Any, stage: Stage, path: Path) -> None:
     """Print what a stage found as soon as it has found it."""
-    from rocktokens.run_facts import Facts
+    from rocktokens.facts import Facts
     from rocktokens.study_terminal import found_by
 
     if stage in ("distill", "detect", "knockout", "compare"):
@@ -254,9 +254,9 @@ def _has_answers(path: Path) -> bool:
 
 def _summary(path: Path, seconds: float) -> None:
     """The verdict, as the report's card has it, and where the report lies."""
+    from rocktokens.facts import Facts
     from rocktokens.progress import clock, terminal_width
     from rocktokens.run import open_run
-    from rocktokens.run_facts import Facts
     from rocktokens.study_terminal import summary
 
     run = open_run(path)

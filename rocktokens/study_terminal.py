@@ -9,9 +9,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from rocktokens.formats import interval, listed, percent, visible
+from rocktokens.facts import Facts
 from rocktokens.report.verdict import Verdict, verdict
-from rocktokens.run_facts import Facts
+from rocktokens.show import interval, listed, percent, visible
 
 NAMED = 8
 NAMES = {"which": "rocks", "cost": "cost", "matter": "needed", "without": "skipped"}

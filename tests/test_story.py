@@ -25,8 +25,8 @@ from oracles import probabilities, reverse_kl
 from transformers import AutoModelForCausalLM
 
 from rocktokens import Run, open_run
-from rocktokens.formats import visible
 from rocktokens.report.build import FIGURES, report
+from rocktokens.show import visible
 from rocktokens.study_settings import STAGES
 from rocktokens.world import get_world
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rocktokens.bypass.rules import Decision
 from rocktokens.compare.intervals import MIN_SEEDS
-from rocktokens.formats import interval, percent, points
+from rocktokens.show import interval, percent, points
 from rocktokens.stats import Estimate
 
 NOT_COMPARED = "not compared"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rocktokens.bypass.conclusions import list_sentence, reason_sentence
 from rocktokens.bypass.rules import Decision
-from rocktokens.formats import percent, points, visible
+from rocktokens.show import percent, points, visible
 
 NONE = "–"
 

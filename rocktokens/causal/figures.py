@@ -9,9 +9,28 @@ import math
 from collections import Counter
 
 from rocktokens.causal.settings import KnockoutConfig
-from rocktokens.figure import MUTED, REST, ROCK, THIRD, Figure, band, errors, layout, names_axis, rule
-from rocktokens.formats import interval, label, listed, number, p_value, percent, plural, points
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.facts import Facts
+from rocktokens.show import (
+    MUTED,
+    REST,
+    ROCK,
+    THIRD,
+    Figure,
+    band,
+    errors,
+    estimate,
+    interval,
+    label,
+    layout,
+    listed,
+    names_axis,
+    number,
+    p_value,
+    percent,
+    plural,
+    points,
+    rule,
+)
 from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 

@@ -7,8 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from rocktokens.formats import interval, percent, points
-from rocktokens.run_facts import estimate
+from rocktokens.show import estimate, interval, percent, points
 
 
 def render(table: pa.Table, accuracy: float) -> Table:

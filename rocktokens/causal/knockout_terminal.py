@@ -12,7 +12,7 @@ from rocktokens.causal.census import Census, SetResult
 from rocktokens.causal.census_report import last_look, median_detectable
 from rocktokens.causal.correlates import Correlation
 from rocktokens.causal.inference import NEVER_USED, UNDECIDED, VERDICTS
-from rocktokens.formats import interval, percent, plural, points
+from rocktokens.show import interval, percent, plural, points
 from rocktokens.stats import Estimate
 
 

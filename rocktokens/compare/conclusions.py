@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rocktokens.compare.judgement import Reach, Reading, frontier
 from rocktokens.compare.savings import Saving
-from rocktokens.formats import percent, points
+from rocktokens.show import percent, points
 from rocktokens.stats import Estimate
 
 # Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.figure import (
+from rocktokens.facts import Facts
+from rocktokens.show import (
     DASHES,
     MUTED,
     REST,
@@ -17,11 +18,16 @@ from rocktokens.figure import (
     SYMBOLS,
     Figure,
     errors,
+    estimate,
+    interval,
+    label,
     layout,
+    listed,
     names_axis,
+    number,
+    percent,
+    points,
 )
-from rocktokens.formats import interval, label, listed, number, percent, points
-from rocktokens.run_facts import Facts, estimate
 from rocktokens.values import Json, Row
 
 STAGE_TITLES = {

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from rocktokens.compare.intervals import seed_estimate
-from rocktokens.figure import (
+from rocktokens.facts import Facts
+from rocktokens.show import (
     DASHES,
     MUTED,
     REST,
@@ -17,12 +18,17 @@ from rocktokens.figure import (
     SYMBOLS,
     Figure,
     errors,
+    estimate,
+    interval,
+    label,
     layout,
+    listed,
     names_axis,
+    number,
+    percent,
+    points,
     rule,
 )
-from rocktokens.formats import interval, label, listed, number, percent, points
-from rocktokens.run_facts import Facts, estimate
 
 # Fewer regimes need no league: the comparison with uniform says all.
 from rocktokens.values import Row

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rocktokens.formats import percent, points
+from rocktokens.show import percent, points
 
 ROW, LEFT, PLOT, RIGHT, TOP = 20, 200, 420, 150, 30
 AUDITED = ("bite_tokens", "bite_loss", "end_dropped")

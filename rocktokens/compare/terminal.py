@@ -11,8 +11,8 @@ from rich.table import Table
 
 from rocktokens.compare.judgement import Reach, Reading
 from rocktokens.compare.settings import CompareConfig
-from rocktokens.formats import percent, plural, points
 from rocktokens.progress import console
+from rocktokens.show import percent, plural, points
 from rocktokens.stats import Estimate
 from rocktokens.tables import TRAINING_STAGES
 

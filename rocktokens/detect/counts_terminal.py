@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocktokens.detect.counted import CountedReport
-from rocktokens.formats import number, percent, plural, visible
+from rocktokens.show import number, percent, plural, visible
 
 SHOWN = 20
 

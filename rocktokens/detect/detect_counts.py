@@ -17,12 +17,12 @@ from rocktokens.detect.counts_terminal import render
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.files import digest
-from rocktokens.formats import significant
 from rocktokens.interop.measured import read_counts
 from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
 from rocktokens.run import MANIFEST, Run, open_run
+from rocktokens.show import significant
 from rocktokens.stage import Stage
 
 log = logging.getLogger(__name__)

@@ -10,21 +10,29 @@ import math
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.figure import (
+from rocktokens.facts import Facts
+from rocktokens.show import (
     MUTED,
+    NBSP,
     REST,
     ROCK,
     SYMBOLS,
     THIRD,
     Figure,
     errors,
+    estimate,
+    interval,
+    label,
     layout,
+    listed,
     log_axis,
     names_axis,
+    number,
+    percent,
+    plural,
     rule,
+    visible,
 )
-from rocktokens.formats import NBSP, interval, label, listed, number, percent, plural, visible
-from rocktokens.run_facts import Facts, estimate
 from rocktokens.values import Row
 
 CLUSTERS = {

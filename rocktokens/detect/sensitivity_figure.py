@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rocktokens.figure import ROCK, Figure, layout, names_axis
-from rocktokens.formats import label, number, percent
-from rocktokens.run_facts import Facts
+from rocktokens.facts import Facts
+from rocktokens.show import ROCK, Figure, label, layout, names_axis, number, percent
 
 # Thresholds as a reader knows them, with the letter that docs/method.md gives them.
 from rocktokens.values import Row

@@ -11,8 +11,7 @@ from rich.table import Table
 from rocktokens.detect.certified import COSTLY, LEARNING, LEVELLED, ROCK, UNCLEAR
 from rocktokens.detect.rock_report import RockReport
 from rocktokens.detect.scores import DEFINITIONS
-from rocktokens.formats import interval, number, percent
-from rocktokens.run_facts import estimate
+from rocktokens.show import estimate, interval, number, percent
 from rocktokens.values import Row
 
 LIMIT = 30

@@ -8,9 +8,22 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.figure import MUTED, RARE, REST, ROCK, Figure, layout, log_axis, rule
-from rocktokens.formats import label, number, p_value, percent, significant
-from rocktokens.run_facts import Facts
+from rocktokens.facts import Facts
+from rocktokens.show import (
+    MUTED,
+    RARE,
+    REST,
+    ROCK,
+    Figure,
+    label,
+    layout,
+    log_axis,
+    number,
+    p_value,
+    percent,
+    rule,
+    significant,
+)
 from rocktokens.values import Json, Row
 
 MAX_POINTS = 1500

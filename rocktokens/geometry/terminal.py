@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from rocktokens.formats import percent
 from rocktokens.geometry.gradients import GroupComparison
 from rocktokens.progress import console
+from rocktokens.show import percent
 
 
 def show(comparisons: Sequence[GroupComparison], facts: Mapping[str, Any]) -> None:

@@ -22,8 +22,8 @@ import pyarrow as pa
 from rocktokens.bypass.store import NAME, BypassList, fingerprint, read_bypass
 from rocktokens.errors import DataError
 from rocktokens.files import write_text
-from rocktokens.formats import to_csv
 from rocktokens.run import open_run
+from rocktokens.show import to_csv
 from rocktokens.tokens import run_tokenizer
 
 Listed = Literal["bypass", "rocks"]

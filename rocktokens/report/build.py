@@ -15,16 +15,15 @@ from rocktokens.compare import league
 from rocktokens.detect import figures as detect
 from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import DataError
-from rocktokens.figure import Figure
+from rocktokens.facts import Facts, understood
 from rocktokens.files import digest_of_value, write_text
-from rocktokens.formats import to_csv
 from rocktokens.geometry import figures as geometry
 from rocktokens.report.images import export
 from rocktokens.report.page import as_json, packed, page
 from rocktokens.report.run_conclusions import answer
 from rocktokens.report.viewer import Decode, fitted, payload
 from rocktokens.run import Run, open_run
-from rocktokens.run_facts import Facts, understood
+from rocktokens.show import Figure, to_csv
 from rocktokens.train import figures as distill
 
 log = logging.getLogger(__name__)

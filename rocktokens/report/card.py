@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from rocktokens.formats import interval, percent, prose
+from rocktokens.facts import STAGES, Facts
 from rocktokens.report.evidence import all_accuracies
 from rocktokens.report.tables import chip, table_html
 from rocktokens.report.verdict import Accuracy, Tile, Verdict
-from rocktokens.run_facts import STAGES, Facts
+from rocktokens.show import interval, percent, prose
 
 CHIPS = 24
 LABELS = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rocktokens.causal.figures import census_rows, counted, epsilon, graft_rows, verdicts_by_token
 from rocktokens.compare.figures import finals
 from rocktokens.compare.intervals import MIN_SEEDS
-from rocktokens.formats import interval, listed, number, percent, plural, points
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.facts import Facts
+from rocktokens.show import estimate, interval, listed, number, percent, plural, points
 from rocktokens.stats import Estimate
 from rocktokens.values import Json
 

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from rocktokens.formats import visible
+from rocktokens.facts import Facts
 from rocktokens.report.page import resource, served_style
 from rocktokens.report.verdict import verdict
 from rocktokens.run import open_run
-from rocktokens.run_facts import Facts
+from rocktokens.show import visible
 from rocktokens.values import Json, Row
 
 MAX_POINTS = 600

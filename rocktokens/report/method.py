@@ -12,8 +12,8 @@ from html import escape
 from typing import Any
 
 from rocktokens import study_settings as configuration
-from rocktokens.formats import at_home, prose, significant, visible
-from rocktokens.run_facts import Facts
+from rocktokens.facts import Facts
+from rocktokens.show import at_home, prose, significant, visible
 from rocktokens.values import Json
 
 METHOD = (

@@ -16,13 +16,12 @@ from rocktokens.compare import figures as compare
 from rocktokens.detect import figures as detect
 from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.figure import Figure
-from rocktokens.formats import NONE, interval, number, percent, plural, points, prose, visible
+from rocktokens.facts import Facts
 from rocktokens.geometry import figures as geometry
 from rocktokens.report.card import LABELS
 from rocktokens.report.verdict import verdict
 from rocktokens.run import Run
-from rocktokens.run_facts import Facts
+from rocktokens.show import NONE, Figure, interval, number, percent, plural, points, prose, visible
 from rocktokens.stats import Estimate
 from rocktokens.train import figures as distill
 

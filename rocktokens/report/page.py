@@ -18,8 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rocktokens.figure import Figure
-from rocktokens.formats import NONE, plural, prose, significant, to_csv, visible
+from rocktokens.facts import Facts
 from rocktokens.report.card import answer_html, card_html
 from rocktokens.report.policy import report_policy
 from rocktokens.report.tables import (
@@ -31,7 +30,7 @@ from rocktokens.report.tables import (
     table_html,
 )
 from rocktokens.report.verdict import verdict
-from rocktokens.run_facts import Facts
+from rocktokens.show import NONE, Figure, plural, prose, significant, to_csv, visible
 from rocktokens.values import Row
 
 EMBED_CSV_BYTES = 150_000

@@ -22,7 +22,7 @@ from rocktokens.accuracy import accuracy_estimate
 from rocktokens.compare.figures import finals
 from rocktokens.detect.figures import SHARES, footprint_row
 from rocktokens.errors import RockTokensError
-from rocktokens.formats import NONE, at_home, code, interval, number, percent, plural, points, prose, visible
+from rocktokens.facts import Facts, understood
 from rocktokens.report.card import LABELS
 from rocktokens.report.evidence import comparison
 from rocktokens.report.page import own_policy, resource, served_style
@@ -30,7 +30,7 @@ from rocktokens.report.run_conclusions import answer
 from rocktokens.report.tables import table_html
 from rocktokens.report.verdict import verdict
 from rocktokens.run import MANIFEST
-from rocktokens.run_facts import Facts, estimate, understood
+from rocktokens.show import NONE, at_home, code, estimate, interval, number, percent, plural, points, prose, visible
 from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 

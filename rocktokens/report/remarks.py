@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rocktokens.formats import percent, plural
 from rocktokens.remarks import Code, Remark
+from rocktokens.show import percent, plural
 
 Values = Mapping[str, float | int | str]
 CANNOT = "no rock can be declared"

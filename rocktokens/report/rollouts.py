@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from rocktokens.formats import plural, visible
+from rocktokens.facts import Facts
 from rocktokens.report.page import as_json, packed, resource, served_style, viewer_html
 from rocktokens.report.viewer import payload, rollout_list
 from rocktokens.report.viewer_tokens import Decode
-from rocktokens.run_facts import Facts
+from rocktokens.show import plural, visible
 
 PER_PAGE = 50
 

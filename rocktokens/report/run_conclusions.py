@@ -12,8 +12,8 @@ from rocktokens.causal.figures import census_rows, counted, epsilon, graft_rows,
 from rocktokens.compare.figures import finals
 from rocktokens.compare.intervals import MIN_SEEDS
 from rocktokens.detect.figures import footprint_row
-from rocktokens.formats import interval, listed, number, percent, plural, points, visible
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.facts import Facts
+from rocktokens.show import estimate, interval, listed, number, percent, plural, points, visible
 from rocktokens.stats import Estimate
 from rocktokens.train.figures import persistence_rows
 from rocktokens.values import Row

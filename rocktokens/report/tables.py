@@ -11,9 +11,9 @@ from typing import Any
 
 from rocktokens.causal.figures import census_rows, verdicts_by_token
 from rocktokens.compare.figures import finals
-from rocktokens.formats import NONE, interval, number, percent, plural, points, visible
+from rocktokens.facts import Facts
 from rocktokens.report.evidence import decisions
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.show import NONE, estimate, interval, number, percent, plural, points, visible
 from rocktokens.values import Row
 
 ROCK_ROWS = 200

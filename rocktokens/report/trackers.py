@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from rocktokens.errors import ConfigError
-from rocktokens.formats import NONE, number, visible
+from rocktokens.facts import Facts
 from rocktokens.report.images import picture
 from rocktokens.report.notebook import run_html
 from rocktokens.report.verdict import verdict
 from rocktokens.run import Run
-from rocktokens.run_facts import Facts
+from rocktokens.show import NONE, number, visible
 
 log = logging.getLogger(__name__)
 

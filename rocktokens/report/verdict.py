@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rocktokens.detect.figures import footprint_row
-from rocktokens.formats import interval, percent, plural, points
+from rocktokens.facts import Facts
 from rocktokens.report import evidence
 from rocktokens.report.evidence import Comparison, Matter
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.show import estimate, interval, percent, plural, points
 from rocktokens.stats import Estimate
 
 State = Literal["skip", "keep", "no rocks", "unstable", "cannot tell", "not run", "imported"]

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.facts import Facts, understood
 from rocktokens.report.build import REPORT, report
 from rocktokens.report.live import live_data, live_page
 from rocktokens.report.page import own_policy, served_style
@@ -28,7 +29,6 @@ from rocktokens.report.policy import DATA_POLICY, FIGURE_POLICY, UNFRAMED, page_
 from rocktokens.report.rollouts import rollouts_page
 from rocktokens.report.viewer_tokens import Decode
 from rocktokens.run import MANIFEST, Run, open_run
-from rocktokens.run_facts import Facts, understood
 
 log = logging.getLogger(__name__)
 

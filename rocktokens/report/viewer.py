@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rocktokens.formats import visible
+from rocktokens.facts import Facts
 from rocktokens.report.viewer_extras import census_rollouts, overlays, top_tokens
 from rocktokens.report.viewer_tokens import Decode, Types, prompt_text, quoted
-from rocktokens.run_facts import Facts
 from rocktokens.score.shown import MAX_LENGTH, shown_rollouts
+from rocktokens.show import visible
 
 # Compressed and base64-encoded bytes that the viewer's data may take in a page.
 from rocktokens.values import Json, Row

@@ -13,11 +13,11 @@ import numpy as np
 
 from rocktokens.causal.figures import ARMS
 from rocktokens.errors import RockTokensError
-from rocktokens.formats import visible
+from rocktokens.facts import Facts
 from rocktokens.report.evidence import decisions
 from rocktokens.report.viewer_tokens import Types, prompt_text, quoted
-from rocktokens.run_facts import Facts
 from rocktokens.score.shown import MAX_LENGTH
+from rocktokens.show import visible
 from rocktokens.values import Json, Row
 
 MAX_CENSUS = 24

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rocktokens.causal.figures import verdicts_by_token
-from rocktokens.formats import interval, points, visible
-from rocktokens.run_facts import Facts, estimate
+from rocktokens.facts import Facts
+from rocktokens.show import estimate, interval, points, visible
 from rocktokens.values import Row
 
 Decode = Callable[[Sequence[int]], str]

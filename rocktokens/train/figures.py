@@ -11,20 +11,26 @@ import numpy as np
 import pyarrow as pa
 from scipy import stats as sps
 
-from rocktokens.figure import (
+from rocktokens.facts import Facts
+from rocktokens.show import (
     MUTED,
     REST,
     ROCK,
     THIRD,
     Figure,
     errors,
+    estimate,
+    interval,
+    label,
     layout,
     log_axis,
     names_axis,
+    number,
+    p_value,
+    percent,
+    plural,
     rule,
 )
-from rocktokens.formats import interval, label, number, p_value, percent, plural
-from rocktokens.run_facts import Facts, estimate
 from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from rocktokens.formats import percent
 from rocktokens.progress import console
+from rocktokens.show import percent
 from rocktokens.tables import STEP_STAGES
 from rocktokens.train.saturation import Saturation
 

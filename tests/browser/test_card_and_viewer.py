@@ -15,12 +15,12 @@ from report_fixture import make_run
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
+from rocktokens.facts import Facts
 from rocktokens.report.build import REPORT, report
 from rocktokens.report.card import LABELS
 from rocktokens.report.verdict import verdict
 from rocktokens.report.view import Viewer
 from rocktokens.run import open_run
-from rocktokens.run_facts import Facts
 
 
 def ready(driver) -> None:

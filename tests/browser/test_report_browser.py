@@ -9,9 +9,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
+from rocktokens.facts import Facts
 from rocktokens.report.build import REPORT
 from rocktokens.report.images import export
-from rocktokens.run_facts import Facts
 
 # Text with its colour and the first background behind it, as the browser computed them.
 CONTRASTS = """

@@ -9,8 +9,8 @@ import pytest
 
 from rocktokens.compare.league import LEAGUE_FROM, accuracy_tokens, league, league_sentence
 from rocktokens.compare.league_page import league_markdown, league_svg
+from rocktokens.facts import Facts
 from rocktokens.run import Run
-from rocktokens.run_facts import Facts
 from rocktokens.tables import TABLES
 
 NAMES = ("small", "prefix", "uniform", "tip", "teachable", "no_teacher")

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from report_fixture import make_run
 
-from rocktokens.figure import Figure
-from rocktokens.formats import label
+from rocktokens.facts import Facts
 from rocktokens.report.build import FIGURES, report
-from rocktokens.run_facts import Facts
+from rocktokens.show import Figure, label
 
 LINK = '<a href="javascript:alert(1)">x</a><b>y</b>'
 COLOUR = "@rock"

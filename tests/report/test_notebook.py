@@ -12,10 +12,10 @@ from report_fixture import make_run
 from rocktokens.causal.census import Census
 from rocktokens.detect.rocks import Occurrences, detect_rocks
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.facts import Facts
 from rocktokens.report.notebook import FIGURES
 from rocktokens.report.verdict import verdict
 from rocktokens.run import open_run
-from rocktokens.run_facts import Facts
 from rocktokens.stats import Estimate
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "read_a_run.ipynb"

@@ -24,15 +24,15 @@ from report_fixture import HOSTILE, ROCKS, make_run
 from rocktokens import cli, open_run
 from rocktokens.causal.figures import counted
 from rocktokens.errors import RunError
-from rocktokens.formats import interval, label, number, percent, points, significant, to_csv, visible
+from rocktokens.facts import Facts
 from rocktokens.report import run_conclusions as sentences
 from rocktokens.report.build import FIGURES, REPORT, report
 from rocktokens.report.images import export
 from rocktokens.report.method import commands, method
 from rocktokens.report.page import as_json, packed, page, viewer_html
 from rocktokens.report.viewer import choose, fitted, payload
-from rocktokens.run_facts import Facts, estimate
 from rocktokens.score.shown import MAX_ROLLOUTS
+from rocktokens.show import estimate, interval, label, number, percent, points, significant, to_csv, visible
 from rocktokens.stats import Estimate
 from rocktokens.train.figures import training_loss
 

@@ -11,10 +11,10 @@ from report_fixture import make_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rocktokens.errors import ConfigError
+from rocktokens.facts import Facts
 from rocktokens.report import trackers
 from rocktokens.report.images import browser
 from rocktokens.report.verdict import verdict
-from rocktokens.run_facts import Facts
 
 
 @pytest.fixture(scope="module")

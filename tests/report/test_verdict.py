@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from report_fixture import make_run
 
+from rocktokens.facts import Facts
 from rocktokens.report.build import REPORT, report
 from rocktokens.report.card import LABELS
 from rocktokens.report.verdict import verdict
 from rocktokens.run import Run, open_run
-from rocktokens.run_facts import Facts
 from rocktokens.study_terminal import found_by, summary
 
 

@@ -14,13 +14,13 @@ import pytest
 from report_fixture import make_run
 
 from rocktokens.errors import ConfigError, RunError
+from rocktokens.facts import Facts
 from rocktokens.report.build import report
 from rocktokens.report.live import live_data
 from rocktokens.report.page import own_policy
 from rocktokens.report.pages import TABLES_SCRIPT, overlap, sampled_accuracy
 from rocktokens.report.policy import content_hash
 from rocktokens.report.view import Viewer, find_runs, view
-from rocktokens.run_facts import Facts
 
 
 @pytest.fixture(scope="module")

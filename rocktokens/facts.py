@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RockTokensError, RunError
 from rocktokens.files import first_line
-from rocktokens.formats import at_home, visible
 from rocktokens.run import Run, open_run
-from rocktokens.stats import Estimate
+from rocktokens.show import at_home, visible
 
 # Stage → (the table that shows it ran, what it answers).
 from rocktokens.values import Json, Row
@@ -257,15 +256,6 @@ def understood(path: Path) -> Iterator[None]:
             f"{path}: run.json or a table holds a value that no stage writes ({type(error).__name__}: "
             f"{first_line(error)}, {place.name}); restore it, or run its stage again with --again"
         ) from error
-
-
-def estimate(row: Row, name: str) -> Estimate | None:
-    """A column as a value with its interval (NAME_low, NAME_high); None where empty."""
-    value = row.get(name)
-    if value is None or not math.isfinite(value):
-        return None
-    low, high = (math.nan if row.get(end) is None else row[end] for end in (f"{name}_low", f"{name}_high"))
-    return Estimate(float(value), low, high, 0)
 
 
 def _short(name: str) -> str:
