@@ -30,7 +30,6 @@ Code = Literal[
     "baseline_differs",
     "prompts_differ",
     "uses_unknown",
-    "scores_approximate",
 ]
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from rocktokens.models.states import StateSource
     from rocktokens.prompts.tasks import Prompt
     from rocktokens.score.scoring import Rollout
-    from rocktokens.score.top_k import TopKSource
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class Bench:
     problems: Sequence[Prompt]
     checker: Any
     contexts: Sequence[Rollout]
-    teacher: StateSource | TopKSource
+    teacher: StateSource
     """Where its states on the contexts come from; they are computed once for all students."""
 
 
@@ -101,7 +100,6 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     from rocktokens.models.states import RememberedStates, source_of
     from rocktokens.prompts.checkers import make_checker
     from rocktokens.prompts.tasks import load_prompts
-    from rocktokens.score.top_k import TopKSource
     from rocktokens.servers.connect import open_pair, require_room
 
     checker = make_checker(plan.prompts)
@@ -125,8 +123,7 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
         if again and ranks().is_first and other_model(parts, served):
             shutil.rmtree(plan.run.path / BESIDE, ignore_errors=True)  # a stopped `--again` with another teacher
         same_model(parts, served, list(servers.teacher), again=again)
-    source = models.teacher_source()
-    teacher = source if isinstance(source, TopKSource) else RememberedStates(source_of(source))
+    teacher = RememberedStates(source_of(models.teacher_source()))
     contexts = _contexts(plan, models, problems)
     _require_room_for(contexts, models)
     # Every training loads its own student, and one is in memory at a time.

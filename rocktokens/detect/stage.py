@@ -6,7 +6,6 @@ read as one tensor from its safetensors file; where either cannot be had, detect
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -27,7 +26,6 @@ from rocktokens.files import digest, reading
 from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
-from rocktokens.remarks import Remark
 from rocktokens.run import MANIFEST, Run, open_run
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
@@ -53,20 +51,10 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         if stage.due(again):
             occurrences = _fixed_contexts(run, config) if run.steps() else _telemetry(run, config)
             report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=_embedding(run))
-            report = _marked(run, report)
             imported = "import" in run.manifest["config"]  # no pair, nothing to sample
             command = more_prompts(path, None if imported else report.enough.prompts_needed)
             _write(stage, report, {**_monitor_overlap(run, report), "command": command})
         return run
-
-
-def _marked(run: Run, report: RockReport) -> RockReport:
-    """The report, with a note where the scores that it rests on are approximate."""
-    scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
-    how = dict.fromkeys(str(facts["approximate"]) for facts in scored if facts.get("approximate"))
-    return dataclasses.replace(
-        report, remarks=(*(Remark("scores_approximate", {"how": one}) for one in how), *report.remarks)
-    )
 
 
 def _fixed_contexts(run: Run, config: DetectConfig) -> Occurrences | Halves:

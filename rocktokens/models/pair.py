@@ -39,7 +39,6 @@ from rocktokens.sample.settings import RolloutConfig
 if TYPE_CHECKING:
     from rocktokens.models.states import StateSource
     from rocktokens.sample.requests import Engine
-    from rocktokens.score.top_k import TopKSource
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ class Pair:
     remote: RemoteTeacher | None = None
     """A teacher that is served, in place of `teacher`."""
 
-    def teacher_source(self) -> PreTrainedModel | StateSource | TopKSource:
-        """The teacher, or where its states come from, or its most probable tokens where only these are known."""
+    def teacher_source(self) -> PreTrainedModel | StateSource:
+        """The teacher, or where its states come from."""
         source = self.teacher if self.remote is None else self.teacher or self.remote.states
         if source is not None:
             return source
@@ -75,7 +74,7 @@ class Pair:
 class RemoteTeacher:
     """A teacher behind servers: its states, and an engine that samples from it; either may be missing."""
 
-    states: StateSource | TopKSource | None = None
+    states: StateSource | None = None
     engine: Callable[[RolloutConfig], Engine] | None = None
 
 

@@ -74,7 +74,6 @@ SENTENCES: dict[Code, Callable[[Values], str]] = {
         "how often each candidate is used and the noise of two identical runs are not in the file: no candidate is "
         "called Never Used, and there is no noise floor"
     ),
-    "scores_approximate": lambda v: f"scores are {v['how']}",
 }
 
 

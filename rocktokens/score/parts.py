@@ -50,12 +50,7 @@ class ScoreParts:
         self.last = max([0, *run.checkpoints()])
         self.gradients = Gradients(self.parts[self.last], models.vocabulary) if self._gathers() else None
         self.facts: dict[int, list[ScoreFacts]] = {step: [] for step in stages}
-        from rocktokens.score.top_k import TopKSource
-
-        source = models.teacher_source()
-        self.approximation = source.approximation if isinstance(source, TopKSource) else None
-        """What to say of the scores where the teacher is known in part; None: they are exact."""
-        self.top = None if self.approximation else _top_tokens(run, config, models.vocabulary)
+        self.top = _top_tokens(run, config, models.vocabulary)
 
     def _gathers(self) -> bool:
         return self.config.gradients and self.last in self.stages
@@ -105,7 +100,6 @@ class ScoreParts:
         if gathers and self.gradients is not None:
             self.gradients.keep(number)
         for step in students:
-            tables[step] = [_marked(table, self.approximation) for table in tables[step]]
             self.facts[step].append(facts[step])
             if self.top is not None:
                 self._write(step, f"top-{_name(number)}", pa.concat_tables(tops[step]))
@@ -150,8 +144,6 @@ class ScoreParts:
                 "invalid": sum(bad.values()),
                 "invalid_rollouts": sorted(bad)[:20],
                 "padding_share": round(padded / max(padded + real, 1), 4),
-                **({"notes": [f"scores are {self.approximation}"]} if self.approximation else {}),
-                **({"approximate": self.approximation} if self.approximation else {}),
                 **self.served,
             }
         )
@@ -162,11 +154,6 @@ class ScoreParts:
 
 def _name(number: int) -> str:
     return f"{number:05d}"
-
-
-def _marked(table: pa.Table, approximation: str | None) -> pa.Table:
-    """The table, saying of itself that it is approximate where it is."""
-    return table if approximation is None else table.replace_schema_metadata({"approximate": approximation})
 
 
 def _top_rows(table: pa.Table) -> pa.Table:

@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 from rocktokens.divergence.fused import Divergence, fused_divergence
 from rocktokens.errors import DataError
 from rocktokens.models.states import LocalStates, Sequences, StateSource, source_of
-from rocktokens.score.top_k import TopK, TopKSource, top_k_divergence
 from rocktokens.score.top_tokens import TopTokenRecorder
 
 Observer = Callable[[Tensor, Tensor], None]
@@ -81,7 +80,7 @@ def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[li
 def score(
     rollouts: Sequence[Rollout],
     students: Mapping[int, PreTrainedModel],
-    teacher: PreTrainedModel | StateSource | TopKSource,
+    teacher: PreTrainedModel | StateSource,
     *,
     eos_ids: Sequence[int],
     vocabulary: int,
@@ -94,13 +93,12 @@ def score(
 ) -> dict[int, ScoreFacts]:
     """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
 
-    `teacher` is a model or a source of its states, or, for an approximation, of its most probable tokens; `top` then
-    keeps nothing. `observers[step]` is shown the finite gradients in logit space of that student, chunk by chunk. `top`
-    keeps the most probable tokens of both models for some of the rollouts.
+    `teacher` is a model or a source of its states. `observers[step]` is shown the finite gradients in logit space of
+    that student, chunk by chunk. `top` keeps the most probable tokens of both models for some of the rollouts.
     """
-    theirs = teacher if isinstance(teacher, TopKSource) else source_of(teacher)
+    theirs = source_of(teacher)
     ours: dict[int, StateSource] = {step: LocalStates(student) for step, student in students.items()}
-    named: dict[str, StateSource | TopKSource] = {"teacher": theirs}
+    named: dict[str, StateSource] = {"teacher": theirs}
     named |= {f"student of step {step}": source for step, source in ours.items()}
     contexts = {name: source.context for name, source in named.items()}
     for rollout in rollouts:
@@ -116,7 +114,7 @@ def score(
                 measured = _measure((states_NH, source), (told, theirs), layout, vocabulary, chunk, observe)
                 table = _table(layout, measured, eos_ids)
                 write(step, table)
-                if top is not None and isinstance(told, Tensor) and not isinstance(theirs, TopKSource):
+                if top is not None:
                     loss_N = table["kl"].to_numpy()
                     top.see(step, layout.batch, states_NH, source.head, told, theirs.head, loss_N)
                 facts[step].occurrences += len(table)
@@ -128,18 +126,14 @@ def score(
     return facts
 
 
-Told = Tensor | TopK
-"""What a teacher tells of a micro-batch: its states, or its most probable tokens."""
-
-
-def _with_states(layouts: Iterable[_Layout], source: StateSource | TopKSource) -> Iterator[tuple[_Layout, Told]]:
-    """Every micro-batch with what the teacher tells; a served teacher is asked for some of it ahead."""
-    ask: Callable[[Sequences], Told] = source.response_top if isinstance(source, TopKSource) else source.response_states
+def _with_states(layouts: Iterable[_Layout], source: StateSource) -> Iterator[tuple[_Layout, Tensor]]:
+    """Every micro-batch with the teacher's states; a served teacher is asked for some of them ahead."""
+    ask = source.response_states
     if not source.ahead:
         yield from ((layout, ask(layout.sequences)) for layout in layouts)
         return
     with ThreadPoolExecutor(1) as executor:
-        coming: deque[tuple[_Layout, Future[Told]]] = deque()
+        coming: deque[tuple[_Layout, Future[Tensor]]] = deque()
         for layout in layouts:
             coming.append((layout, executor.submit(ask, layout.sequences)))
             if len(coming) > AHEAD:
@@ -165,7 +159,7 @@ def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
 
 def _measure(
     student: tuple[Tensor, StateSource],
-    teacher: tuple[Told, StateSource | TopKSource],
+    teacher: tuple[Tensor, StateSource],
     layout: _Layout,
     vocabulary: int,
     chunk: int | None,
@@ -173,10 +167,6 @@ def _measure(
 ) -> Divergence:
     student_NH, told = student[0], teacher[0]
     ours = student[1].head
-    if isinstance(told, TopK) or isinstance(teacher[1], TopKSource):
-        assert isinstance(told, TopK)
-        seen = None if observe is None else _finite_only(observe)
-        return top_k_divergence(student_NH, ours, told, layout.token_N, vocabulary, seen)
     theirs = teacher[1].head
     device = ours.weight_VH.device
     return fused_divergence(

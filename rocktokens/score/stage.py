@@ -78,15 +78,9 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
 
 
 def _teacher(servers: ServersConfig) -> Json:
-    """Settings of a served teacher that change scores: how many tokens are known of it, or its states' precision.
-
-    None for both, as in records of older versions, where it is in this process or its states come in float32.
-    """
-    from rocktokens.servers.connect import uses_top_k
-
-    top_k = servers.top_k if servers.top_k is not None and uses_top_k(servers) else None
-    rounds = bool(servers.teacher) and top_k is None and servers.wire != "float32"
-    return {"teacher_top_k": top_k, "teacher_wire": servers.wire if rounds else None}
+    """Settings of a served teacher that change scores: the precision of its states where they are rounded."""
+    rounds = bool(servers.teacher) and servers.wire != "float32"
+    return {"teacher_wire": servers.wire if rounds else None}
 
 
 def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, teacher: Json) -> Stage:
@@ -123,7 +117,6 @@ def _score_steps(
     from rocktokens.sample.rollouts import rollouts_of
     from rocktokens.servers.connect import open_pair
     from rocktokens.servers.states import ServedStates
-    from rocktokens.servers.top_k import ServedTopK
 
     rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     missing = list(stages)
@@ -133,7 +126,7 @@ def _score_steps(
     meant = dataclasses.replace(pair, student=first)
     models, served = open_pair(meant, servers, before=before, first=_sequence(rollouts[0]) if rollouts else None)
     source = models.teacher_source()
-    if served is not None and isinstance(source, ServedStates | ServedTopK):
+    if served is not None and isinstance(source, ServedStates):
         for rollout in rollouts:
             source.check(_sequence(rollout))
         for stage in stages.values():
@@ -160,12 +153,10 @@ def _sequence(rollout: Rollout) -> Sequences:
 def _served_facts(source: object, served: Fingerprint | None) -> Json:
     """For the manifest: which teacher was served, and the precision of its states; nothing where it was loaded here."""
     from rocktokens.servers.states import ServedStates
-    from rocktokens.servers.top_k import ServedTopK
 
-    if served is None or not isinstance(source, ServedStates | ServedTopK):
+    if served is None or not isinstance(source, ServedStates):
         return {}
-    states = {"wire": source.wire} if isinstance(source, ServedStates) else {}
-    return {"teacher_served": served.root or ", ".join(source.pool.urls), **states}
+    return {"teacher_served": served.root or ", ".join(source.pool.urls), "wire": source.wire}
 
 
 def _groups(steps: list[int], model: PreTrainedModel) -> Iterable[list[int]]:

@@ -41,7 +41,6 @@ from rocktokens.servers.identity import (
 from rocktokens.servers.pool import ServerPool
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import HOW_TO_SERVE, ServedStates
-from rocktokens.servers.top_k import ServedTopK
 from rocktokens.servers.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
@@ -156,17 +155,9 @@ def open_pair(
         return load_pair(pair, trains=trains), None
     models = load_pair(pair, with_teacher=False, trains=trains)
     urls = generating(servers)
-    states: ServedStates | ServedTopK
-    if uses_top_k(servers):
-        if trains:
-            raise ConfigError(
-                f"training needs the teacher's hidden states, and servers.top_k is for scoring alone. {HOW_TO_SERVE}"
-            )
-        states, served = open_top_k(pair, servers, models, urls, before)
-    else:
-        states, served = open_states(pair, servers, models, before, first)
-        if urls:
-            served = replace(served, writing=_writing(pair, servers, models, urls, served, before))
+    states, served = open_states(pair, servers, models, before, first)
+    if urls:
+        served = replace(served, writing=_writing(pair, servers, models, urls, served, before))
 
     def engine(rollouts: RolloutConfig) -> Engine:
         return _engine(ServerPool(urls, servers), models, context_of(pair.teacher, pair), rollouts)
@@ -204,7 +195,7 @@ def open_states(
         said = "; ".join(f"{url} says: {words}" for url, words in refusals.items())
         raise ConfigError(
             f"none of {', '.join(servers.teacher)} gives hidden states, which scoring and training need ({said}). "
-            f"{HOW_TO_SERVE}; or, to score approximately by the teacher's most probable tokens, pass --servers.top-k 20"
+            f"{HOW_TO_SERVE}"
         )
     pool = ServerPool(urls, servers)
     head = read_head(pair.teacher, pair)
@@ -236,32 +227,6 @@ def require_room(pair: Pair, prompts: Sequence[Prompt], max_new_tokens: int) -> 
         longest = max(len(prompt.prompt_ids) for prompt in prompts) + max_new_tokens
         own = getattr(pair.student.config.get_text_config(), "max_position_embeddings", None)
         source.require(longest if own is None else min(longest, own))
-
-
-def uses_top_k(servers: ServersConfig) -> bool:
-    """Whether the teacher is known by its most probable tokens alone: asked for, and no server gives its states."""
-    return bool(servers.teacher) and servers.top_k is not None and not giving_states(servers)
-
-
-def open_top_k(
-    pair: PairConfig,
-    servers: ServersConfig,
-    facts: Pair | PairFacts,
-    urls: list[str],
-    before: Fingerprint | None = None,
-) -> tuple[ServedTopK, Fingerprint]:
-    """The served teacher's most probable tokens: an approximation, and said to be one."""
-    pool = ServerPool(urls, servers)
-    source = ServedTopK(pool, servers.top_k or 1, model_context=context_of(pair.teacher, pair))
-    ids = _probe(facts, pool)
-    served = verify(pool, lambda one: served_logprobs(one, ids), ids, pair.teacher, pair, servers, before)
-    log.warning("%s gives no hidden states: scores are %s", ", ".join(pool.urls), source.approximation)
-    return source, served
-
-
-def giving_states(servers: ServersConfig) -> list[str]:
-    """The teacher's servers that give hidden states."""
-    return [url for url in servers.teacher if kind_of(url, servers) == "states"]
 
 
 def generating(servers: ServersConfig) -> list[str]:

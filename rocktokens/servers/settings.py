@@ -15,8 +15,7 @@ Wire = Literal["float32", "float16", "bfloat16"]
 class ServersConfig(Settings):
     """Where models are served, and how hard the servers may be pressed.
 
-    Of these settings only `top_k` and `wire` change what is computed: a teacher that is known in part, or in rounded
-    states. `score` records both.
+    Of these settings only `wire` changes what is computed: 16 bits round the teacher's states. `score` records it.
     """
 
     student: tuple[str, ...] = ()
@@ -36,9 +35,6 @@ class ServersConfig(Settings):
     wire: Wire = "float32"
     """Precision of hidden states on the network. float32 gives the local KL to 5e-5 nats, float16 to 2e-3, bfloat16
     to 2e-2."""
-    top_k: int | None = None
-    """For teachers whose servers give no hidden states: score by the teacher's k most probable tokens and one bucket
-    for the rest. An approximation, marked as such in the run and its report; unset: such servers are refused."""
     verify: bool | None = None
     """Load the model here once and compare a probe's log-probabilities with the served model's; unset: where it takes
     less than a quarter of the free memory."""
@@ -52,7 +48,6 @@ class ServersConfig(Settings):
             require(len(alike) == len(urls), f"servers.{field} names a URL twice: {', '.join(urls)}")
         for field in ("concurrency", "prompt_tokens"):
             require(getattr(self, field) >= 1, f"servers.{field} must be at least 1, got {getattr(self, field)}")
-        require(self.top_k is None or self.top_k >= 1, f"servers.top_k must be at least 1, got {self.top_k}")
         require(self.retries >= 0, f"servers.retries must be at least 0, got {self.retries}")
         require(self.timeout > 0, f"servers.timeout must be > 0 seconds, got {self.timeout}")
 

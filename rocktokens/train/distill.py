@@ -32,7 +32,6 @@ from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.accuracy import Evaluator
 from rocktokens.sample.rollouts import make_engine, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
-from rocktokens.score.top_k import TopKSource
 from rocktokens.select.interface import Selector, selector_of
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.checkpoints import last_complete_checkpoint
@@ -181,8 +180,6 @@ def _on_policy_trainer(
 def _served_states(pair: Pair) -> StateSource | None:
     if pair.teacher is not None or pair.remote is None:
         return None
-    if isinstance(pair.remote.states, TopKSource):
-        raise ConfigError("training needs the teacher's hidden states; its most probable tokens alone do not do")
     return pair.remote.states
 
 
