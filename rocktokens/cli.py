@@ -34,9 +34,6 @@ SUMMARIES = {
     ),
     "geometry": "Say which way the token types' gradients point and how much they pull.",
     "knockout": "Ban the candidates one at a time and say what each ban does to accuracy.",
-    "census": (
-        "Give verdicts on anybody's knock-out outcomes: `census --outcomes FILE --out DIR`; of a run, `knockout` does."
-    ),
     "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
     "bypass": "Say which costly token types training may skip, which it must not, and why.",
     "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
@@ -111,7 +108,7 @@ def _main(arguments: list[str]) -> int:
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if name in ("geometry", "census", "report"):  # small matrices, no model: more threads than one only wait
+    if name in ("geometry", "report"):  # small matrices, no model: more threads than one only wait
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     elif name == "detect":  # it shares its work out over the cores itself; a product of matrices is one core's
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -19,7 +19,7 @@ from rocktokens.bypass.settings import BypassConfig
 from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.check.plan_settings import BudgetConfig
-from rocktokens.commands_interop import CensusCommand, DoctorCommand, ExportCommand, ImportCommand
+from rocktokens.commands_interop import DoctorCommand, ExportCommand, ImportCommand
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError
@@ -370,7 +370,6 @@ COMMANDS: dict[str, type] = {
     "detect": DetectCommand,
     "geometry": GeometryCommand,
     "knockout": KnockoutCommand,
-    "census": CensusCommand,
     "graft": GraftCommand,
     "bypass": BypassCommand,
     "compare": CompareCommand,

@@ -1,14 +1,13 @@
-"""The commands `import`, `census`, `export` and `doctor`. Dataclasses like those of commands.py; nothing else."""
+"""The commands `import`, `export` and `doctor`. Dataclasses like those of commands.py; nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -43,31 +42,6 @@ class ImportCommand:
         facts = run.facts("import")
         print(f"import: {facts['rollouts']} rollouts, {facts['tokens']} tokens, steps {facts['steps']}")
         print(f"run: {run.path}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CensusCommand:
-    """Give verdicts on anybody's knock-out outcomes: `census --outcomes FILE --out DIR`; of a run, `knockout` does."""
-
-    section: ClassVar[str] = "knockout"
-    outcomes: Path | None = None
-    """A CSV or Parquet file with candidate, prompt (or problem), baseline and knocked_out."""
-    out: Path | None = None
-    """Directory of the new run; the one of `detect --counts` may be named again."""
-    knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
-    """Epsilon, alpha, power and resamples; nothing is banned here, so the other settings are not used."""
-    again: bool = False
-    """Run the stage again although it is complete."""
-
-    def run(self) -> None:
-        from rocktokens.causal.census_outcomes import census_outcomes
-
-        if self.outcomes is None or self.out is None:
-            raise ConfigError(
-                "give the outcomes and where the verdicts go: --outcomes FILE --out DIRECTORY. The census of a run is "
-                "`rocktokens knockout RUN`"
-            )
-        print(f"run: {census_outcomes(self.outcomes, self.out, self.knockout, again=self.again).path}")
 
 
 @dataclass(frozen=True, kw_only=True)

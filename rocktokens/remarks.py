@@ -27,9 +27,6 @@ Code = Literal[
     "control_short",
     "control_loss_short",
     "baseline_at_bound",
-    "baseline_differs",
-    "prompts_differ",
-    "uses_unknown",
 ]
 
 

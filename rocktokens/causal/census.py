@@ -34,12 +34,10 @@ from rocktokens.stats import (
     Floats,
     benjamini_hochberg,
     bonferroni,
-    max_t,
     smallest_detectable_effect,
 )
 
 # Shapes: P prompts, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
-FLIPS = 2000  # sign flips of max-T: all sets at once, so fewer than for one set alone
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class BannedSet:
 
     set_id: str
     kind: Literal["token", "window", "family"]
-    token_id: int | None
-    """The type the set belongs to; None where outcomes that were brought along name it by a text alone."""
+    token_id: int
+    """The type the set belongs to."""
     token: str
     members: tuple[int, ...]
     role: Literal["candidate", "control"] = "candidate"
@@ -128,8 +126,7 @@ class SetResult(NamedTuple):
 
     banned: BannedSet
     verdict: Verdict
-    num_used: int | None
-    """Baseline rollouts that use the set; None where that is not known."""
+    num_used: int
     """Baseline rollouts that use the set."""
     used_share: float
     num_problems: int
@@ -149,7 +146,6 @@ class SetResult(NamedTuple):
     """Accuracy of the baseline on the same prompts as Δ."""
     p: float
     p_neutral: float
-    p_sign: float
     sd: float
     detectable: float
     """Smallest effect that the set's own spread and number of prompts show at the power asked for."""
@@ -165,7 +161,6 @@ class SetResult(NamedTuple):
     num_tokens: int
     p_bonferroni: float = float("nan")
     p_bh: float = float("nan")
-    p_max_t: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -183,7 +178,6 @@ class Census:
     placebo_problems: int
     baseline_tokens: int
     baseline_rollouts: int
-    """0: not known."""
     remarks: tuple[Remark, ...] = ()
     exact_resume: bool = True
     power: float = KnockoutConfig.power
@@ -285,7 +279,6 @@ def _result(
         accuracy_with=float(effects.accuracy_P[:num_problems].mean()),
         p=min(1.0, float(found.p_V[position]) / share),
         p_neutral=min(1.0, float(found.p_neutral_V[position]) / share),
-        p_sign=min(1.0, float(found.p_sign_V[position]) / share),
         sd=sd,
         detectable=max(
             smallest_detectable_effect(sd, num_problems, power=config.power, alpha=alpha),
@@ -305,7 +298,7 @@ def _census(
     effects: Effects, results: list[SetResult], num_problems: int, num_rounds: int, config: KnockoutConfig, seed: int
 ) -> Census:
     rng = np.random.default_rng([seed, 1_000_000])
-    results = _adjusted(effects, results, num_problems, rng)
+    results = _adjusted(results)
     accuracy_P = effects.accuracy_P[:num_problems]
     accuracy = accuracy_estimate(accuracy_P, rng=rng)
     at_bound = accuracy.value in (0.0, 1.0)
@@ -324,9 +317,7 @@ def _census(
     )
 
 
-def _adjusted(
-    effects: Effects, results: list[SetResult], num_problems: int, rng: np.random.Generator
-) -> list[SetResult]:
+def _adjusted(results: list[SetResult]) -> list[SetResult]:
     """Multiple testing over the candidates that are used; controls are no hypotheses of the census."""
     family = [
         column
@@ -336,12 +327,8 @@ def _adjusted(
     if not family:
         return results
     p_V = [results[column].p for column in family]
-    # Rows that a set was not tested on are 0 and change nothing: max-T divides by the root of the sum of squares.
-    flip_p_V = max_t(effects.difference_PV[:num_problems, family], rng=rng, resamples=FLIPS)
-    for column, single, bh, together in zip(family, bonferroni(p_V), benjamini_hochberg(p_V), flip_p_V):
-        result = results[column]
-        shared = min(1.0, float(together) / result.alpha_share)
-        results[column] = result._replace(p_bonferroni=float(single), p_bh=float(bh), p_max_t=shared)
+    for column, single, bh in zip(family, bonferroni(p_V), benjamini_hochberg(p_V)):
+        results[column] = results[column]._replace(p_bonferroni=float(single), p_bh=float(bh))
     return results
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from rocktokens.causal.census import Census, SetResult
-from rocktokens.causal.correlates import Correlation
 from rocktokens.causal.inference import NEVER_USED
 
 LEVELS = (0.05, 0.10, 0.20)
 NUMBERS = (
     *("num_used", "used_share", "num_problems", "num_changed", "delta", "low", "high"),
     *("outer_low", "outer_high", "inner_low", "inner_high", "accuracy_with"),
-    *("p", "p_bonferroni", "p_bh", "p_max_t", "p_sign", "p_neutral", "sd", "detectable"),
+    *("p", "p_bonferroni", "p_bh", "p_neutral", "sd", "detectable"),
     *("placebo_delta", "placebo_floor", "round", "alpha_share", "more_problems", "num_resumed", "num_tokens"),
 )
 
 
-def census_table(census: Census, predictors: Mapping[str, Mapping[int, float]] | None = None) -> pa.Table:
+def census_table(census: Census) -> pa.Table:
     """census.parquet: one row per set; what is not known is null."""
     results = census.results
     columns: dict[str, pa.Array] = {
@@ -39,13 +38,7 @@ def census_table(census: Census, predictors: Mapping[str, Mapping[int, float]] |
     columns["accuracy_without"] = _numbers([min(max(r.accuracy_with + r.delta, 0.0), 1.0) for r in results])
     for level in LEVELS:
         columns[f"bh_{round(100 * level):02d}"] = pa.array([bool(r.p_bh <= level) for r in results])
-    for name, known in (predictors or {}).items():
-        columns[name] = _numbers([_value_of(known, r.banned.token_id) for r in results])
     return pa.table(columns)
-
-
-def _value_of(known: Mapping[int, float], token_id: int | None) -> float:
-    return float("nan") if token_id is None else known.get(token_id, float("nan"))
 
 
 def _numbers(values: Sequence[float]) -> pa.Array:
@@ -53,7 +46,7 @@ def _numbers(values: Sequence[float]) -> pa.Array:
     return pa.array(array, mask=~np.isfinite(array)) if array.dtype.kind == "f" else pa.array(array)
 
 
-def census_facts(census: Census, correlations: Sequence[Correlation], missing: Sequence[str]) -> dict:
+def census_facts(census: Census) -> dict:
     """The few numbers a manifest keeps."""
     used = [r for r in census.results if r.verdict != NEVER_USED]
     floors = [r.placebo_floor for r in used if np.isfinite(r.placebo_floor)]
@@ -65,7 +58,7 @@ def census_facts(census: Census, correlations: Sequence[Correlation], missing: S
         "accuracy_low": census.accuracy.low,
         "accuracy_high": census.accuracy.high,
         "num_problems": census.accuracy.num_prompts,
-        "num_rollouts": census.baseline_rollouts or None,
+        "num_rollouts": census.baseline_rollouts,
         "rounds": census.num_rounds,
         "epsilon": census.epsilon,
         "alpha": census.alpha,
@@ -77,8 +70,6 @@ def census_facts(census: Census, correlations: Sequence[Correlation], missing: S
         "resumed_tokens": resumed,
         "exact_resume": census.exact_resume,
         "more_problems": max((r.more_problems for r in census.results), default=0),
-        "correlations": {c.predictor: [_plain(c.r), _plain(c.p)] for c in correlations},
-        "missing_predictors": list(missing),
         "notes": list(census.notes),
     }
 

@@ -56,8 +56,6 @@ class Findings(NamedTuple):
     """Two-sided p of "no effect"."""
     p_neutral_V: Floats
     """p of "the effect is ε or more", the larger of the two one-sided ones."""
-    p_sign_V: Floats
-    """Exact sign test over prompts."""
     sd_V: Floats
     """Standard deviation of the difference between prompts."""
 
@@ -76,8 +74,7 @@ def find(difference_PV: Floats, *, epsilon: float, alpha: float, resamples: int,
     low_V, high_V = np.where(open_V, np.minimum(low_V, 0.0), low_V), np.where(open_V, np.maximum(high_V, 0.0), high_V)
     inner_low_V, inner_high_V = sample.interval(alpha)
     p_neutral_V = np.maximum(sample.p_not_below(epsilon), sample.mirrored().p_not_below(epsilon))
-    p_sign_V = np.array([_sign_p(int(up), int(down)) for up, down in zip(sample.ups_V, sample.downs_V)])
-    return Findings(sample.value_V, low_V, high_V, inner_low_V, inner_high_V, p_V, p_neutral_V, p_sign_V, sample.sd_V)
+    return Findings(sample.value_V, low_V, high_V, inner_low_V, inner_high_V, p_V, p_neutral_V, sample.sd_V)
 
 
 def change(after_P: Floats, before_P: Floats, *, level: float, resamples: int, rng: np.random.Generator) -> Estimate:
@@ -216,7 +213,3 @@ def _flip_p(difference_PV: Floats, resamples: int, rng: np.random.Generator) -> 
     for v in np.flatnonzero((beaten_V == 0) & (norm_V > 0)):
         p_V[v] = min(p_V[v], 2 * float(sps.norm.sf(seen_V[v] / norm_V[v])))
     return p_V
-
-
-def _sign_p(ups: int, downs: int) -> float:
-    return 1.0 if ups + downs == 0 else float(sps.binomtest(ups, ups + downs).pvalue)

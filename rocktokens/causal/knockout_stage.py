@@ -54,7 +54,6 @@ def _knockout(
 ) -> None:
     from rocktokens.causal.census import Census
     from rocktokens.causal.census_report import census_facts, census_table
-    from rocktokens.causal.correlates import PREDICTORS, correlate
     from rocktokens.causal.knockout import check_sets, knockout_census
     from rocktokens.causal.knockout_terminal import render
 
@@ -81,16 +80,11 @@ def _knockout(
     census: Census = found.census
     for note in census.notes:
         log.warning("%s", note)
-    predictors = predictors_of(run)
-    missing = [name for name in PREDICTORS if name not in predictors]
-    if missing:
-        log.info("predictors that the run does not have, left out: %s", ", ".join(missing))
-    correlations = correlate(census, predictors)
     tables = {"baseline": found.baseline.cast(ROLLOUTS), "knockouts": found.knockouts}
-    facts = {**census_facts(census, correlations, missing), **served_facts(stand.sampling)}
-    stage.publish({**tables, "census": census_table(census, predictors)}, facts)
+    facts = {**census_facts(census), **served_facts(stand.sampling)}
+    stage.publish({**tables, "census": census_table(census)}, facts)
     parts.clear()
-    console().print(render(census, correlations))
+    console().print(render(census))
 
 
 def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
@@ -160,33 +154,3 @@ def _bounds(piece_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each run of equal numbers starts and stops."""
     starts = np.flatnonzero(np.diff(piece_R, prepend=-1))
     return starts, np.append(starts[1:], len(piece_R))
-
-
-def predictors_of(run: Run) -> dict[str, dict[int, float]]:
-    """The predictors that the run has, each as token id to number."""
-    if not run.has("types"):
-        return {}
-    types = run.types().to_pylist()
-    found: dict[str, dict[int, float]] = {}
-    columns = {"frequency": "count", "rock_count": "rock_count", "rock_rate": "ccr"}
-    columns |= {"loss_pre": "loss_pre", "loss_post": "loss_post"}
-    for name, column in columns.items():
-        known = {row["token_id"]: float(row[column]) for row in types if row.get(column) is not None}
-        if known:
-            found[name] = known
-    if "loss_pre" in found and "loss_post" in found:
-        both = found["loss_pre"].keys() & found["loss_post"].keys()
-        found["improvement"] = {token: found["loss_pre"][token] - found["loss_post"][token] for token in sorted(both)}
-    if run.steps():
-        first, last = run.steps()[0], run.steps()[-1]
-        table = run.query(
-            "select token_id, step, avg(teacher_entropy) as teacher, avg(student_entropy) as student from occurrences "
-            f"where step in ({first}, {last}) and not isnan(kl) group by all order by all"
-        )
-        for row in table.to_pylist():
-            if row["step"] == last:
-                found.setdefault("teacher_entropy", {})[row["token_id"]] = row["teacher"]
-                found.setdefault("student_entropy_post", {})[row["token_id"]] = row["student"]
-            if row["step"] == first and first != last:
-                found.setdefault("student_entropy_pre", {})[row["token_id"]] = row["student"]
-    return found

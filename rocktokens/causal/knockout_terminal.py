@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
 from rocktokens.causal.census import Census, SetResult
 from rocktokens.causal.census_report import last_look, median_detectable
-from rocktokens.causal.correlates import Correlation
 from rocktokens.causal.inference import NEVER_USED, UNDECIDED, VERDICTS
 from rocktokens.show import interval, percent, plural, points
 from rocktokens.stats import Estimate
 
 
-def render(census: Census, correlations: Sequence[Correlation] = (), limit: int = 40) -> Table:
+def render(census: Census, limit: int = 40) -> Table:
     """The candidates as a table for the terminal, verdict by verdict, largest effect first."""
     rows = [r for r in census.results if r.banned.role == "candidate"]
     rows.sort(key=lambda r: (VERDICTS.index(r.verdict), -abs(r.delta), r.banned.token_id or 0, r.banned.set_id))
     counts = census.counts()
     title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
-    lines = [*summary(census), *_correlation_lines(correlations)]
+    lines = summary(census)
     if len(rows) > limit:
         lines.insert(0, f"{len(rows) - limit} more are in census.parquet")
     table = Table(
@@ -41,18 +38,12 @@ def _cells(r: SetResult) -> tuple[str, ...]:
         return (f"{r.banned.token!r}{kind}", "0 %", str(r.num_problems), "–", "–", r.verdict)
     return (
         f"{r.banned.token!r}{kind}",
-        _used(r.used_share),
+        percent(r.used_share, 0 if r.used_share >= 0.1 else 1),
         str(r.num_problems),
         interval(Estimate(r.delta, r.low, r.high, r.num_problems), points),
         "–" if np.isnan(r.p_bh) else f"{r.p_bh:.2g}",
         f"{UNDECIDED}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
     )
-
-
-def _used(share: float) -> str:
-    if np.isnan(share):  # outcomes that were brought along do not say
-        return "–"
-    return percent(share, 0 if share >= 0.1 else 1)
 
 
 def summary(census: Census) -> list[str]:
@@ -93,10 +84,3 @@ def summary(census: Census) -> list[str]:
             f"decide the nearest, {most.more_problems:,} the farthest ({most.banned.token!r})"
         )
     return [*lines, *census.notes]
-
-
-def _correlation_lines(correlations: Sequence[Correlation]) -> list[str]:
-    known = [c for c in correlations if np.isfinite(c.r)]
-    if not known:
-        return []
-    return ["Δ goes with: " + ", ".join(f"{c.predictor} r = {c.r:+.2f} (p {c.p:.2g})" for c in known)]

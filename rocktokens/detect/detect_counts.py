@@ -48,7 +48,7 @@ def detect_counts(
 
     Args:
         counts: CSV or Parquet with token_id, count and mean_loss.
-        out: directory of the new run; one that holds the verdicts of `census --outcomes` may be named again.
+        out: directory of the new run.
         config: k (auto: the paper's 100) and signal are used.
         totals: positions and loss of the whole corpus, for shares and enrichment.
         tokenizer: names the tokens where the file does not.

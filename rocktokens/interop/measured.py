@@ -1,7 +1,6 @@
-"""Tables that a user brings: counts and mean losses per token type, outcomes of knock-outs per prompt. CSV or Parquet.
+"""Tables that a user brings: counts and mean losses per token type. CSV or Parquet.
 
     counts = read_counts(Path("counts.csv"))           # token_id, count, mean_loss
-    outcomes = read_outcomes(Path("outcomes.parquet")) # candidate, prompt, baseline, knocked_out
 
 Every fault of a file is named with its place before anything is computed from it. Column names are read without regard
 to case, and spaces and hyphens count as underscores.
@@ -9,7 +8,6 @@ to case, and spaces and hyphens count as underscores.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from rocktokens.causal.outcomes import KnockoutOutcomes
 from rocktokens.detect.counted import TypeCounts
 from rocktokens.errors import DataError
 from rocktokens.files import first_line
@@ -31,18 +28,8 @@ COUNT_COLUMNS = {
     "mean_loss": ("mean_loss", "mean_kl", "kl"),
     "token": ("token", "token_string", "text"),
 }
-OUTCOME_COLUMNS = {
-    "candidate": ("candidate", "token_id"),
-    "prompt": ("prompt", "prompt_id", "problem", "problem_id"),
-    "baseline": ("baseline", "correct_baseline"),
-    "knocked_out": ("knocked_out", "knockout", "correct_knocked_out"),
-    "rollout": ("rollout", "rollout_id"),
-    "token": ("token", "token_string", "text"),
-}
 LARGEST = 2**53  # whole numbers above it are not exact as floating-point numbers
-OPTIONAL = ("token", "rollout")
-KEYS = ("candidate", "prompt", "rollout")
-WHOLE = re.compile(r"\d+(\.0)?")
+OPTIONAL = ("token",)
 
 
 def read_counts(path: Path, *, signed: bool = False) -> TypeCounts:
@@ -72,33 +59,6 @@ def read_counts(path: Path, *, signed: bool = False) -> TypeCounts:
         )
     tokens = tuple(_texts(table["token"])) if "token" in table.column_names else None
     return TypeCounts(token_id_V, count_V, loss_V, tokens)
-
-
-def read_outcomes(path: Path) -> KnockoutOutcomes:
-    """Outcomes of knock-outs, one row per candidate and prompt.
-
-    Args:
-        path: CSV or Parquet with candidate, prompt (or problem), baseline and knocked_out. Outcomes are true or false,
-            0 or 1, or the share of right rollouts. With a column `rollout` there may be several rows for a candidate
-            and prompt, and they are averaged.
-    """
-    texts = [alias for name in (*KEYS, "token") for alias in OUTCOME_COLUMNS[name]]
-    table = _named(path, _read(path, texts), OUTCOME_COLUMNS)
-    outcome = {name: _shares(path, table, name) for name in ("baseline", "knocked_out")}
-    keys = {name: _keys(path, table, name) for name in KEYS if name in table.column_names}
-    hint = "average the rollouts of a prompt first, or number them in a column rollout"
-    _refuse_repeated(path, list(keys.values()), " and ".join(keys), hint)
-    tokens = None
-    if "token" in table.column_names:
-        tokens = dict(zip(keys["candidate"], _texts(table["token"])))
-    return KnockoutOutcomes.from_rows(
-        keys["candidate"],
-        keys["prompt"],
-        outcome["baseline"],
-        outcome["knocked_out"],
-        tokens or {},
-        keys.get("rollout"),
-    )
 
 
 # ---------------------------------------------------------------- files
@@ -173,32 +133,6 @@ def _whole(path: Path, table: pa.Table, name: str) -> np.ndarray:
     bad = (values != np.floor(values)) | (np.abs(values) > LARGEST)
     _refuse(path, bad, name, values, "it must be a whole number, below 2^53")
     return values.astype(np.int64)
-
-
-def _shares(path: Path, table: pa.Table, name: str) -> np.ndarray:
-    column = table[name]
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        known = {"true": 1.0, "false": 0.0}
-        texts = [str(text).strip().lower() for text in column.to_pylist()]
-        column = pa.chunked_array([pa.array([str(known.get(text, text)) for text in texts])])
-    values = _numbers(path, pa.table({name: column}), name)
-    bad = (values < 0) | (values > 1)
-    _refuse(path, bad, name, values, "an outcome is true or false, 0 or 1, or the share of right rollouts")
-    return values
-
-
-def _keys(path: Path, table: pa.Table, name: str) -> list[str]:
-    """A column that tells rows apart, as texts; ids that a spreadsheet wrote as 17.0 are 17."""
-    try:
-        found = _texts(table[name])
-    except pa.ArrowInvalid as error:  # bytes that are no text
-        raise DataError(f"{path}: column {name} must hold texts or whole numbers ({first_line(error)})") from error
-    empty = [row for row, value in enumerate(found) if not value]
-    if empty:
-        raise DataError(f"{path}, row {empty[0] + 1}: {name} is empty")
-    if all(WHOLE.fullmatch(value) for value in found):
-        found = [value.removesuffix(".0") for value in found]
-    return found
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:

@@ -62,18 +62,6 @@ SENTENCES: dict[Code, Callable[[Values], str]] = {
         "control is matched to that much"
     ),
     "baseline_at_bound": _bound,
-    "baseline_differs": lambda v: (
-        f"the baseline differs between candidates on {v['prompts']} of {v['of']} prompts; each candidate is compared "
-        "with its own, and the accuracy shown is the mean over them"
-    ),
-    "prompts_differ": lambda v: (
-        f"candidates were tested on different numbers of prompts, {v['fewest']} to {v['most']}: on fewer, only larger "
-        "effects can be seen, and a verdict of one is no comparison with another's"
-    ),
-    "uses_unknown": lambda v: (
-        "how often each candidate is used and the noise of two identical runs are not in the file: no candidate is "
-        "called Never Used, and there is no noise floor"
-    ),
 }
 
 

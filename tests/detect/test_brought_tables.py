@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from rocktokens import open_run
@@ -21,19 +20,6 @@ def run_command(*words: str) -> int:
 def counts(tmp_path):
     path = tmp_path / "counts.csv"
     path.write_text(COUNTS)
-    return path
-
-
-@pytest.fixture
-def outcomes(tmp_path):
-    base = (np.random.default_rng(0).random(300) < 0.7).astype(int)
-    hurt = base.copy()
-    hurt[np.flatnonzero(base)[:60]] = 0
-    lines = ["candidate,problem,baseline,knocked out"]
-    for name, after in (("7", hurt), ("3", base)):
-        lines += [f"{name},{place},{a},{b}" for place, (a, b) in enumerate(zip(base, after))]
-    path = tmp_path / "outcomes.csv"
-    path.write_text("\n".join(lines) + "\n")
     return path
 
 
@@ -113,39 +99,15 @@ def test_geometry_says_that_it_needs_rollouts(counts, tmp_path, capsys):
     assert "damaged" not in said
 
 
-def test_a_bypass_list_does_not_make_it_a_run_of_its_own(counts, outcomes, tmp_path):
-    out = tmp_path / "run"
-    assert run_command("detect", "--counts", counts, "--out", out) == 0
-    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
-    assert run_command("bypass", out) == 0
-    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "2000") == 0
-
-
-def test_outcomes_become_a_census(outcomes, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
-    assert "Strong Pillar" in capsys.readouterr().out
-    rows = {row["token_id"]: row for row in open_run(out).read("census").to_pylist()}
-    assert rows[7]["verdict"] == "Strong Pillar"
-    assert rows[7]["delta"] == pytest.approx(-0.2)
-    assert rows[3]["delta"] == 0.0
-    assert rows[7]["num_used"] is None
-    assert rows[7]["detectable"] > 0
-    assert open_run(out).facts("knockout")["smallest_detectable_effect"] > 0
-
-
-def test_both_make_one_run_with_a_report_and_a_card(counts, outcomes, tmp_path):
+def test_counts_have_a_report_and_a_card(counts, tmp_path):
     out = tmp_path / "run"
     totals = ("--corpus-positions", "1000", "--corpus-loss", "200")
     assert run_command("detect", "--counts", counts, "--out", out, "--k", "2", *totals) == 0
-    assert run_command("census", "--outcomes", outcomes, "--out", out, "--resamples", "1000") == 0
     assert run_command("report", out, "--no-images") == 0
     page = (out / "report.html").read_text()
     assert "table of counts" in page
     assert "recur in similar contexts" not in page
-    assert "Strong Pillar" in page
     run = open_run(out)
-    assert run.facts("knockout")["correlations"]["frequency"] is not None
     html = run._repr_html_()
     assert "costly" in html
     assert f"rocktokens score {out}" not in page
@@ -157,16 +119,7 @@ def test_both_make_one_run_with_a_report_and_a_card(counts, outcomes, tmp_path):
     assert open_run(out).facts("detect")["enrichment"] is None
 
 
-@pytest.mark.parametrize("which", ["counts", "outcomes"])
-def test_each_alone_has_a_report(which, request, tmp_path):
-    path, command = request.getfixturevalue(which), {"counts": "detect", "outcomes": "census"}[which]
-    assert run_command(command, f"--{which}", path, "--out", tmp_path / "run") == 0
-    assert run_command("report", tmp_path / "run", "--no-images") == 0
-    assert len((tmp_path / "run" / "report.html").read_text()) > 10_000
-    assert open_run(tmp_path / "run")._repr_html_()
-
-
-def test_bad_use_is_said_in_one_sentence(counts, outcomes, tmp_path, capsys):
+def test_bad_use_is_said_in_one_sentence(counts, tmp_path, capsys):
     def said(*words):
         assert run_command(*words) != 0
         text = capsys.readouterr().err
@@ -176,20 +129,17 @@ def test_bad_use_is_said_in_one_sentence(counts, outcomes, tmp_path, capsys):
     assert "--out" in said("detect", "--counts", counts)
     assert "one of" in said("detect", tmp_path, "--counts", counts, "--out", tmp_path / "run")
     assert "belong to --counts" in said("detect", tmp_path, "--corpus-loss", "3")
-    assert "rocktokens knockout RUN" in said("census")
     assert "only burden" in said("detect", "--counts", counts, "--out", tmp_path / "run", "--definition", "context")
-    assert "there is no file" in said("census", "--outcomes", tmp_path / "none.parquet", "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     counts.write_text(COUNTS.replace("400", "-400"))
     assert "never negative" in said("detect", "--counts", counts, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_its_own_is_not_overwritten(counts, outcomes, tmp_path, capsys):
+def test_a_run_of_its_own_is_not_overwritten(counts, tmp_path, capsys):
     from rocktokens import Run
 
     run = Run.create(tmp_path / "own", {"pair": {"student": "s", "teacher": "t"}})
     run.finish("distill", {})
-    for words in (("detect", "--counts", counts), ("census", "--outcomes", outcomes)):
-        assert run_command(*words, "--out", tmp_path / "own") == 1
-        assert "run of its own" in capsys.readouterr().err
+    assert run_command("detect", "--counts", counts, "--out", tmp_path / "own") == 1
+    assert "run of its own" in capsys.readouterr().err

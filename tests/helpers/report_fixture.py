@@ -316,7 +316,7 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
     run.write("baseline", pa.Table.from_pylist(base, schema=ROLLOUTS))
     rows += [_without(row, token_id) for row in base for token_id in rocks[:3] if token_id in row["token_ids"]]
     run.write("knockouts", pa.Table.from_pylist(rows, schema=TABLES["knockouts"].schema))
-    run.finish("knockout", census_facts(census, (), ()))
+    run.finish("knockout", census_facts(census))
 
 
 def _outcome(prompt: int, arm: str, set_id: str, correct: bool) -> dict[str, Any]:

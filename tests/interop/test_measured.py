@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rocktokens.errors import DataError
-from rocktokens.interop.measured import read_counts, read_outcomes
+from rocktokens.interop.measured import read_counts
 
 COUNTS = "token_id,count,mean_loss\n7,100,0.5\n3,400,0.1\n9,10,2.0\n"
-OUTCOMES = "candidate,problem,baseline,knocked out\n17,a,1,0\n17,b,0,0\n17,c,1,1\nso,a,1,1\nso,b,0,1\nso,c,1,1\n"
 
 
 def csv(tmp_path, text, name="table.csv"):
@@ -82,88 +81,6 @@ def test_files_that_are_not_there_or_no_tables(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         read_counts(tmp_path / "none.csv")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
-        read_outcomes(csv(tmp_path, OUTCOMES, "table.parquet"))
+        read_counts(csv(tmp_path, COUNTS, "table.parquet"))
 
 
-def test_outcomes_by_candidate_and_prompt(tmp_path):
-    read = read_outcomes(csv(tmp_path, OUTCOMES))
-    assert read.candidates == ("17", "so")
-    np.testing.assert_array_equal(read.baseline_PV, [[1, 1], [0, 0], [1, 1]])
-    np.testing.assert_array_equal(read.knocked_out_PV, [[0, 1], [0, 1], [1, 1]])
-
-
-def test_true_and_false_ids_as_numbers_and_parquet(tmp_path):
-    path = tmp_path / "o.parquet"
-    rows = {
-        "candidate": [17.0, 17.0, 20.0],
-        "prompt": [1, 2, 1],
-        "baseline": [True, False, True],
-        "knocked_out": [False, False, True],
-    }
-    pq.write_table(pa.table(rows), path)
-    read = read_outcomes(path)
-    assert read.candidates == ("17", "20")
-    np.testing.assert_array_equal(read.knocked_out_PV - read.baseline_PV, [[-1, 0], [0, np.nan]])
-    text = "candidate,prompt,baseline,knocked_out\n17,1,True,false\n17,2,FALSE,false\n"
-    np.testing.assert_array_equal(read_outcomes(csv(tmp_path, text)).baseline_PV, [[1], [0]])
-
-
-def test_keys_of_a_csv_are_texts_whatever_they_look_like(tmp_path):
-    text = "candidate,problem,baseline,knocked_out\n007,true,1,0\n7,true,1,0\n007,false,1,0\n7,no,0,0\n"
-    read = read_outcomes(csv(tmp_path, text))
-    assert read.candidates == ("007", "7")
-    assert read.baseline_PV.shape == (3, 2)
-    text = "candidate,problem,baseline,knocked_out\n17.0,1.0,1,0\n17.0,2.0,1,0\n20.0,1.0,1,0\n"
-    assert read_outcomes(csv(tmp_path, text)).candidates == ("17", "20")
-
-
-def test_keys_as_categories_bytes_and_missing_numbers(tmp_path):
-    def read(candidates, baseline=(True, False, True)):
-        path = tmp_path / "o.parquet"
-        columns = {"candidate": candidates, "prompt": [1, 2, 1], "knocked_out": [False, False, True]}
-        pq.write_table(pa.table({**columns, "baseline": baseline}), path)
-        return read_outcomes(path)
-
-    assert read(pa.array(["a", "a", "b"]).dictionary_encode()).candidates == ("a", "b")
-    assert read(pa.array([b"a", b"a", b"b"])).candidates == ("a", "b")
-    truths = pa.array(["true", "false", "true"]).dictionary_encode()
-    np.testing.assert_array_equal(read(["a", "a", "b"], truths).baseline_PV, [[1, 1], [0, np.nan]])
-    assert read(["nan", "nan", "b"]).candidates == ("nan", "b")
-    with pytest.raises(DataError, match="row 3: candidate is empty"):
-        read(pa.array([1.0, 1.0, float("nan")]))
-    with pytest.raises(DataError, match="column candidate must hold texts"):
-        read(pa.array([b"\xff", b"\xff", b"b"]))
-
-
-def test_rollouts_are_counted_once_for_all_candidates(tmp_path):
-    rows = [f"{name},{p},{r},{r % 2},1" for name in "ab" for p in range(30) for r in range(4)]
-    head = "candidate,prompt,rollout,baseline,knocked_out\n"
-    assert read_outcomes(csv(tmp_path, head + "\n".join(rows) + "\n")).num_rollouts == 120
-    assert read_outcomes(csv(tmp_path, OUTCOMES)).num_rollouts == 3
-    assert read_outcomes(csv(tmp_path, OUTCOMES.replace("17,a,1,0", "17,a,0.75,0"))).num_rollouts == 0
-
-
-def test_rollouts_of_a_prompt_are_averaged_only_where_they_are_numbered(tmp_path):
-    rows = "17,a,0,1,0\n17,a,1,1,1\n17,b,0,0,0\n17,b,1,1,1\n"
-    read = read_outcomes(csv(tmp_path, f"candidate,prompt,rollout,baseline,knocked_out\n{rows}"))
-    np.testing.assert_array_equal(read.baseline_PV, [[1.0], [0.5]])
-    np.testing.assert_array_equal(read.knocked_out_PV, [[0.5], [0.5]])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (OUTCOMES.replace("knocked out", "after"), "has no column knocked_out"),
-        (OUTCOMES.replace("problem", "question"), "has no column prompt (or prompt_id, problem, problem_id)"),
-        (OUTCOMES.replace("17,b,0,0", "17,b,0,2"), "row 2: knocked_out is 2.0; an outcome is"),
-        (OUTCOMES.replace("17,b,0,0", "17,b,-1,0"), "row 2: baseline is -1.0"),
-        (OUTCOMES.replace("17,b,0,0", "17,b,,0"), "row 2: baseline is nan"),
-        (OUTCOMES.replace("17,b,0,0", "17,b,perhaps,0"), "column baseline must hold numbers"),
-        (OUTCOMES.replace("17,b", "17,a"), "row 2: candidate and prompt 17 and a stands in row 1 already"),
-        (OUTCOMES.replace("17,b", ",b"), "row 2: candidate is empty"),
-    ],
-)
-def test_bad_outcomes_are_refused_by_place(tmp_path, text, said):
-    with pytest.raises(DataError) as caught:
-        read_outcomes(csv(tmp_path, text))
-    assert said in str(caught.value)
