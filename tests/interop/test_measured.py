@@ -82,5 +82,3 @@ def test_files_that_are_not_there_or_no_tables(tmp_path):
         read_counts(tmp_path / "none.csv")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         read_counts(csv(tmp_path, COUNTS, "table.parquet"))
-
-
