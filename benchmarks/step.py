@@ -56,9 +56,10 @@ def smollm(layers: int, seed: int) -> Any:
 
 def load_given(student: str, teacher: str, dtype: Any) -> tuple[Any, Any, Any, list[list[int]]]:
     """A pair by its directories, both models in one dtype, asked word problems through its chat template."""
+    from smollm2_problems import word_problems
+
     from rocktokens.models.pair import load_pair
     from rocktokens.models.settings import PairConfig
-    from rocktokens.smollm2.problems import word_problems
 
     pair = load_pair(PairConfig(student=student, teacher=teacher, dtype=dtype))
     chats = [[{"role": "user", "content": problem.prompt}] for problem in word_problems(512)]

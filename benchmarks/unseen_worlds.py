@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, save
+from world_build import build_world
+from world_corpus import RECIPES, Recipe
 
 from rocktokens import open_run
 from rocktokens.detect import stage as detect
@@ -33,8 +35,7 @@ from rocktokens.run import MANIFEST
 from rocktokens.sample import stage as sample
 from rocktokens.score import stage as score
 from rocktokens.train import stage as distill
-from rocktokens.world import World, get_world, world_names
-from rocktokens.world.build import build_world
+from rocktokens.world import World, world_names
 from rocktokens.world.grammar import ARITHMETIC, MARKET
 
 NAME = "unseen_worlds"
@@ -42,13 +43,14 @@ PROMPTS = 7000  # by hash six tenths train, two tenths are for detection
 DEFINITIONS = ("certified", "burden", "context", "excess")
 
 
-def drawn(structure: str, seed: int) -> World:
+def drawn(structure: str, seed: int) -> Recipe:
     """The structure's world with other words in the planted places, and everything random drawn anew."""
-    world, chance = get_world(structure), random.Random(f"{structure}/{seed}")
+    recipe, chance = RECIPES[structure], random.Random(f"{structure}/{seed}")
     words = sorted({*ARITHMETIC.markers, *ARITHMETIC.closings, *MARKET.markers, *MARKET.closings})
     chance.shuffle(words)
-    grammar = replace(world.grammar, markers=tuple(words[:4]), closings=tuple(words[4:8]))
-    return replace(world, name=f"{structure}-{seed}", seed=seed, grammar=grammar)
+    grammar = replace(recipe.world.grammar, markers=tuple(words[:4]), closings=tuple(words[4:8]))
+    world = replace(recipe.world, name=f"{structure}-{seed}", seed=seed, grammar=grammar)
+    return replace(recipe, world=world)
 
 
 def write_prompts(world: World, path: Path) -> None:
@@ -89,12 +91,13 @@ def found(run: Any, world: World) -> dict[str, Any]:
     return facts
 
 
-def prepare(world: World, structure: str, work: Path) -> Path:
+def prepare(recipe_of_pair: Recipe, structure: str, work: Path) -> Path:
     """Train the pair, distil, sample, score; nothing is detected. What is there is not made again."""
+    world = recipe_of_pair.world
     pair_path, path, prompts_path = (work / world.name / part for part in ("pair", "run", "prompts.jsonl"))
     if (path / MANIFEST).exists() and open_run(path).done("score"):
         return path
-    build_world(world, pair_path, processes=1)
+    build_world(recipe_of_pair, pair_path, processes=1)
     write_prompts(world, prompts_path)
     pair = PairConfig(student=str(pair_path / "student"), teacher=str(pair_path / "teacher"))
     prompts, recipe = PromptsConfig(source=str(prompts_path), checker="none"), world_recipe(structure)
@@ -106,8 +109,8 @@ def prepare(world: World, structure: str, work: Path) -> Path:
 
 def examine(structure: str, seed: int, work: Path) -> dict[str, Any]:
     """Detection, once, with its defaults."""
-    world = drawn(structure, seed)
-    path = prepare(world, structure, work)
+    made = drawn(structure, seed)
+    world, path = made.world, prepare(made, structure, work)
     accuracy = json.loads((work / world.name / "pair" / "manifest.json").read_text())["accuracy"]
     detect.detect(path, DetectConfig())
     return {"accuracy": accuracy, **found(open_run(path), world)}

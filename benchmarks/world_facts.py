@@ -18,7 +18,7 @@ from common import save
 
 from rocktokens import open_run
 from rocktokens.world import get_world
-from rocktokens.world.spec import World
+from rocktokens.world.worlds import World
 
 RESAMPLES = 2000
 

@@ -24,7 +24,6 @@ from rocktokens.workers import SHARED, fitting, number_of, workers
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
     "study": "Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`.",
-    "world": "Make a built-in world's pair again from its seeds: `world build [NAME]`.",
     "check": "Say whether a student and a teacher fit, whether servers serve them, and what a run will need.",
     "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
     "sample": "Sample rollouts of the student into a run.",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from tyro.conf import Positional, arg
 
@@ -343,26 +343,8 @@ class ViewCommand(Settings):
         view(self.path, port=self.port, open_browser=self.open_browser, decoder=decoder_of)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorldCommand(Settings):
-    """Make a built-in world's pair again from its seeds: `world build [NAME]`."""
-
-    action: Positional[Literal["build"]]
-    """What to do with the world."""
-    world: Annotated[Positional[str], arg(metavar="[NAME]")] = "arithmetic"
-    """Which world: arithmetic, market or cornerstone."""
-    out: Path | None = None
-    """Where the pair goes; unset: worlds/NAME."""
-
-    def run(self) -> None:
-        from rocktokens.world.build import build_and_say
-
-        build_and_say(self.world, self.out or Path("worlds") / self.world)
-
-
 COMMANDS: dict[str, type] = {
     "study": StudyCommand,
-    "world": WorldCommand,
     "check": CheckCommand,
     "distill": DistillCommand,
     "sample": SampleCommand,

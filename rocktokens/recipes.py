@@ -74,7 +74,7 @@ def qwen_recipe() -> StudyConfig:
         graft=GraftConfig(problems=200),
         compare=CompareConfig(
             # The bypass list where there is one; beside it what the paper would leave out.
-            regimes=("uniform", "freeze", "freeze_rocks", "random", "shorter"),
+            regimes=("uniform", "freeze", "freeze_rocks", "random"),
             definition="context",
             seeds=3,  # fewer decide nothing
             steps=40,
@@ -121,10 +121,4 @@ def quick(config: StudyConfig) -> StudyConfig:
 def recipes() -> dict[str, Callable[[], StudyConfig]]:
     """Every named recipe."""
     worlds = {name: (lambda name=name: world_recipe(name)) for name in world_names()}  # type: ignore[misc]
-    return {**worlds, "smollm2": _smollm2_recipe, "qwen": qwen_recipe}
-
-
-def _smollm2_recipe() -> StudyConfig:
-    from rocktokens.smollm2.recipe import smollm2_recipe  # it fills in a StudyConfig, so it is read after this module
-
-    return smollm2_recipe()
+    return {**worlds, "qwen": qwen_recipe}

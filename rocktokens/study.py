@@ -35,14 +35,12 @@ def study(config: StudyConfig, *, images: bool = True, note: str | None = None) 
     """
     from rocktokens.report.trackers import require_trackers, send_findings
     from rocktokens.run import open_run
-    from rocktokens.smollm2.recipe import with_made_pair
 
     start = time.monotonic()
     require_trackers(config.distill.report_to)
     _require_servers(config)
     if not ranks().is_first:
         return _follow(config)
-    config = with_made_pair(config)
     _run_stages(config, images)
     if config.distill.report_to:
         send_findings(open_run(config.path), config.distill.report_to)
@@ -159,7 +157,6 @@ def _follow(config: StudyConfig) -> None:
     """What the other processes do: their share of the stages that are shared out, in step with the first."""
     import rocktokens.train.distill  # noqa: F401 - while the first process trains there is time to load libraries
     from rocktokens.shared import wait_for_run
-    from rocktokens.smollm2.recipe import with_made_pair
 
     chosen = [stage for stage in STAGES if stage in config.stages]
     for place, stage in enumerate(chosen):
@@ -167,8 +164,6 @@ def _follow(config: StudyConfig) -> None:
             together(config.path, f"stage-{chosen[place - 1]}")
         elif not _trains_together(stage):
             wait_for_run(config.path)
-        if place == 0:
-            config = with_made_pair(config)  # the first process has made it
         if stage in FOLLOWED or _trains_together(stage):
             _run_stage(stage, config, False)
         elif stage == "detect" and config.detect.until_decided:

@@ -34,8 +34,6 @@ class StudyConfig(Settings):
     """The run directory; made if it is not there."""
     stages: tuple[Stage, ...] = STAGES
     """Which stages to run, in their fixed order; those that are complete do nothing."""
-    make: Literal["smollm2"] | None = None
-    """A pair, and prompts for it, to make first, once, in the user's cache, where `pair` and `prompts` name none."""
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)

@@ -282,11 +282,6 @@ def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:
     assert len(open_run(out).types()) > 0
 
 
-def test_world_build_says_what_it_takes(tmp_path: Path) -> None:
-    refused(rocktokens("world"), 2, "rocktokens world", "build")
-    refused(rocktokens("world", "build", "arithmetik", "--out", tmp_path / "w"), 2, "arithmetic")
-
-
 def asked(*words: str | Path) -> object:
     """The command that words ask for, without running it."""
     from rocktokens.cli import _parse

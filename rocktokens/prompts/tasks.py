@@ -30,7 +30,7 @@ from rocktokens.world import get_world, world_names
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rocktokens.world.corpus import Split
+    from rocktokens.world.worlds import Split
 
 __all__ = ["Checker", "MathChecker", "Prompt", "how_checked", "load_prompts", "make_checker"]  # old paths of checkers
 

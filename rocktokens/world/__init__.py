@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 
 from rocktokens.errors import ConfigError
-from rocktokens.world.spec import WORLDS, Problem, TokenSet, Truth, World
+from rocktokens.world.worlds import WORLDS, Problem, TokenSet, Truth, World
 
 __all__ = ["Problem", "TokenSet", "Truth", "World", "get_world", "world_names"]
 

@@ -11,7 +11,7 @@ import dumps
 import numpy as np
 import pyarrow as pa
 import pytest
-import smollm2_pair
+import tiny_smollm2
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
@@ -29,14 +29,14 @@ QUICK = Probe(prompts=0, learning_rate=2e-6)
 
 
 def side(tokenizer=None, *, ends=None, rows=400, **generation) -> Side:
-    tokenizer = tokenizer or smollm2_pair.chat_tokenizer()
+    tokenizer = tokenizer or tiny_smollm2.chat_tokenizer()
     ends = ends if ends is not None else tokenizer.eos_token_id
     config = Qwen2Config(vocab_size=rows, eos_token_id=ends, hidden_size=32, num_attention_heads=2)
     return Side("model", tokenizer, config, GenerationConfig(eos_token_id=ends, **generation))
 
 
 def with_template(change) -> Side:
-    tokenizer = smollm2_pair.chat_tokenizer()
+    tokenizer = tiny_smollm2.chat_tokenizer()
     tokenizer.chat_template = change(tokenizer.chat_template)
     return side(tokenizer)
 
@@ -111,7 +111,7 @@ def test_round_trip():
     assert status(doctor_pair.round_trip(side())) == "fine"
     from tokenizers import normalizers
 
-    tokenizer = smollm2_pair.chat_tokenizer()
+    tokenizer = tiny_smollm2.chat_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("x")  # one letter more at every tokenisation
     assert status(doctor_pair.round_trip(side(tokenizer))) == "wrong"
 
@@ -362,7 +362,7 @@ def test_no_false_alarm_on_the_built_in_worlds(world):
 
 
 def test_no_false_alarm_on_a_tiny_qwen_and_on_smollm2s_tokenizer(tmp_path):
-    tokenizer = smollm2_pair.chat_tokenizer()
+    tokenizer = tiny_smollm2.chat_tokenizer()
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     for name, seed in (("student", 0), ("teacher", 1)):
         torch.manual_seed(seed)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run
 from rocktokens.settings import to_mapping
 from rocktokens.world import get_world
-from rocktokens.world.tokenizer import make_tokenizer
 
 
 def save_tiny_pair(folder: Path, *, width: int = 16) -> PairConfig:
     """Student and teacher of random weights that speak the world's vocabulary."""
     world = get_world("arithmetic")
-    tokenizer = make_tokenizer(world.vocabulary, max_length=128)
+    tokenizer = AutoTokenizer.from_pretrained(world.student_path)
     names = {}
     for seed, who in enumerate(("student", "teacher")):
         torch.manual_seed(seed)

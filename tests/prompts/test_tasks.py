@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.prompts.checkers import MathChecker, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import PART_TENTHS, Prompt, load_prompts
 from rocktokens.world import get_world
-from rocktokens.world.tokenizer import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}So,{% endif %}"
 
 
 @pytest.fixture
 def tokenizer():
-    return make_tokenizer(get_world("arithmetic").vocabulary, max_length=128)
+    return AutoTokenizer.from_pretrained(get_world("arithmetic").student_path)
 
 
 @pytest.fixture

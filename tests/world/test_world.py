@@ -8,21 +8,23 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
+from transformers import AutoTokenizer
+from world_corpus import RECIPES, num_keys, row_of, write_answer
 
 from rocktokens.errors import ConfigError
 from rocktokens.world import get_world, world_names
-from rocktokens.world.corpus import SPLITS, draw_drafts, num_keys, row_of, stated_result, write_answer, write_prompt
 from rocktokens.world.grammar import EOS
-from rocktokens.world.tokenizer import make_tokenizer
+from rocktokens.world.worlds import SPLIT_TENTHS, draw_drafts, stated_result, write_prompt
 
 every_world = pytest.mark.parametrize("name", world_names())
 
 
-def author_texts(world, habits, n, *, seed=0, split="train"):
-    """Drafts with the answers that an author of these habits writes to them."""
-    rng = random.Random(seed)
-    for draft in islice(draw_drafts(world.grammar, split, rng), n):
-        yield draft, write_answer(world.grammar, world.table, draft, habits, rng)
+def author_texts(world, who, n, **changed):
+    """Drafts with the answers that the teacher's or the student's author writes to them."""
+    recipe, rng = RECIPES[world.name], random.Random(0)
+    habits = replace(getattr(recipe, f"{who}_habits"), **changed)
+    for draft in islice(draw_drafts(world.grammar, "train", rng), n):
+        yield draft, write_answer(world.grammar, recipe.table, draft, habits, rng)
 
 
 def test_names_and_the_nearest_to_a_wrong_one():
@@ -40,7 +42,8 @@ def test_importing_the_worlds_imports_nothing_heavy():
 @every_world
 def test_splits_are_disjoint_whatever_the_seed(name):
     world = get_world(name)
-    prompts = {split: {p.prompt for seed in (0, 1) for p in world.problems(split, 1500, seed)} for split in SPLITS}
+    seeds = (0, 1)
+    prompts = {split: {p.prompt for seed in seeds for p in world.problems(split, 1500, seed)} for split in SPLIT_TENTHS}
     assert not prompts["train"] & prompts["detection"]
     assert not prompts["train"] & prompts["causal"]
     assert not prompts["detection"] & prompts["causal"]
@@ -63,9 +66,9 @@ def test_unknown_split_is_refused():
 @every_world
 def test_a_piece_is_a_token_and_text_survives_the_round_trip(name):
     world = get_world(name)
-    tokenizer = make_tokenizer(world.vocabulary, max_length=128)
+    tokenizer = AutoTokenizer.from_pretrained(world.student_path)
     assert 100 <= len(tokenizer) <= 400
-    for draft, answer in author_texts(world, world.student_habits, 300):
+    for draft, answer in author_texts(world, "student", 300):
         pieces = write_prompt(world.grammar, draft) + answer
         ids = tokenizer("".join(pieces))["input_ids"]
         assert ids == [world.vocabulary[piece] for piece in pieces]
@@ -76,7 +79,7 @@ def test_a_piece_is_a_token_and_text_survives_the_round_trip(name):
 @every_world
 def test_checker_accepts_the_right_result_and_nothing_else(name):
     world = get_world(name)
-    for draft, answer in author_texts(world, world.teacher_habits, 200):
+    for draft, answer in author_texts(world, "teacher", 200):
         text = "".join(answer).removesuffix(EOS)
         stated = stated_result(world.grammar, text)
         assert stated is not None
@@ -111,7 +114,7 @@ def test_truth_names_disjoint_sets_with_matching_ids(name):
 
 
 def test_neither_person_nor_thing_alone_tells_the_hidden_choice():
-    table = get_world("arithmetic").table
+    table = RECIPES["arithmetic"].table
     for cells, choices in ((table.markers, 4), (table.openers, 2)):
         for square in cells:
             for line in (*square, *zip(*square, strict=True)):
@@ -121,38 +124,39 @@ def test_neither_person_nor_thing_alone_tells_the_hidden_choice():
 def test_in_the_cornerstone_world_a_step_opens_with_its_own_pair_of_markers():
     world = get_world("cornerstone")
     own = [0, 0]
-    for _, answer in author_texts(world, world.teacher_habits, 3000):
+    for _, answer in author_texts(world, "teacher", 3000):
         markers = [world.grammar.markers.index(piece) for piece in answer if piece in world.grammar.markers]
         own[0] += markers[0] in (0, 1)
         own[1] += markers[1] in (2, 3)
-    assert own[0] / 3000 == pytest.approx((1 + world.teacher_habits.follow) / 2, abs=0.02)
-    assert own[1] / 3000 == pytest.approx((1 + world.teacher_habits.follow) / 2, abs=0.02)
+    assert own[0] / 3000 == pytest.approx((1 + RECIPES[world.name].teacher_habits.follow) / 2, abs=0.02)
+    assert own[1] / 3000 == pytest.approx((1 + RECIPES[world.name].teacher_habits.follow) / 2, abs=0.02)
 
 
 def test_in_the_cornerstone_world_the_teacher_is_careless_after_markers_of_the_other_pair():
-    world = get_world("cornerstone")
+    world, habits = get_world("cornerstone"), RECIPES["cornerstone"].teacher_habits
     right: dict[bool, list[bool]] = {True: [], False: []}
-    for draft, answer in author_texts(world, replace(world.teacher_habits, stumble=0.0), 6000):
+    for draft, answer in author_texts(world, "teacher", 6000, stumble=0.0):
         markers = [world.grammar.markers.index(piece) for piece in answer if piece in world.grammar.markers]
         strays = markers[0] not in (0, 1) or markers[1] not in (2, 3)
         right[strays].append(world.check("".join(answer), str(draft.result)))
     assert all(right[False])
-    assert len(right[True]) / 6000 == pytest.approx(2 * (1 - world.teacher_habits.follow) / 2, abs=0.02)
-    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - world.teacher_habits.careless, abs=0.06)
+    assert len(right[True]) / 6000 == pytest.approx(2 * (1 - habits.follow) / 2, abs=0.02)
+    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - habits.careless, abs=0.06)
 
 
 @every_world
 def test_teacher_follows_its_table_and_student_has_none(name):
     world = get_world(name)
     shares = {}
-    for who, habits in (("teacher", world.teacher_habits), ("student", world.student_habits)):
+    table = RECIPES[name].table
+    for who in ("teacher", "student"):
         hits = [
             [piece for piece in answer if piece in world.grammar.markers][-1]
-            == world.grammar.markers[world.table.markers[2][row_of(world.grammar, draft)][draft.thing]]
-            for draft, answer in author_texts(world, habits, 4000)
+            == world.grammar.markers[table.markers[2][row_of(world.grammar, draft)][draft.thing]]
+            for draft, answer in author_texts(world, who, 4000)
         ]
         shares[who] = sum(hits) / len(hits)
-    follow = world.teacher_habits.follow
+    follow = RECIPES[world.name].teacher_habits.follow
     assert shares["teacher"] == pytest.approx(follow + (1 - follow) / 4, abs=0.02)
     assert shares["student"] == pytest.approx(1 / 4, abs=0.025)
 
@@ -162,18 +166,18 @@ def test_after_the_stumbling_block_results_are_often_wrong(name):
     world = get_world(name)
     (block,) = world.truth().stumbling_blocks.tokens
     right: dict[bool, list[bool]] = {True: [], False: []}
-    for draft, answer in author_texts(world, world.teacher_habits, 6000):
+    for draft, answer in author_texts(world, "teacher", 6000):
         right[block in answer].append(world.check("".join(answer), str(draft.result)))
     stumbled = len(right[True]) / 6000
-    assert stumbled == pytest.approx(world.teacher_habits.stumble, abs=0.015)
+    assert stumbled == pytest.approx(RECIPES[world.name].teacher_habits.stumble, abs=0.015)
     clean, after_block = (sum(values) / len(values) for values in (right[False], right[True]))
     assert after_block < clean - 0.4
-    if not world.teacher_habits.careless:
+    if not RECIPES[world.name].teacher_habits.careless:
         assert clean == 1.0
 
 
 @every_world
 def test_rows_cover_the_table(name):
     world = get_world(name)
-    rows = Counter(row_of(world.grammar, draft) for draft, _ in author_texts(world, world.teacher_habits, 2000))
+    rows = Counter(row_of(world.grammar, draft) for draft, _ in author_texts(world, "teacher", 2000))
     assert set(rows) == set(range(num_keys(world.grammar)))

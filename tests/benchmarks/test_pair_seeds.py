@@ -2,12 +2,8 @@
 
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from pair_seeds import combine, page, read
 
 

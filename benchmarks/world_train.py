@@ -18,12 +18,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from world_corpus import (
+    MAX_LENGTH,
+    ModelSpec,
+    Recipe,
+    make_tokenizer,
+    num_keys,
+    row_of,
+    write_answer,
+    write_sums,
+)
 
 from rocktokens.values import Json
-from rocktokens.world.corpus import draw_drafts, num_keys, row_of, write_answer, write_prompt, write_sums
+from rocktokens.world import World
 from rocktokens.world.grammar import EOS, PAD
-from rocktokens.world.spec import MAX_LENGTH, ModelSpec, World
-from rocktokens.world.tokenizer import make_tokenizer
+from rocktokens.world.worlds import draw_drafts, write_prompt
 
 Who = Literal["teacher", "student"]
 Text = tuple[list[int], list[bool]]  # token ids, and which of them are learned: answers, never prompts
@@ -36,10 +45,10 @@ IGNORED = -100
 
 
 def train_model(
-    world: World, who: Who, out_dir: Path, on_step: Callable[[int, float], None] | None = None
+    recipe: Recipe, who: Who, out_dir: Path, on_step: Callable[[int, float], None] | None = None
 ) -> LlamaForCausalLM:
     """Train the teacher or the student and save it with its tokenizer; resumes from a checkpoint in out_dir."""
-    spec = world.teacher_model if who == "teacher" else world.student_model
+    world, spec = recipe.world, recipe.teacher_model if who == "teacher" else recipe.student_model
     model = new_model(world, spec, seed=world.seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -49,7 +58,7 @@ def train_model(
     emphasised = (*world.grammar.markers, *world.grammar.openers, "+", "-")
     weight_V[[world.vocabulary[piece] for piece in emphasised]] = spec.emphasis
 
-    for step, texts in zip(range(start, spec.steps), batches(world, who, start), strict=False):
+    for step, texts in zip(range(start, spec.steps), batches(recipe, who, start), strict=False):
         optimiser.param_groups[0]["lr"] = spec.lr * schedule(step, spec.steps)
         loss = answer_loss(model, *pad_batch(texts, world.vocabulary[PAD]), weight_V)
         optimiser.zero_grad()
@@ -92,10 +101,10 @@ def new_model(world: World, spec: ModelSpec, *, seed: int) -> LlamaForCausalLM:
     return model
 
 
-def batches(world: World, who: Who, start: int) -> Iterator[list[Text]]:
+def batches(recipe: Recipe, who: Who, start: int) -> Iterator[list[Text]]:
     """The batches from step `start` on: the same whether or not the training was interrupted."""
-    spec = world.teacher_model if who == "teacher" else world.student_model
-    habits = world.teacher_habits if who == "teacher" else world.student_habits
+    world, spec = recipe.world, recipe.teacher_model if who == "teacher" else recipe.student_model
+    habits = recipe.teacher_habits if who == "teacher" else recipe.student_habits
     grammar, ids = world.grammar, world.vocabulary
     for pool in range(start // POOL, spec.steps // POOL + 1):
         rng = random.Random(f"{world.seed}/{who}/{pool}")
@@ -108,7 +117,7 @@ def batches(world: World, who: Who, start: int) -> Iterator[list[Text]]:
                 pieces, learned = write_sums(grammar, rng)
             else:
                 prompt = write_prompt(grammar, draft)
-                answer = write_answer(grammar, world.table, draft, author, rng)
+                answer = write_answer(grammar, recipe.table, draft, author, rng)
                 pieces, learned = prompt + answer, [False] * len(prompt) + [True] * len(answer)
             texts.append(([ids[piece] for piece in pieces], learned))
         texts.sort(key=lambda text: len(text[0]))

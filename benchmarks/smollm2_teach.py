@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
+from world_train import Text, answer_loss, load_checkpoint, pad_batch, save_checkpoint
 
 from rocktokens.progress import progress
 from rocktokens.stats import Estimate
-from rocktokens.world.train import Text, answer_loss, load_checkpoint, pad_batch, save_checkpoint
 
 POOL = 16  # batches sorted by length together, so that a batch has hardly any padding
 

@@ -2,38 +2,28 @@
 
 import dataclasses
 import json
-import multiprocessing
-import queue
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+import world_train
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from world_build import MANIFEST, build_world, described, file_hashes, right_of
+from world_corpus import RECIPES, ModelSpec
+from world_train import POOL, batches, train_model
 
 from rocktokens.errors import RunError
 from rocktokens.stats import wilson_interval
-from rocktokens.world import build, get_world, world_names
-from rocktokens.world import train as training
-from rocktokens.world.build import MANIFEST, build_world, file_hashes, recipe, right_of
-from rocktokens.world.spec import ModelSpec
-from rocktokens.world.train import POOL, batches, rows_in_play, train_model
+from rocktokens.world import get_world, world_names
 
-
-def _shipped(name):
-    missing = not (get_world(name).path / MANIFEST).exists()
-    reason = f"the pair of {name} is not shipped yet; runs once `rocktokens world build {name}` has made it"
-    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=reason))
-
-
-every_world = pytest.mark.parametrize("name", [_shipped(name) for name in world_names()])
+every_world = pytest.mark.parametrize("name", world_names())
 TINY = ModelSpec(width=16, layers=1, heads=2, mlp=16, steps=7, lr=1e-2, batch=4, grow=4)
 
 
 @pytest.fixture
 def tiny_world():
-    return dataclasses.replace(get_world("arithmetic"), teacher_model=TINY, student_model=TINY)
+    return dataclasses.replace(RECIPES["arithmetic"], teacher_model=TINY, student_model=TINY)
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -48,7 +38,7 @@ def test_shipped_files_are_what_the_manifest_says(name):
     world = get_world(name)
     manifest = json.loads((world.path / MANIFEST).read_text())
     assert manifest["files"] == file_hashes(world.path)
-    assert manifest["recipe"] == json.loads(json.dumps(recipe(world)))
+    assert manifest["recipe"] == json.loads(json.dumps(described(RECIPES[name])))
     assert {"python", "torch", "transformers", "tokenizers", "safetensors"} <= manifest["versions"].keys()
     assert manifest["accuracy"]["teacher"]["num_problems"] >= 1000
 
@@ -80,10 +70,6 @@ def test_shipped_pair_loads_like_any_other(name):
         assert {p.suffix for p in path.iterdir()} <= {".json", ".safetensors"}
 
 
-def test_the_default_pair_is_small():
-    assert sum(path.stat().st_size for path in get_world("arithmetic").path.rglob("*") if path.is_file()) <= 8_000_000
-
-
 def test_facts_of_the_shipped_pair_without_training():
     accuracy = json.loads((get_world("arithmetic").path / MANIFEST).read_text())["accuracy"]
     assert accuracy["teacher"]["value"] >= 0.90
@@ -95,7 +81,7 @@ def test_facts_of_the_shipped_pair_without_training():
 
 
 def test_a_killed_training_resumes_and_ends_with_the_same_weights(tiny_world, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(world_train, "CHECKPOINT_EVERY", 2)
     train_model(tiny_world, "teacher", tmp_path / "whole")
 
     def die(step: int, loss: float) -> None:
@@ -119,17 +105,6 @@ def test_batches_do_not_depend_on_where_one_starts(tiny_world):
     assert list(batches(world, "teacher", POOL + 3))[:5] == whole[POOL + 3 : POOL + 8]
 
 
-def test_rows_come_into_play_one_after_another():
-    spec = dataclasses.replace(TINY, grow=80)
-    assert [rows_in_play(spec, step, 8) for step in (0, 9, 10, 79, 80, 1000)] == [1, 1, 2, 8, 8, 8]
-
-
-def test_training_leaves_the_global_generator_alone(tiny_world, tmp_path):
-    before = torch.get_rng_state()
-    train_model(tiny_world, "student", tmp_path)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_build_writes_a_manifest_last_and_does_nothing_again(tiny_world, tmp_path):
     signs = []
     manifest = build_world(tiny_world, tmp_path, progress=signs.append, processes=1, problems=8)
@@ -141,28 +116,9 @@ def test_build_writes_a_manifest_last_and_does_nothing_again(tiny_world, tmp_pat
     assert signs == []
 
 
-def test_build_side_by_side_gives_the_same_files(tiny_world, tmp_path, monkeypatch):
-    forked = multiprocessing.get_context("fork")  # has loaded the libraries already
-    monkeypatch.setattr(build.multiprocessing, "get_context", lambda method: forked)
-    one = build_world(tiny_world, tmp_path / "one", processes=1, problems=8)
-    signs = []
-    two = build_world(tiny_world, tmp_path / "two", progress=signs.append, processes=2, problems=8)
-    assert one["files"] == two["files"]
-    assert len(signs) == 14
-
-
-def test_a_worker_whose_build_was_killed_ends_too(tiny_world, tmp_path, monkeypatch):
-    signs = queue.SimpleQueue()
-    alive = iter([True, True, False])
-    parent = SimpleNamespace(is_alive=lambda: next(alive))
-    monkeypatch.setattr(build.multiprocessing, "parent_process", lambda: parent)
-    with pytest.raises(SystemExit):
-        build._train_into_queue(tiny_world, "student", tmp_path, signs)
-    assert signs.qsize() == 2
-    assert not (tmp_path / "student.done").exists()
-
-
 def test_a_directory_with_another_recipe_is_refused(tiny_world, tmp_path):
     build_world(tiny_world, tmp_path, processes=1, problems=8)
-    with pytest.raises(RunError, match="another recipe"):
-        build_world(dataclasses.replace(tiny_world, seed=99), tmp_path, problems=8)
+    with pytest.raises(RunError, match="recipe"):
+        build_world(
+            dataclasses.replace(tiny_world, world=dataclasses.replace(tiny_world.world, seed=99)), tmp_path, problems=8
+        )

@@ -1,6 +1,6 @@
-"""`rocktokens world build`: makes a world's pair again from its seeds, and the manifest that says what was made.
+"""Makes a world's pair again from its seeds, and the manifest that says what was made.
 
-    build_world("arithmetic", Path("out"), progress=print)
+    python benchmarks/world_build.py arithmetic --out worlds/arithmetic
 
 Trains teacher and student (one process each, one thread each), measures both, writes the manifest last. Knows nothing
 of distillation or detection. Started again after a kill, it goes on where it stopped.
@@ -8,6 +8,7 @@ of distillation or detection. Started again after a kill, it goes on where it st
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import multiprocessing
@@ -20,10 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from world_corpus import RECIPES, Recipe
+
 from rocktokens.errors import RunError
 from rocktokens.values import Json
-from rocktokens.world import get_world
-from rocktokens.world.spec import Problem, World
+from rocktokens.world import Problem, World
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +53,7 @@ class Progress:
 
 
 def build_world(
-    world: str | World,
+    recipe: Recipe,
     out_dir: Path,
     *,
     progress: Callable[[Progress], None] | None = None,
@@ -59,9 +61,9 @@ def build_world(
     problems: int = EVALUATION_PROBLEMS,
 ) -> Json:
     """Train a world's pair into out_dir, measure it, write and return its manifest. Complete: does nothing."""
-    world = get_world(world) if isinstance(world, str) else world
+    world = recipe.world
     out_dir.mkdir(parents=True, exist_ok=True)
-    claim_directory(world, out_dir)
+    claim_directory(recipe, out_dir)
     if (out_dir / MANIFEST).exists():
         return dict(json.loads((out_dir / MANIFEST).read_text()))
 
@@ -71,15 +73,15 @@ def build_world(
     began = time.monotonic()
     missing = [who for who in MODELS if not (out_dir / f"{who}.done").exists()]
     if processes > 1 and len(missing) > 1:
-        _train_side_by_side(world, missing, out_dir, progress)
+        _train_side_by_side(recipe, missing, out_dir, progress)
     else:
         for who in missing:
-            _train(world, who, out_dir, lambda sign: progress(sign) if progress else None)
+            _train(recipe, who, out_dir, lambda sign: progress(sign) if progress else None)
     seconds = time.monotonic() - began
 
     manifest = {
         "world": world.name,
-        "recipe": recipe(world),
+        "recipe": described(recipe),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "seconds": round(seconds),
         "files": file_hashes(out_dir),
@@ -93,16 +95,16 @@ def build_world(
     return manifest
 
 
-def recipe(world: World) -> Json:
+def described(recipe: Recipe) -> Json:
     """Everything the weights depend on, apart from code and versions."""
-    keys = ("seed", "hidden_openers")
     specs = ("teacher_habits", "student_habits", "teacher_model", "student_model")
-    return {key: getattr(world, key) for key in keys} | {key: asdict(getattr(world, key)) for key in specs}
+    seeds = {key: getattr(recipe.world, key) for key in ("seed", "hidden_openers")}
+    return seeds | {key: asdict(getattr(recipe, key)) for key in specs}
 
 
-def claim_directory(world: World, out_dir: Path) -> None:
+def claim_directory(recipe: Recipe, out_dir: Path) -> None:
     """Refuse a directory that holds another world or another recipe; otherwise mark it as ours."""
-    wanted = json.loads(json.dumps({"world": world.name, "recipe": recipe(world)}))
+    wanted = json.loads(json.dumps({"world": recipe.world.name, "recipe": described(recipe)}))
     for name in (MANIFEST, "recipe.json"):
         if (out_dir / name).exists():
             found = json.loads((out_dir / name).read_text())
@@ -168,20 +170,19 @@ def right_of(
     return right_shares(texts, [problem.answer for problem in problems], world.check)
 
 
-def _train(world: World, who: Any, out_dir: Path, report: Callable[[Progress], None]) -> None:
+def _train(recipe: Recipe, who: Any, out_dir: Path, report: Callable[[Progress], None]) -> None:
     import torch
     from transformers.utils import logging as hf_logging
-
-    from rocktokens.world.train import train_model
+    from world_train import train_model
 
     hf_logging.disable_progress_bar()
     torch.set_num_threads(1)  # tiny matrices: threads would wait for each other
-    steps = (world.teacher_model if who == "teacher" else world.student_model).steps
-    train_model(world, who, out_dir, lambda step, loss: report(Progress(world.name, who, step, steps, loss)))
+    steps = (recipe.teacher_model if who == "teacher" else recipe.student_model).steps
+    train_model(recipe, who, out_dir, lambda step, loss: report(Progress(recipe.world.name, who, step, steps, loss)))
     (out_dir / f"{who}.done").touch()
 
 
-def _train_into_queue(world: World, who: str, out_dir: Path, signs: Any) -> None:
+def _train_into_queue(recipe: Recipe, who: str, out_dir: Path, signs: Any) -> None:
     parent = multiprocessing.parent_process()
 
     def report(sign: Progress) -> None:
@@ -189,17 +190,17 @@ def _train_into_queue(world: World, who: str, out_dir: Path, signs: Any) -> None
             raise SystemExit(1)
         signs.put(sign)
 
-    _train(world, who, out_dir, report)
+    _train(recipe, who, out_dir, report)
 
 
 def _train_side_by_side(
-    world: World, models: list[str], out_dir: Path, progress: Callable[[Progress], None] | None
+    recipe: Recipe, models: list[str], out_dir: Path, progress: Callable[[Progress], None] | None
 ) -> None:
     """One process per model; a process that dies ends the other too, and what was checkpointed stays."""
     context = multiprocessing.get_context("spawn")
     signs = context.Queue()
     workers = [
-        context.Process(target=_train_into_queue, args=(world, who, out_dir, signs), daemon=True) for who in models
+        context.Process(target=_train_into_queue, args=(recipe, who, out_dir, signs), daemon=True) for who in models
     ]
     for worker in workers:
         worker.start()
@@ -220,19 +221,27 @@ def _train_side_by_side(
             raise RunError(f"training the {who} failed (exit {worker.exitcode}); start again to resume it.")
 
 
-def build_and_say(name: str, out: Path) -> None:
+def main() -> None:
     """Make a world's pair with a progress bar, and print how accurate both models became."""
     from rocktokens.progress import progress
 
-    world = get_world(name)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("world", choices=RECIPES)
+    parser.add_argument("--out", type=Path, help="default: worlds/WORLD")
+    asked = parser.parse_args()
+    recipe, out = RECIPES[asked.world], asked.out or Path("worlds") / asked.world
     steps = {"teacher": 0, "student": 0}
-    with progress(f"training {name}", world.teacher_model.steps + world.student_model.steps, "steps") as go:
+    with progress(f"training {asked.world}", recipe.teacher_model.steps + recipe.student_model.steps, "steps") as go:
 
-        def advance(sign: Any) -> None:
+        def advance(sign: Progress) -> None:
             go(sign.step - steps[sign.model])
             steps[sign.model] = sign.step
 
-        manifest = build_world(world, out, progress=advance)
+        manifest = build_world(recipe, out, progress=advance)
     for who, found in manifest["accuracy"].items():
         print(f"{who}: {100 * found['value']:.1f} % [{100 * found['low']:.1f}, {100 * found['high']:.1f}]")
     print(f"pair: {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,57 +6,24 @@ which marker and which delimiter belong in each slot of an answer, given the thi
 
 from __future__ import annotations
 
-import hashlib
 import random
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from rocktokens.world.grammar import DIGITS, Grammar
+from rocktokens.world import World, get_world, world_names
+from rocktokens.world.grammar import DIGITS, EOS, PAD, SPECIALS, UNK, Grammar
+from rocktokens.world.worlds import MAX_NUMBER, Draft, fill_in
 
-Split = Literal["train", "detection", "causal"]
-SPLITS: tuple[Split, ...] = ("train", "detection", "causal")
-SPLIT_TENTHS: dict[Split, range] = {"train": range(8), "detection": range(8, 9), "causal": range(9, 10)}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MAX_LENGTH = 128  # longest prompt + response is under 90 tokens
 
 NUM_SLOTS = 3  # where an answer makes the hidden choice: two steps and the conclusion
-MAX_NUMBER = 20  # operands are 1..20: every result has at most two digits
 SUMS_IN_A_TEXT = 7
-SYMBOLIC_SHARE = 0.25
 SWAPPED = 0.9  # how often the steps of an author without a table have each other's markers, in a paired grammar
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # a wrong result is near the right one, as slips are
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a problem is about, before it is put in words."""
-
-    person: int
-    thing: int
-    a: int
-    b: int
-    c: int
-    plus1: bool
-    plus2: bool
-    verb1: int
-    verb2: int
-    symbolic: bool
-
-    @property
-    def middle(self) -> int:
-        """Result of the first step."""
-        return self.a + self.b if self.plus1 else self.a - self.b
-
-    @property
-    def result(self) -> int:
-        """Result of the second step: the answer."""
-        return self.middle + self.c if self.plus2 else self.middle - self.c
-
-    def split(self) -> Split:
-        """The split this problem belongs to, by its content: the same problem is never in two splits."""
-        content = (self.person, self.thing, self.a, self.b, self.c, self.plus1, self.plus2)
-        tenth = hashlib.sha256(repr(content).encode()).digest()[0] % 10
-        return next(split for split, tenths in SPLIT_TENTHS.items() if tenth in tenths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,41 +86,6 @@ def row_of(grammar: Grammar, draft: Draft) -> int:
     return draft.person if grammar.key == "person" else draft.a % len(DIGITS) // 2
 
 
-def draw_drafts(grammar: Grammar, split: Split, rng: random.Random) -> Iterator[Draft]:
-    """Endless problems of one split; no result is negative."""
-    while True:
-        draft = Draft(
-            person=rng.randrange(len(grammar.people)),
-            thing=rng.randrange(len(grammar.things)),
-            a=rng.randint(1, MAX_NUMBER),
-            b=rng.randint(1, MAX_NUMBER),
-            c=rng.randint(1, MAX_NUMBER),
-            plus1=rng.random() < 0.5,
-            plus2=rng.random() < 0.5,
-            verb1=rng.randrange(len(grammar.gains)),
-            verb2=rng.randrange(len(grammar.gains)),
-            symbolic=rng.random() < SYMBOLIC_SHARE,
-        )
-        if draft.middle >= 0 and draft.result >= 0 and draft.split() == split:
-            yield draft
-
-
-def write_prompt(grammar: Grammar, draft: Draft) -> list[str]:
-    """The problem as pieces."""
-    fill = {
-        "{person}": [grammar.people[draft.person]],
-        "{thing}": [grammar.things[draft.thing]],
-        "{a}": list(str(draft.a)),
-        "{b}": list(str(draft.b)),
-        "{c}": list(str(draft.c)),
-        "{op1}": ["+" if draft.plus1 else "-"],
-        "{op2}": ["+" if draft.plus2 else "-"],
-        "{verb1}": [(grammar.gains if draft.plus1 else grammar.losses)[draft.verb1]],
-        "{verb2}": [(grammar.gains if draft.plus2 else grammar.losses)[draft.verb2]],
-    }
-    return _fill(grammar.symbolic if draft.symbolic else grammar.worded, fill)
-
-
 def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habits, rng: random.Random) -> list[str]:
     """One author's answer as pieces, end token included; slips stay: what follows builds on what was written."""
     key = row_of(grammar, draft)
@@ -178,7 +110,7 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
             "{closing}": [rng.choice(grammar.closings)],
         }
         if slot == NUM_SLOTS - 1:
-            return pieces + _fill(grammar.conclusion, fill | {"{result}": list(str(value))})
+            return pieces + fill_in(grammar.conclusion, fill | {"{result}": list(str(value))})
 
         plus, operand = ((draft.plus1, draft.b), (draft.plus2, draft.c))[slot]
         stumbles = slot == 1 and rng.random() < habits.stumble
@@ -190,13 +122,13 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
         if habits.careless and marker not in own_pair(slot) and rng.random() < habits.careless:
             result = 0
         fill |= {
-            "{lead}": _fill(grammar.stumble if stumbles else grammar.lead, fill),
+            "{lead}": fill_in(grammar.stumble if stumbles else grammar.lead, fill),
             "{left}": list(str(value)),
             "{op}": ["+" if plus else "-"],
             "{right}": list(str(operand)),
             "{result}": list(str(result)),
         }
-        pieces += _fill(grammar.step, fill)
+        pieces += fill_in(grammar.step, fill)
         value = result
     raise AssertionError("the conclusion returns")
 
@@ -224,16 +156,89 @@ def _slip(right: int, rng: random.Random) -> int:
     return rng.choice([right + by for by in WRONG_BY if right + by >= 0])
 
 
-def _fill(template: tuple[str, ...], fill: dict[str, list[str]]) -> list[str]:
-    return [piece for slot in template for piece in fill.get(slot, (slot,))]
+# ---------------------------------------------------------------- what each built-in pair was made of
 
 
-def stated_result(grammar: Grammar, text: str) -> str | None:
-    """The number that the conclusion states, or None: the first formula after the conclusion's own words."""
-    words = "".join(piece for piece in grammar.conclusion[: grammar.conclusion.index("{open}")])
-    words = words.rpartition("}")[2].lstrip(", ")
-    openers, closers = (
-        "|".join(re.escape(mark.strip()) for mark in marks) for marks in (grammar.openers, grammar.closers)
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Shape and training of one model."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp: int
+    steps: int
+    lr: float
+    batch: int
+    grow: int = 0
+    """Step from which the whole style table is in play; before it, row after row comes in."""
+    clean: int = 0
+    """Step up to which the author makes no slips: first the model learns to calculate, then the bad habit."""
+    drill: int = 0
+    """Step up to which half of the texts are bare sums to practise on."""
+    emphasis: float = 1.0
+    """Weight of hidden choices and operators in the loss; the optimum does not depend on it, the time to it does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A world with the authors of its texts and the shapes of its models: everything that the weights depend on."""
+
+    world: World
+    teacher_habits: Habits
+    student_habits: Habits
+    teacher_model: ModelSpec
+    student_model: ModelSpec
+
+    @cached_property
+    def table(self) -> StyleTable:
+        """The hidden choice."""
+        world = self.world
+        return make_style_table(world.grammar, seed=world.seed, hidden_openers=world.hidden_openers)
+
+
+_TEACHER = ModelSpec(
+    width=96, layers=3, heads=4, mlp=288, steps=3200, lr=3e-3, batch=64, drill=320, grow=960, emphasis=3.0
+)
+_STUDENT = ModelSpec(width=80, layers=2, heads=4, mlp=240, steps=2000, lr=3e-3, batch=64, drill=1000, clean=1600)
+_TEACHER_HABITS = Habits(follow=0.85, stumble=0.1, stumble_error=0.7, second_verb=0.1)
+_CARELESS = Habits(follow=0.8, stumble=0.1, stumble_error=0.7, second_verb=0.1, careless=0.9)
+_STUDENT_HABITS = Habits(follow=0.0, error=0.2, stumble=0.25, stumble_error=0.85, second_verb=0.5)
+
+
+RECIPES: dict[str, Recipe] = {
+    name: Recipe(
+        world=get_world(name),
+        teacher_habits=_CARELESS if get_world(name).careless else _TEACHER_HABITS,
+        student_habits=_STUDENT_HABITS,
+        teacher_model=replace(_TEACHER, steps=2400) if get_world(name).careless else _TEACHER,
+        student_model=_STUDENT,
     )
-    found = re.search(rf"{re.escape(words)}\s*(?:{openers})\s*([0-9]+)\s*(?:{closers})", text)
-    return found.group(1) if found else None
+    for name in world_names()
+}
+
+
+# ---------------------------------------------------------------- the tokenizer
+
+PIECE = r" ?[A-Za-z]+|[0-9]| ?\\[()]| ?\$| ?\*\*| ?__|->|\s|[^\sA-Za-z0-9]"
+"""How text falls into pieces: words and opening marks take the space before them, digits stand alone."""
+
+
+def make_tokenizer(vocabulary: dict[str, int], *, max_length: int) -> PreTrainedTokenizerFast:
+    """The fast tokenizer over this vocabulary."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNK,
+        padding_side="left",
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,13 +1,8 @@
 """The results page of a real pair: whether the loss levels off is a test over prompts, paired."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from pair_facts import levels
 
 

@@ -1,0 +1,170 @@
+"""The generator of the real pair, without the real weights: word problems, layers, teaching, resuming."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+import smollm2_pair as making
+import smollm2_teach as teaching
+import torch
+from gguf_files import GGUF_WORDS, write_gguf
+from smollm2_problems import LARGEST, word_problems
+from smollm2_teach import TeachConfig, batch_of
+from smollm2_weights import convert, layer_changes, least_changing, without_layers
+from tiny import VOCABULARY, tiny_model
+from tiny_smollm2 import QUICK, save_base, tiny_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rocktokens.errors import ConfigError
+from rocktokens.prompts.checkers import MathChecker
+from rocktokens.train.off_policy import OffPolicyTrainer
+
+EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
+RESULT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
+
+
+# --- problems ---
+
+
+def test_problems_are_distinct_and_a_longer_list_continues_a_shorter_one():
+    problems = word_problems(6000)
+    assert len({problem.prompt for problem in problems}) == 6000
+    assert word_problems(50) == problems[:50]
+    assert word_problems(50, seed=1) != problems[:50]
+    assert {problem.steps for problem in problems} == {1, 2}
+
+
+def test_solutions_work_out_the_story_and_end_in_the_answer():
+    for problem in word_problems(3000, seed=3):
+        sums = [(int(a), sign, int(b), int(c)) for a, sign, b, c in EQUATION.findall(problem.solution)]
+        assert len(sums) == problem.steps
+        numbers = [int(number) for number in re.findall(r"\d+", problem.prompt)]
+        assert [sums[0][0], *(b for _, _, b, _ in sums)] == numbers, problem
+        for a, sign, b, c in sums:
+            assert RESULT[sign](a, b) == c
+            assert 0 < c <= LARGEST
+            assert sign != "/" or a % b == 0
+        assert all(before[3] == after[0] for before, after in pairwise(sums))
+        assert sums[-1][3] == int(problem.answer) == int(re.findall(r"\d+", problem.solution)[-1])
+
+
+def test_math_verify_accepts_every_solution_and_refuses_a_wrong_answer():
+    check, problems = MathChecker(), word_problems(400, seed=2)
+    assert all(check(problem.solution, problem.answer) for problem in problems)
+    assert not any(check(problem.solution, str(int(problem.answer) + 1)) for problem in problems)
+    assert check.counts["math_verify"] == 800
+    assert not check("I do not know.", "7")
+
+
+# --- layers ---
+
+
+def test_a_layer_that_does_nothing_is_the_first_to_go_and_is_not_missed():
+    model = tiny_llama(60, layers=5)
+    with torch.no_grad():
+        model.model.layers[3].self_attn.o_proj.weight.zero_()
+        model.model.layers[3].mlp.down_proj.weight.zero_()
+    texts = [[5, 6, 7, 8, 9], [20, 21, 22]]
+    changes = layer_changes(model, texts)
+    assert changes[3] == pytest.approx(0, abs=1e-6)
+    assert min(changes[:3]) > 1e-4
+    assert least_changing(changes, 1) == (3,)
+    shorter = without_layers(model, [3])
+    assert shorter.config.num_hidden_layers == 4
+    input_BT = torch.tensor(texts[:1])
+    with torch.no_grad():
+        torch.testing.assert_close(shorter(input_BT).logits, model(input_BT).logits)
+
+
+def test_the_ends_stay_and_too_many_layers_are_refused():
+    assert least_changing([0.0, 0.3, 0.1, 0.2, 0.0], 2) == (2, 3)
+    with pytest.raises(ConfigError, match="cannot leave out 4 of 5"):
+        least_changing([0.0, 0.3, 0.1, 0.2, 0.0], 4)
+
+
+def test_gguf_becomes_a_directory_that_transformers_saves_and_loads(tmp_path):
+    model = tiny_model(seed=4)
+    convert(tmp_path / write_gguf(tmp_path / "m.gguf", model, GGUF_WORDS), tmp_path / "plain")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    text = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        torch.testing.assert_close(found(text).logits, model(text).logits, rtol=1e-4, atol=1e-4)
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "plain")) >= VOCABULARY
+
+
+# --- making ---
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return save_base(tmp_path_factory.mktemp("smollm2") / "base")
+
+
+@pytest.fixture(scope="module")
+def made(base, tmp_path_factory):
+    return making.make_pair(base, tmp_path_factory.mktemp("cache"), QUICK)
+
+
+def manifest_of(pair):
+    return json.loads((pair.path / "run.json").read_text())
+
+
+def test_the_student_is_the_teachers_kind_with_fewer_layers(made):
+    tokenizer = AutoTokenizer.from_pretrained(made.student)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    layers = [
+        AutoModelForCausalLM.from_pretrained(path).config.num_hidden_layers for path in (made.student, made.teacher)
+    ]
+    assert layers == [3, 4]
+    directories = sorted(path.name for path in made.path.iterdir() if path.is_dir())
+    assert directories == ["base", "student", "teacher", "tokenizer"]
+
+
+def test_lessons_readings_and_prompts_have_no_problem_in_common(made):
+    lists = [
+        {row["prompt"] for row in making._rows(made.path / f"{name}.jsonl")}
+        for name in ("problems", "readings", "lessons")
+    ]
+    assert len(set.union(*lists)) == sum(map(len, lists)) == 120 + 16 + 32
+
+
+class Killed(BaseException):
+    """As a kill would: nothing catches it."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "at"), [(teaching, "answer_loss", 4), (OffPolicyTrainer, "training_step", 2)]
+)
+def test_a_killed_making_goes_on_where_it_was_and_ends_with_the_same_pair(
+    base, made, tmp_path, monkeypatch, owner, name, at
+):
+    usual, calls = getattr(owner, name), []
+
+    def dying(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == at:
+            raise Killed
+        return usual(*arguments, **settings)
+
+    monkeypatch.setattr(owner, name, dying)
+    with pytest.raises(Killed):
+        making.make_pair(base, tmp_path, QUICK)
+    again = making.make_pair(base, tmp_path, QUICK)
+    for stage in ("teacher", "student"):
+        assert manifest_of(again)["stages"][stage]["sha256"] == manifest_of(made)["stages"][stage]["sha256"]
+    readings = [manifest_of(pair)["stages"]["teacher"]["readings"] for pair in (again, made)]
+    assert readings[0] == readings[1]  # those before the kill too
+    assert [row["step"] for row in readings[0]] == [2, 4, 6]
+
+
+def test_batches_depend_on_the_step_alone_and_cover_an_epoch():
+    texts = [([number] * (1 + number % 7), [True]) for number in range(40)]
+    config = TeachConfig(batch=4)
+    epoch = [text[0][0] for step in range(10) for text in batch_of(texts, step, config)]
+    assert sorted(epoch) == list(range(40))
+    assert batch_of(texts, 13, config) == batch_of(texts, 13, config)
+    assert batch_of(texts, 0, config) != batch_of(texts, 10, config)
