@@ -11,7 +11,7 @@ Shapes: N occurrences of one optimiser step, in rollout and position order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,10 +23,9 @@ from rocktokens.detect.controls import matched_control
 from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed
-
-# Share of occurrences below the threshold of a high-divergence window, where no threshold is given (docs/method.md §3).
 from rocktokens.values import Row
 
+# Share of occurrences below the threshold of a high-divergence window, where no threshold is given (docs/method.md §3).
 TAU_QUANTILE = 0.8
 
 
@@ -62,8 +61,6 @@ class SelectorBatch:
     """The teacher's log-probabilities of the same tokens; likewise."""
     teacher_top_id_Nk: Tensor | None = None
     """The teacher's most probable tokens, best first; likewise."""
-    progress: float = 1.0
-    """Share of the training's steps that are done, in [0, 1]."""
 
     def __len__(self) -> int:
         return len(self.token_N)
@@ -88,20 +85,8 @@ class Selector:
         """Where sampling stops at the latest; a selector that never uses later positions says so here."""
         return limit
 
-    def length_at(self, limit: int, progress: float) -> int:
-        """Where sampling stops after this share of the training; for selectors whose length changes on the way."""
-        return self.length(limit)
-
-    def rollouts(self, prompts: Sequence[str], step: int) -> Sequence[int] | None:
-        """Which of a step's rollouts are sampled at all, by their place in it; None is all. `prompts` names each one's
-        prompt, over all ranks."""
-        return None
-
     def observe(self, monitor: TokenMonitor) -> None:
         """Called once after every optimiser step with what each token type has cost so far, over all ranks."""
-
-    def remember(self, prompts: Sequence[str], rollout_K: Tensor, token_K: Tensor, value_K: Tensor) -> None:
-        """Called once after every optimiser step with the losses that were trained on; `prompts` by rollout."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -109,11 +94,11 @@ class Selector:
         return ()
 
     def state_dict(self) -> Row:
-        """What `weights` depends on beside its arguments; saved with every checkpoint."""
+        """State that `weights` depends on; saved with every checkpoint."""
         return {}
 
     def load_state_dict(self, state: Row) -> None:
-        """Go on where another selector of the same settings stood."""
+        """Restore what `state_dict` returned."""
 
 
 def share(name: str, value: float) -> float:
@@ -298,27 +283,13 @@ def high_divergence_window(
     count_N[:-1] += follows_N[1:]
     high_N = total_N / count_N >= tau
 
-    inside_N = hit_N.clone()
+    inside_N, edge = hit_N.clone(), torch.zeros(1, dtype=torch.bool)
     right_N = left_N = hit_N & high_N
-    for _ in range(width):
-        right_N = _shifted(right_N & _ahead(follows_N), 1) & high_N
-        left_N = _shifted(left_N & follows_N, -1) & high_N
+    for _ in range(width):  # one position further on both sides, within the rollout and while the mean stays high
+        right_N = torch.cat([edge, right_N[:-1]]) & follows_N & high_N
+        left_N = torch.cat([(left_N & follows_N)[1:], edge]) & high_N
         inside_N |= right_N | left_N
     return inside_N
-
-
-def _ahead(follows_N: Tensor) -> Tensor:
-    """Whether the next row is in the same rollout."""
-    return _shifted(follows_N, -1)
-
-
-def _shifted(mask_N: Tensor, by: int) -> Tensor:
-    moved_N = torch.zeros_like(mask_N)
-    if by > 0:
-        moved_N[by:] = mask_N[:-by]
-    else:
-        moved_N[:by] = mask_N[-by:]
-    return moved_N
 
 
 def overlap(first_N: Tensor, second_N: Tensor) -> float:

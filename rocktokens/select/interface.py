@@ -1,7 +1,7 @@
 """Every selector by its name, and where users take them from: this module re-exports the interface and the basic rules.
 
-The interface and the rules that need nothing else are in basic.py, the published ones in field.py, those that learn
-while training in adaptive.py, and those that sample less in sample_less.py.
+The interface and the rules that need nothing else are in basic.py, the published ones in published.py, the one that
+learns while training in adaptive.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from rocktokens.select.basic import (
     share,
 )
 from rocktokens.select.published import PUBLISHED
-from rocktokens.select.sample_less import Fewer, Merit, RandomRollouts
 from rocktokens.select.settings import SelectorConfig
 
 __all__ = ["Selector", "SelectorBatch", "TopShare", "Uniform", "high_divergence_window", "make_selector", "overlap"]
@@ -91,5 +90,4 @@ def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
     ours: tuple[type[Selector], ...]
     ours = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
-    ours += (Fewer, Merit, RandomRollouts, *PUBLISHED)
-    return {kind.name: kind for kind in ours}
+    return {kind.name: kind for kind in (*ours, *PUBLISHED)}

@@ -1,8 +1,7 @@
-"""The published token selectors, each as its paper defines it, behind the interface of selectors.py.
+"""The published token selectors, each as its paper defines it; docs/selectors.md lists formulas and sources.
 
-docs/selectors.md lists the formulas and their sources. A selector whose source gives
-weights above 1 states the largest it can give as `bound`. Shares, ranks, extremes and means are taken over the whole
-optimiser step, never over a micro-batch.
+A selector whose source gives weights above 1 states the largest it can give as `bound`. Shares, ranks, extremes and
+means are taken over the whole optimiser step, never over a micro-batch.
 
 Shapes: N occurrences of one optimiser step, R rollouts, k most probable tokens of a row.
 """
@@ -14,32 +13,21 @@ import math
 import torch
 from torch import Tensor
 
-from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.errors import ConfigError
-from rocktokens.select.basic import Prefix, Selector, SelectorBatch, TopShare, share
+from rocktokens.select.basic import Selector, SelectorBatch, TopShare
 from rocktokens.values import Row
 
 
 class Tip(TopShare):
     """Keeps where the student is uncertain or far from the teacher: h + d - h d, both scaled to [0, 1] in the step.
 
-    With `corner="confident"` it keeps what the paper calls Q3 instead, where the student is certain and yet far from
-    the teacher: (1 - h) d. Source: TIP, arXiv 2604.14084.
+    Source: TIP, arXiv 2604.14084.
     """
 
     name = "tip"
 
-    def __init__(self, *, keep: float = 0.5, corner: str | None = None) -> None:
-        """`keep`: share of the step's occurrences. `corner`: None, or "confident" for Q3."""
-        super().__init__(keep=keep)
-        if corner not in (None, "confident"):
-            raise ConfigError(f"corner must be confident or unset, got {corner!r}")
-        self.corner = corner
-
     def score(self, batch: SelectorBatch) -> Tensor:
         entropy_N, value_N = _min_max(_given(batch, "student_entropy_N")), _min_max(_given(batch, "value_N"))
-        if self.corner == "confident":
-            return (1 - entropy_N) * value_N
         return entropy_N + value_N - entropy_N * value_N
 
 
@@ -156,45 +144,6 @@ class SelectKd(Selector):
         return torch.where(agreed_N, 1.0, self.low)
 
 
-class Esr(Selector):
-    """Stops sampling after a fixed number of tokens. Source: ESR, arXiv 2605.27028."""
-
-    name = "esr"
-
-    def __init__(self, *, tokens: int = 100) -> None:
-        if tokens < 1:
-            raise ConfigError(f"tokens must be at least 1, got {tokens}")
-        self.tokens = tokens
-
-    def length(self, limit: int) -> int:
-        return min(self.tokens, limit)
-
-    def weights(self, batch: SelectorBatch) -> Tensor:
-        return (batch.position_N < self.length(batch.length_limit)).float()
-
-
-class ScheduledPrefix(Prefix):
-    """Keeps a first share of the rollout that grows linearly from `start` to `keep` over training.
-
-    Rollouts are sampled only as far as the share of the step reaches. Source: arXiv 2602.15260.
-    """
-
-    name = "scheduled_prefix"
-
-    def __init__(self, *, start: float = 0.1, keep: float = 1.0) -> None:
-        super().__init__(keep=keep)
-        self.start = share("start", start)
-        if start > keep:
-            raise ConfigError(f"start must not exceed keep, got {start} and {keep}")
-
-    def length_at(self, limit: int, progress: float) -> int:
-        grown = self.start + (self.keep - self.start) * min(max(progress, 0.0), 1.0)
-        return max(1, math.ceil(grown * limit - 1e-9))
-
-    def weights(self, batch: SelectorBatch) -> Tensor:
-        return (batch.position_N < self.length_at(batch.length_limit, batch.progress)).float()
-
-
 class Position(Selector):
     """Weighs late positions more: 0.25 + 0.75 sigmoid((position / length - 0.30) / 0.10). Source: arXiv 2605.21606."""
 
@@ -247,12 +196,9 @@ class AdaKd(TopShare):
     def load_state_dict(self, state: Row) -> None:
         self.keep, self._smoothed, self._level = float(state["keep"]), state["smoothed"], state["level"]
 
-    def observe(self, monitor: TokenMonitor) -> None:
-        """Nothing: the loss of every occurrence is seen in `weights`, before any is dropped."""
-
 
 PUBLISHED: tuple[type[Selector], ...]
-PUBLISHED = (Tip, Teachable, Iw, Fire, SelectKd, Esr, ScheduledPrefix, Position, AdaKd)
+PUBLISHED = (Tip, Teachable, Iw, Fire, SelectKd, Position, AdaKd)
 
 
 def rollout_sums(column_N: Tensor, rollout_N: Tensor) -> Tensor:

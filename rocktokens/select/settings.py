@@ -17,16 +17,11 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "entropy": ("keep",),
     "divergence": ("keep",),
     "prefix": ("keep",),
-    "fewer": ("rocks", "least", "full"),
-    "merit": ("rocks", "least", "full", "keep"),
-    "random_rollouts": ("share", "counts", "seed"),
-    "tip": ("keep", "corner"),
+    "tip": ("keep",),
     "teachable": ("keep", "top"),
     "iw": ("gamma",),
     "fire": ("drop",),
     "selectkd": ("top", "low"),
-    "esr": ("tokens",),
-    "scheduled_prefix": ("start", "keep"),
     "position": (),
     "adakd": ("keep",),
 }
@@ -37,22 +32,19 @@ class SelectorConfig(Settings):
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"
-    """uniform, freeze, freeze_rocks, soft, random, adaptive, entropy, divergence, prefix, fewer, merit,
-    random_rollouts; the published ones tip, teachable, iw, fire, selectkd, esr, scheduled_prefix, position, adakd; or
-    your own, as package.module:Class."""
+    """uniform, freeze, freeze_rocks, soft, random, adaptive, entropy, divergence, prefix; the published ones tip,
+    teachable, iw, fire, selectkd, position, adakd; or your own, as package.module:Class."""
     rocks: tuple[int, ...] = ()
-    """Token ids; empty: for freeze those of the bypass list, for freeze_rocks, soft, random, fewer and merit the rocks
-    that `detect` declared in the run. For adaptive: the only types it may freeze; empty: any."""
+    """Token ids; empty: for freeze those of the bypass list, for freeze_rocks, soft and random the rocks that
+    `detect` declared in the run. For adaptive: the only types it may freeze; empty: any."""
     bypass: str | None = None
     """A bypass.json, or a run that has one: what freeze leaves out, and the only types that adaptive may freeze. Unset:
     freeze takes the run's own list."""
     lam: float | None = None
     """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
     keep: float | None = None
-    """Share kept by entropy, divergence, tip, teachable (0.05 if unset) and adakd; for prefix, scheduled_prefix and
-    merit: share of max_new_tokens where sampling stops."""
-    corner: str | None = None
-    """For tip: confident keeps where the student is certain and far from the teacher; unset: certain or far."""
+    """Share kept by entropy, divergence, tip, teachable (0.05 if unset) and adakd; for prefix: share of max_new_tokens
+    where sampling stops."""
     top: int | None = None
     """For teachable (16 if unset) and selectkd (5 if unset): most probable tokens that are looked at."""
     gamma: float | None = None
@@ -61,14 +53,6 @@ class SelectorConfig(Settings):
     """For fire: share of the rollouts that carry no loss (0.2 if unset)."""
     low: float | None = None
     """For selectkd: weight where the student's first choice is not among the teacher's (0.01 if unset)."""
-    tokens: int | None = None
-    """For esr: tokens after which sampling stops (100 if unset)."""
-    start: float | None = None
-    """For scheduled_prefix: share of max_new_tokens at the first step (0.1 if unset)."""
-    share: float | None = None
-    """For random_rollouts: share of each step's rollouts that are sampled (0.5 if unset)."""
-    counts: tuple[int, ...] = ()
-    """For random_rollouts: how many are sampled in each step, instead of a share; the last number holds on."""
     window: int = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: float | None = None
@@ -81,11 +65,6 @@ class SelectorConfig(Settings):
     """For adaptive: a frozen type thaws when its mean loss has moved by more than this share."""
     audit: float = 0.05
     """For adaptive: share of frozen positions left in the loss."""
-    least: int = 1
-    """For fewer and merit: rollouts that a prompt gets at least, of rollouts_per_prompt."""
-    full: float = 0.5
-    """For fewer and merit: a prompt gets all of them while its non-rock loss is above this share of the first steps'
-    mean, and fewer in proportion below."""
     seed: int = 0
     """Seed of controls and audits."""
 

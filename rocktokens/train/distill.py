@@ -35,7 +35,6 @@ from rocktokens.sample.settings import RolloutConfig
 from rocktokens.select.interface import Selector, selector_of
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.checkpoints import last_complete_checkpoint
-from rocktokens.train.no_teacher import NoTeacherTrainer
 from rocktokens.train.off_policy import OffPolicyTrainer, answer_rows, load_weights
 from rocktokens.train.saturation import Saturation
 from rocktokens.train.settings import DistillConfig
@@ -150,8 +149,7 @@ def _on_policy_trainer(
     if config.lora_rank is not None:
         adapter = LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear")
     rows = [{"prompt_id": prompt.prompt_id, "prompt": list(prompt.prompt_ids)} for prompt in prompts]
-    kind = NoTeacherTrainer if config.loss == "no_teacher" else RockDistillationTrainer
-    return kind(
+    return RockDistillationTrainer(
         pair.student,
         pair.teacher,
         arguments,
@@ -163,7 +161,7 @@ def _on_policy_trainer(
         run=run,
         rocks=rocks or None,
         normalise=config.normalise,
-        kind=None if config.loss == "reverse_kl" or config.loss == "no_teacher" else config.loss,
+        kind=None if config.loss == "reverse_kl" else config.loss,
         audit_every=config.audit_every,
         budget=None if config.tokens is None else TokenBudget(config.steps, config.tokens),
         telemetry_every=config.telemetry_every if config.loss == "reverse_kl" else None,

@@ -48,15 +48,6 @@ class GenerationMixin(_Base):
     def _is_sharded(self) -> bool:
         return self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
 
-    def limit_rollouts(self, length: int) -> None:
-        """Sample no further than this from now on, whoever samples."""
-        if length == self.max_completion_length:
-            return
-        self.max_completion_length = length
-        self.generation_config.max_new_tokens = length
-        if self.use_vllm:
-            self.vllm_generation.max_completion_length = length
-
     def _check_own_generation(self) -> None:
         if self.max_completion_length is None:
             raise ConfigError("generation='ours' needs a limit for its rollouts; set max_completion_length")

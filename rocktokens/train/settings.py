@@ -113,10 +113,9 @@ class DistillConfig(Settings):
     """For generation=vllm."""
     normalise: Literal["kept", "all"] = "kept"
     """Divide the loss by the weight of the kept tokens, or by the number of all tokens."""
-    loss: Literal["reverse_kl", "todi", "srkl", "no_teacher"] = "reverse_kl"
+    loss: Literal["reverse_kl", "todi", "srkl"] = "reverse_kl"
     """What is minimised at each token: reverse KL; todi, both KLs mixed token by token; srkl, reverse KL to a mixture
-    of both models; or no_teacher, a control that lowers the probability of sampled tokens that were improbable. Tokens'
-    occurrences are recorded with reverse_kl only."""
+    of both models. Occurrences are recorded with reverse_kl only."""
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     """Which tokens carry loss."""
     shadows: tuple[str, ...] = ()

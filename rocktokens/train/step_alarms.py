@@ -51,7 +51,7 @@ def _floor(record: Rows, config: AlarmConfig, dtype: str) -> Sentence:
     kept = record.column("kept_share") > 0
     known = losses[np.isfinite(losses) & kept]
     floor = numerical_floor(dtype)
-    if len(known) < config.window or abs(float(known[-config.window :].mean())) >= floor:  # no_teacher's is negative
+    if len(known) < config.window or float(known[-config.window :].mean()) >= floor:
         return None
     return (
         f"the loss has been {known[-config.window :].mean():.1e} nats over {config.window} steps, below the "

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import torch
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
@@ -20,7 +19,6 @@ from rocktokens.select.interface import Selector
 from rocktokens.train.step_alarms import ALARMS
 from rocktokens.train.step_meter import step_flops
 from rocktokens.train.step_record import SATURATION_EVERY, StepPlan, has_saturated, is_out_of_time, saturation_of
-from rocktokens.train.step_updates import head_update_table
 from rocktokens.train.step_weights import Rows, bite, compare_shadows, with_losses
 from rocktokens.values import Row
 
@@ -56,22 +54,11 @@ class StepHooks(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
 
-    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """While gradient and moments of the step exist; only at kept checkpoints, the last of which stays."""
-        trainer = self.trainer
-        if trainer.run is None or not args.should_save or state.global_step + 1 not in trainer.keep_at:
-            return
-        table = head_update_table(trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer)
-        if table is not None:
-            trainer.run.write("updates", table)
-
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         trainer.meter.add("optimiser", trainer.meter.now() - trainer.left)  # since the last backward: clipping too
         trained, others = Rows.joined(trainer.trained), Rows.joined(trainer.others)
         trainer.trained, trainer.others = [], []
-        with trainer.meter.stage("select"):
-            self._remember(trained)
         with trainer.meter.stage("telemetry"):
             trainer.monitor.update(trained.token_K, trained.value_K, trained.grad_norm_K)
             self._observe()
@@ -99,17 +86,6 @@ class StepHooks(TrainerCallback):
     def _due(state: TrainerState, every: int) -> bool:
         return state.global_step % every == 0 or state.global_step == state.max_steps
 
-    def _remember(self, trained: Rows) -> None:
-        """A selector that remembers losses by prompt is told those of every rank."""
-        trainer = self.trainer
-        if type(trainer.selector).remember is Selector.remember:
-            return
-        names, rows = trainer.prompt_names, [trained.rollout_K, trained.token_K, trained.value_K]
-        if trainer.accelerator.num_processes > 1:
-            names = gather_object(names)
-            rows = [torch.cat(parts) for parts in zip(*gather_object([rows]))]
-        trainer.selector.remember(names, rows[0], rows[1], rows[2])
-
     def _observe(self) -> None:
         """Selectors with a memory see every rank's losses."""
         trainer = self.trainer
@@ -132,7 +108,6 @@ class StepHooks(TrainerCallback):
             kept=kept,
             measured_first=trainer.selector.needs_losses,
             sampled=trainer.samples,
-            scored=trainer.scores,
             shared_S=trainer.shared_prompts.numpy().astype(float),
         )
         return {
@@ -140,7 +115,7 @@ class StepHooks(TrainerCallback):
             "weight_share": float(weight_N.double().sum()) / max(len(batch), 1),
             "ceiling": len(batch) / kept if kept else None,
             "tokens": len(batch),
-            "scored": len(batch) if trainer.scores else 0,
+            "scored": len(batch),
             **bite(weight_N, trainer.audited or batch, trainer.eos_token_ids),
             "prompt_tokens": int(trainer.prompt_lengths.sum()),
             "rollouts": len(response_R),

@@ -129,7 +129,6 @@ def step_flops(
     kept: int,
     measured_first: bool,
     sampled: bool = True,
-    scored: bool = True,
     shared_S: np.ndarray | None = None,
 ) -> dict[str, float]:
     """FLOPs of one optimiser step by stage. A backward costs two forwards; the loss projects once and back twice.
@@ -144,7 +143,6 @@ def step_flops(
         kept: Tokens whose loss was trained on.
         measured_first: Whether the selector needed the losses before the step.
         sampled: Whether the rollouts were sampled in this step.
-        scored: Whether the teacher scored them.
         shared_S: Tokens of every prompt that was not computed because another rollout of it already had been.
     """
     whole_R, tokens = prompt_R + response_R, float(response_R.sum())
@@ -156,7 +154,7 @@ def step_flops(
     return {
         "rollout": student_forward + student.head(tokens) if sampled else 0.0,
         "select": selecting if measured_first else 0.0,
-        "teacher": teacher_forward if scored and not measured_first else 0.0,
+        "teacher": 0.0 if measured_first else teacher_forward,
         "student": 3.0 * student_forward,
-        "head": 3.0 * student.head(kept) + (teacher.head(kept) if scored else 0.0),
+        "head": 3.0 * student.head(kept) + teacher.head(kept),
     }

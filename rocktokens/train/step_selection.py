@@ -14,16 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from rocktokens.divergence.fused import Divergence
 from rocktokens.divergence.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 from rocktokens.select.interface import Selector, SelectorBatch
-from rocktokens.train.step_inputs import loss_mask, prompt_names
+from rocktokens.train.step_inputs import loss_mask
 from rocktokens.train.step_meter import Meter
-from rocktokens.train.step_record import TokenBudget, TrainingRecord
+from rocktokens.train.step_record import TrainingRecord
 from rocktokens.train.step_weights import Grid, Rows, decide_weights, everywhere, gather_grid, with_losses
 from rocktokens.train.vocabulary import refuse_unknown_ids
 from rocktokens.values import Batch
@@ -53,7 +52,6 @@ class SelectionMixin(_Base):
     shadows: dict[str, Selector]
     meter: Meter
     record: TrainingRecord
-    budget: TokenBudget | None
     audit_every: int | None
     vocabulary: int
     length_limit: int | None
@@ -68,38 +66,10 @@ class SelectionMixin(_Base):
     choices: list[TopChoices]
     memory: StateMemory
 
-    def _progress(self) -> float:
-        """Share of the training's planned steps that lie before this one; 1 in the last."""
-        planned = self.state.max_steps if self.budget is None else self.budget.steps
-        return min(1.0, self.state.global_step / max(planned - 1, 1))
-
     def _audits_now(self) -> bool:
         """Whether every position of this step is measured for the record; always in the first step."""
         every = self.audit_every
         return every is not None and self.state.global_step % every == 0
-
-    def _wanted(self, inputs: list[Batch]) -> list[Batch]:
-        """This rank's share of the rollouts that the selector wants sampled.
-
-        The selector is asked about the whole step, and what it chooses is dealt out anew: every rank samples the same
-        number, and a multiple of the passes of a step. Where that asks for a few more, the first unwanted ones are in.
-        """
-        if type(self.selector).rollouts is Selector.rollouts:
-            return inputs
-        ranks, step = self.accelerator.num_processes, self.state.global_step + 1
-        with self.meter.stage("select"):
-            everything = gather_object(inputs) if ranks > 1 else inputs
-            places = self.selector.rollouts(prompt_names(everything), step)
-        if places is None:
-            return inputs
-        chosen, parts = set(places), ranks * self.args.gradient_accumulation_steps
-        for place in range(len(everything)):
-            if chosen and len(chosen) % parts == 0:
-                break
-            chosen.add(place)
-        own = len(chosen) // ranks
-        dealt = sorted(chosen)[self.accelerator.process_index * own :][:own]
-        return [everything[place] for place in dealt]
 
     def _weigh(self, output: Batch) -> None:
         """Decide the weight of every token of the optimiser step, and add this rank's grid of them to the batch."""
@@ -111,7 +81,6 @@ class SelectionMixin(_Base):
             mask_BC,
             step=self.state.global_step + 1,
             length_limit=self.length_limit,
-            progress=self._progress(),
         )
         self.prompt_lengths = everywhere(self.accelerator, output["prompt_mask"].sum(1, keepdim=True)).squeeze(1)
         output["row"] = torch.arange(len(mask_BC), device=mask_BC.device) + grid.first_row

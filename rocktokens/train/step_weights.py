@@ -87,13 +87,12 @@ def gather_grid(
     *,
     step: int,
     length_limit: int | None,
-    progress: float = 1.0,
 ) -> Grid:
     """The step's occurrences, gathered from every rank in rank order."""
     token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
     rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
     limit = length_limit if length_limit is not None else token_RC.shape[1]
-    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit, progress=progress)
+    batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit)
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
 

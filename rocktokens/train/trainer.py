@@ -89,8 +89,6 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
 
     samples = True
     """Whether completions are sampled in each step (and their FLOPs counted)."""
-    scores = True
-    """Whether the teacher scores them; likewise."""
 
     def __init__(
         self,
@@ -219,10 +217,6 @@ class RockDistillationTrainer(CheckpointMixin, GenerationMixin, SelectionMixin, 
     # Weights
 
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        if self.model.training:
-            inputs = self._wanted(inputs)
-            if self.length_limit is not None:
-                self.limit_rollouts(self.selector.length_at(self.length_limit, self._progress()))
         with self.meter.stage("rollout"):
             output = super()._generate_and_score_completions(inputs)
         if self.model.training:

@@ -1,7 +1,7 @@
 """Trains the tiny pair on as many processes as torchrun's environment names, or on one; leaves what it found in a
 directory. Also a script:
 
-torchrun --nproc-per-node 2 tests/helpers/distilling_worker.py plain|fewer|greedy|fsdp2 DIRECTORY
+torchrun --nproc-per-node 2 tests/helpers/distilling_worker.py plain|greedy|fsdp2 DIRECTORY
 """
 
 from __future__ import annotations
@@ -14,35 +14,12 @@ from pathlib import Path
 import distilling
 import torch
 
-from rocktokens import Selector, make_selector
+from rocktokens import make_selector
 
 torch.set_num_threads(1)
 
 ROLLOUTS = 16
 ROCKS = (5, 6, 7, 8, 9)
-
-
-class HalfOfThem(Selector):
-    """From the second step on samples two of every prompt's four rollouts; keeps what it was told after each step."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[list[str], int, float]] = []
-
-    def weights(self, batch):
-        return torch.ones(len(batch))
-
-    def rollouts(self, prompts, step):
-        return [place for place in range(len(prompts)) if place % 4 in (1, 2)] if self.told else None
-
-    def remember(self, prompts, rollout_K, token_K, value_K):
-        self.told.append((list(prompts), len(rollout_K), float(value_K.sum())))
-
-
-def selector_of(kind: str) -> Selector:
-    """What each kind of training weighs its tokens with."""
-    if kind == "fewer":
-        return HalfOfThem()
-    return make_selector("random" if kind == "plain" else "freeze", rocks=ROCKS)
 
 
 def main(kind: str, directory: Path) -> None:
@@ -73,17 +50,17 @@ def main(kind: str, directory: Path) -> None:
         directory,
         args=args,
         run=run,
-        selector=selector_of(kind),
+        selector=make_selector("random" if kind == "plain" else "freeze", rocks=ROCKS),
         shadows=[make_selector("entropy"), make_selector("adaptive")],
         telemetry_every=2,
         keep_at=(0, 2),
-        generation="ours" if kind in ("plain", "fewer") else "trl",
+        generation="ours" if kind == "plain" else "trl",
         rollouts_per_prompt=4,
     )
     monitor = trainer.monitor.gathered()
     if trainer.accelerator.is_main_process:
         found = {"sums": monitor.state_dict()["sums"], "rows": trainer.record.rows}
-        torch.save({**found, "told": getattr(trainer.selector, "told", None)}, directory / "found.pt")
+        torch.save(found, directory / "found.pt")
         facts = {"processes": trainer.accelerator.num_processes, "wrapped": type(trainer.model_wrapped).__name__}
         (directory / "facts.json").write_text(json.dumps(facts))
     PartialState().wait_for_everyone()

@@ -137,20 +137,6 @@ def test_two_processes_take_the_step_of_one(tmp_path):
     assert table["one"].select([0, 1, 2]) == table["two"].select([0, 1, 2])
 
 
-def test_two_processes_leave_out_the_rollouts_that_one_leaves_out(tmp_path):
-    """A selector chooses from the whole step and remembers the whole step, whatever the number of processes."""
-    launch("fewer", tmp_path / "two")
-    (tmp_path / "one").mkdir()
-    distilling_worker.main("fewer", tmp_path / "one")
-    one, two = (torch.load(tmp_path / name / "found.pt") for name in ("one", "two"))
-    assert [row["rollouts"] for row in one["rows"]] == [row["rollouts"] for row in two["rows"]] == [16, 8]
-    assert [row["tokens"] for row in one["rows"]] == [row["tokens"] for row in two["rows"]]
-    assert distilling.furthest(weights(tmp_path / "one", 2), weights(tmp_path / "two", 2)) < 1e-6
-    for (names, count, total), (same, other, sum_) in zip(one["told"], two["told"]):
-        assert (names, count) == (same, other)
-        assert total == pytest.approx(sum_, rel=1e-5)
-
-
 def test_fsdp2_on_two_processes_takes_the_same_step_and_saves_a_model_that_loads_alone(tmp_path):
     launch("fsdp2", tmp_path / "two")
     (tmp_path / "one").mkdir()

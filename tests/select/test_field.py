@@ -13,10 +13,10 @@ from rocktokens.errors import ConfigError
 from rocktokens.select.interface import selector_kinds, selector_of
 from rocktokens.select.settings import SelectorConfig
 
-PUBLISHED = ("tip", "teachable", "iw", "fire", "selectkd", "esr", "scheduled_prefix", "position", "adakd")
+PUBLISHED = ("tip", "teachable", "iw", "fire", "selectkd", "position", "adakd")
 
 
-def batch(lengths=(6, 4, 9, 1), *, seed=0, vocabulary=30, limit=16, progress=1.0, scale=1.0):
+def batch(lengths=(6, 4, 9, 1), *, seed=0, vocabulary=30, limit=16, scale=1.0):
     """Rollouts with everything measured, from two random models over a small vocabulary."""
     rng = np.random.default_rng(seed)
     n = sum(lengths)
@@ -39,7 +39,6 @@ def batch(lengths=(6, 4, 9, 1), *, seed=0, vocabulary=30, limit=16, progress=1.0
         student_top_Nk=student_top,
         teacher_at_student_top_Nk=q.gather(1, student_id),
         teacher_top_id_Nk=q.topk(20).indices,
-        progress=progress,
     )
 
 
@@ -59,14 +58,13 @@ def top(scores, share):
     return set(order[: math.ceil(share * len(scores))])
 
 
-@pytest.mark.parametrize("corner", [None, "confident"])
 @pytest.mark.parametrize("seed", range(3))
-def test_tip_is_the_soft_or_of_entropy_and_divergence(corner, seed):
+def test_tip_is_the_soft_or_of_entropy_and_divergence(seed):
     rows = batch(seed=seed)
     known = lists(rows)
     h, d = scaled(known["student_entropy"]), scaled(known["value"])
-    wanted = [x + y - x * y if corner is None else (1 - x) * y for x, y in zip(h, d)]
-    found = make_selector("tip", keep=0.3, corner=corner).weights(rows)
+    wanted = [x + y - x * y for x, y in zip(h, d)]
+    found = make_selector("tip", keep=0.3).weights(rows)
     assert set(found.nonzero().flatten().tolist()) == top(wanted, 0.3)
 
 
@@ -136,16 +134,6 @@ def test_selectkd_asks_whether_the_teacher_would_consider_it():
     assert 0 < sum(w == 1 for w in wanted) < len(wanted)
 
 
-def test_esr_and_the_scheduled_prefix_stop_sampling():
-    assert make_selector("esr").length(512) == 100
-    assert make_selector("esr").length(64) == 64
-    assert make_selector("esr", tokens=3).weights(batch((5, 2))).tolist() == [1, 1, 1, 0, 0, 1, 1]
-    grown = make_selector("scheduled_prefix", start=0.25, keep=1.0)
-    assert [grown.length_at(16, progress) for progress in (0.0, 0.5, 1.0)] == [4, 10, 16]
-    assert grown.length(16) == 16
-    assert grown.weights(batch((9,), progress=0.0)).tolist() == [1] * 4 + [0] * 5
-
-
 def test_position_follows_its_logistic_curve():
     found = make_selector("position").weights(batch((10, 2)))
     wanted = [0.25 + 0.75 / (1 + math.exp(-(t / n - 0.3) / 0.1)) for n in (10, 2) for t in range(n)]
@@ -184,15 +172,12 @@ def test_configuration_and_defaults_agree_with_the_classes(name):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("tip", {"corner": "q5"}),
         ("tip", {"keep": 0.0}),
         ("teachable", {"top": 1}),
         ("iw", {"gamma": -1}),
         ("fire", {"drop": 1.0}),
         ("selectkd", {"top": 0}),
         ("selectkd", {"low": 2.0}),
-        ("esr", {"tokens": 0}),
-        ("scheduled_prefix", {"start": 0.9, "keep": 0.5}),
         ("adakd", {"keep": 1.5}),
     ],
 )

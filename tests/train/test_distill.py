@@ -177,24 +177,9 @@ def test_prefix_really_stops_the_rollouts_there(tmp_path):
         assert trainer.record.rows[0]["tokens"] <= 3 * 16
 
 
-@pytest.mark.parametrize("generation", ["ours", "trl"])
-def test_a_scheduled_prefix_samples_further_as_training_goes_on(tmp_path, generation):
-    sampled = []
-
-    class Seen(RockDistillationTrainer):
-        def _weigh(self, output):
-            sampled.append((self.max_completion_length, output["completion_ids"].shape[1]))
-            super()._weigh(output)
-
-    grown = make_selector("scheduled_prefix", start=0.25, keep=1.0)
-    distilling.trained(Seen, tmp_path, selector=grown, generation=generation)
-    assert [limit for limit, _ in sampled] == [3, 8, 12]  # a quarter, five eighths and all of 12
-    assert all(length <= limit for limit, length in sampled)
-
-
-@pytest.mark.parametrize("name", ["tip", "teachable", "iw", "fire", "selectkd", "position", "adakd", "esr"])
+@pytest.mark.parametrize("name", ["tip", "teachable", "iw", "fire", "selectkd", "position", "adakd"])
 def test_published_selectors_train(tmp_path, name):
-    options = {"teachable": {"keep": 0.3, "top": 4}, "selectkd": {"top": 2}, "esr": {"tokens": 5}}.get(name, {})
+    options = {"teachable": {"keep": 0.3, "top": 4}, "selectkd": {"top": 2}}.get(name, {})
     trainer, gradient = step_of(tmp_path, selector=make_selector(name, **options), rocks=ROCKS)
     row = trainer.record.rows[0]
     assert row["loss"] > 0

@@ -14,7 +14,6 @@ from rocktokens.errors import ConfigError
 from rocktokens.run import Run
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.distill import distill
-from rocktokens.train.no_teacher import LOW, NoTeacherTrainer
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.step_record import TokenBudget, TrainingRecord
 from rocktokens.train.step_weights import bite
@@ -131,37 +130,20 @@ def srkl(p, q):
     return (p * (p / (0.1 * p + 0.9 * q)).log()).sum(-1)
 
 
-def unlikely(p, q, token):
-    chosen = p.gather(-1, token[..., None]).squeeze(-1)
-    return torch.where(chosen.detach() < LOW, chosen.log(), torch.zeros_like(chosen))
-
-
-@pytest.mark.parametrize("name", ["todi", "srkl", "no_teacher"])
+@pytest.mark.parametrize("name", ["todi", "srkl"])
 def test_other_losses_against_autograd_on_a_plain_forward(tmp_path, name):
-    trainer_class = NoTeacherTrainer if name == "no_teacher" else partial(RockDistillationTrainer, kind=name)
-    trainer, gradient = first_step(trainer_class, tmp_path)
+    trainer, gradient = first_step(partial(RockDistillationTrainer, kind=name), tmp_path)
     inputs = trainer._buffered_inputs[0]
     student, teacher = distilling.student(), distilling.teacher()
     p, q = logits(student, inputs).softmax(-1), logits(teacher, inputs).softmax(-1).detach()
     mask = inputs["completion_mask"].bool()
-    value = (
-        unlikely(p, q, inputs["completion_ids"]) if name == "no_teacher" else {"todi": todi, "srkl": srkl}[name](p, q)
-    )
+    value = {"todi": todi, "srkl": srkl}[name](p, q)
     loss = value[mask].mean()
     loss.backward()
     wanted = {key: parameter.grad for key, parameter in student.named_parameters()}
     assert trainer.record.rows[0]["loss"] == pytest.approx(loss.item(), rel=1e-4)
     size = max(float(g.abs().max()) for g in wanted.values())
     assert distilling.furthest(gradient, wanted) < 1e-4 * size
-    assert (trainer.record.rows[0]["scored"] == 0) == (name == "no_teacher")
-
-
-def test_without_a_teacher_no_teacher_is_run(tmp_path, monkeypatch):
-    calls = counted(monkeypatch)
-    trainer, _ = first_step(NoTeacherTrainer, tmp_path)
-    assert calls == []
-    assert trainer.record.rows[0]["flops_teacher"] == 0
-    assert trainer.record.rows[0]["loss"] < 0
 
 
 def small(**settings) -> DistillConfig:
@@ -169,10 +151,9 @@ def small(**settings) -> DistillConfig:
     return DistillConfig(**{**defaults, "rollouts_per_prompt": 2, "telemetry_every": None, **settings})
 
 
-@pytest.mark.parametrize("loss", ["todi", "no_teacher"])
-def test_the_loss_is_a_setting_of_distillation(tmp_path, loss):
+def test_the_loss_is_a_setting_of_distillation(tmp_path):
     run = Run.create(tmp_path / "run")
-    found = distill(small(loss=loss, telemetry_every=1), distilling.pair(), distilling.prompts(), run, show=False)
+    found = distill(small(loss="todi", telemetry_every=1), distilling.pair(), distilling.prompts(), run, show=False)
     assert len(found.record.rows) == 3
     assert not (run.path / "telemetry").exists()  # occurrences would record another divergence
 
@@ -207,16 +188,6 @@ def test_a_budget_that_is_spent_before_the_steps_waits_for_them():
     assert not TokenBudget(1, 1).is_spent(TrainingRecord())
 
 
-def test_random_rollouts_samples_as_many_as_asked(tmp_path):
-    selector = make_selector("random_rollouts", counts=[12, 6], seed=1)
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, selector=selector, generation="ours")
-    assert [row["rollouts"] for row in trainer.record.rows] == [12, 6, 6]
-    half = make_selector("random_rollouts", share=0.5)
-    assert len(half.rollouts([str(n) for n in range(16)], 1)) == 8
-    assert half.rollouts(["a"] * 16, 1) != half.rollouts(["a"] * 16, 2)
-    assert half.rollouts(["a"] * 16, 2) == half.rollouts(["b"] * 16, 2)
-
-
 # ---------------------------------------------------------------- bad input
 
 
@@ -247,16 +218,10 @@ def test_a_share_outside_its_range_is_refused(name, keep):
         make_selector(name, keep=keep)
 
 
-@pytest.mark.parametrize("bad", [{"share": 0.0}, {"share": 1.5}, {"counts": [4, 0]}])
-def test_random_rollouts_refuses_what_cannot_be_sampled(bad):
-    with pytest.raises(ConfigError):
-        make_selector("random_rollouts", **bad)
-
-
 def test_settings_that_contradict_each_other_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="kind must be one of"):
         distilling.trained(partial(RockDistillationTrainer, kind="kl"), tmp_path)
     with pytest.raises(ConfigError, match="schedule=constant"):
         DistillConfig(tokens=100)
-    with pytest.raises(ConfigError, match="has no share"):
-        SelectorConfig(name="tip", share=0.5)
+    with pytest.raises(ConfigError, match="has no window"):
+        SelectorConfig(name="tip", window=2)
