@@ -28,9 +28,7 @@ SUMMARIES = {
     "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
     "sample": "Sample rollouts of the student into a run.",
     "score": "Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
-    "detect": (
-        "Find the rocks of a scored run, or of anybody's occurrences or counts (--occurrences or --counts, --out DIR)."
-    ),
+    "detect": "Find the rocks of a scored run, or of a table of occurrences (--occurrences FILE --out DIR).",
     "geometry": "Say which way the token types' gradients point and how much they pull.",
     "knockout": "Ban the candidates one at a time and say what each ban does to accuracy.",
     "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",

@@ -165,7 +165,7 @@ class ScoreCommand(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectCommand(Settings):
-    """Find the rocks of a scored run, or of anybody's occurrences or counts (--occurrences or --counts, --out DIR)."""
+    """Find the rocks of a scored run, or of a table of occurrences (--occurrences FILE --out DIR)."""
 
     section: ClassVar[str] = "detect"
     path: Annotated[Positional[Path | None], arg(metavar="[DIRECTORY]")] = None
@@ -173,41 +173,24 @@ class DetectCommand(Settings):
     detect: DetectConfig = field(default_factory=DetectConfig)
     occurrences: Path | None = None
     """A Parquet file with rollout_id, position, token_id and loss, in place of a run."""
-    counts: Path | None = None
-    """A CSV or Parquet file with token_id, count and mean_loss per token type, in place of a run."""
-    corpus_positions: int | None = None
-    """For --counts: response positions of the whole corpus, for the share of positions and enrichment."""
-    corpus_loss: float | None = None
-    """For --counts: loss of the whole corpus in nats, summed, for coverage and enrichment."""
     out: Path | None = None
-    """Where the results for --occurrences or --counts go."""
+    """Where the results for --occurrences go."""
     tokenizer: str | None = None
-    """Tokenizer that names the tokens of --occurrences or --counts: a directory or hub name."""
+    """Tokenizer that names the tokens of --occurrences: a directory or hub name."""
     again: bool = False
     """Run the stage again although it is complete."""
 
     def run(self) -> None:
-        from rocktokens.detect.counted import CorpusTotals
-        from rocktokens.detect.detect_counts import detect_counts
         from rocktokens.detect.stage import detect, detect_table
 
-        config, brought = self.detect, {"tokenizer": self.tokenizer, "again": self.again}
-        given = [file for file in (self.path, self.occurrences, self.counts) if file is not None]
-        if len(given) != 1:
-            raise ConfigError("detect takes one of RUN, --occurrences FILE or --counts FILE; files also need --out DIR")
-        if self.counts is None and (self.corpus_positions is not None or self.corpus_loss is not None):
-            raise ConfigError("--corpus-positions and --corpus-loss belong to --counts")
-        if self.path is not None:
+        if self.path is not None and self.occurrences is None:
             if self.out is not None or self.tokenizer is not None:
-                raise ConfigError("--out and --tokenizer belong to --occurrences and --counts; a run keeps its own")
-            run = detect(self.path, config, again=self.again)
-        elif self.out is None:
-            raise ConfigError("say where the results go: --out DIRECTORY")
-        elif self.occurrences is not None:
-            run = detect_table(self.occurrences, self.out, config, **brought)  # type: ignore[arg-type]
-        elif self.counts is not None:
-            totals = CorpusTotals(self.corpus_positions, self.corpus_loss)
-            run = detect_counts(self.counts, self.out, config, totals=totals, **brought)  # type: ignore[arg-type]
+                raise ConfigError("--out and --tokenizer belong to --occurrences; a run keeps its own")
+            run = detect(self.path, self.detect, again=self.again)
+        elif self.path is None and self.occurrences is not None and self.out is not None:
+            run = detect_table(self.occurrences, self.out, self.detect, tokenizer=self.tokenizer, again=self.again)
+        else:
+            raise ConfigError("detect takes a run directory, or --occurrences FILE with --out DIR")
         print(f"run: {run.path}")
 
 

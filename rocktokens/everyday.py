@@ -20,7 +20,7 @@ EXAMPLES = {
     ),
     "distill": ("rocktokens distill runs/mine --pair.student S --pair.teacher T --prompts FILE",),
     "sample": ("rocktokens sample runs/mine --max-new-tokens 1024",),
-    "detect": ("rocktokens detect runs/mine", "rocktokens detect --counts counts.csv --out runs/mine"),
+    "detect": ("rocktokens detect runs/mine", "rocktokens detect --occurrences my.parquet --out runs/mine"),
     "knockout": ("rocktokens knockout runs/mine --top 40",),
     "graft": ("rocktokens graft runs/mine --problems 300",),
     "compare": ("rocktokens compare runs/mine --seeds 3",),
@@ -41,7 +41,7 @@ EVERYDAY = {
         *("pair.student", "pair.teacher", "prompts.source", "rollouts.num_rollouts", "rollouts.max_new_tokens"),
         *("rollouts.temperature", "rollouts.batch_size", "checkpoint", "again"),
     ),
-    "detect": ("detect.definition", "detect.signal", "detect.k", "occurrences", "counts", "out", "tokenizer", "again"),
+    "detect": ("detect.definition", "detect.signal", "detect.k", "occurrences", "out", "tokenizer", "again"),
     "knockout": (
         *("knockout.top", "knockout.candidates", "knockout.kinds", "knockout.epsilon", "baseline.problems"),
         *("baseline.rollouts", "baseline.max_new_tokens", "baseline.greedy", "again"),

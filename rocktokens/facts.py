@@ -175,8 +175,8 @@ class Facts:
 
     @property
     def only_tables(self) -> bool:
-        """Whether the run consists of counts or outcomes that a user brought: no rollouts, no occurrences."""
-        return "counts" in self.config or "outcomes" in self.config
+        """Whether the run consists of outcomes that a user brought: no rollouts, no occurrences."""
+        return "outcomes" in self.config
 
     def command(self, stage: str) -> str | None:
         """The command that runs a stage on this run; None where the run lacks the models or occurrences it needs."""

@@ -15,7 +15,6 @@ from typing import Any
 from rocktokens.ranks import alone, ranks
 from rocktokens.shared import together
 from rocktokens.study_settings import STAGES, Stage, StudyConfig
-from rocktokens.until_decided import follow_looks, prompts_for_detection, until_decided
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +165,6 @@ def _follow(config: StudyConfig) -> None:
             wait_for_run(config.path)
         if stage in FOLLOWED or _trains_together(stage):
             _run_stage(stage, config, False)
-        elif stage == "detect" and config.detect.until_decided:
-            follow_looks(config, "stage-detect")
 
 
 def _trains_together(stage: Stage) -> bool:
@@ -216,7 +213,7 @@ def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
             config.pair,
             config.prompts,
             config.rollouts,
-            limit=prompts_for_detection(config),
+            limit=config.detection_prompts,
             servers=config.servers,
         ),
         "score": lambda: score.score(path, config.score, servers=config.servers),
@@ -236,8 +233,6 @@ def _detect(config: StudyConfig) -> None:
 
     with alone():
         detect(config.path, config.detect)
-    if config.detect.until_decided:
-        until_decided(config)
 
 
 def _has_answers(path: Path) -> bool:

@@ -119,13 +119,8 @@ def footprint(facts: Facts) -> Figure | None:
         name="footprint",
         title="Footprint of the rocks",
         sentence=_footprint_sentence(facts, row),
-        estimator=(
-            "Sums over a table of counts, without intervals: it knows no prompts. "
-            if facts.only_tables
-            else "Rocks are chosen on one half of the prompts, and every share is measured on the other half; 95 % "
-            "intervals from a bootstrap over prompts. "
-        )
-        + "Enrichment is share of loss ÷ share of positions; 1 means merely frequent.",
+        estimator="Rocks are chosen on one half of the prompts, and every share is measured on the other half; 95 % "
+        "intervals from a bootstrap over prompts. Enrichment: share of loss ÷ share of positions; 1 is merely frequent.",
         rows=table if table is not None else pa.Table.from_pylist([row]),
         data=data,
         layout=shape,
@@ -175,13 +170,8 @@ def funnel(facts: Facts) -> Figure | None:
         sentence=f"{above} of {plural(len(rocks), 'rock')} cost more than the mean token ({number(mean, 3)} nats); "
         f"the costliest type, “{visible(costly['token'])}”, costs {number(costly['loss_post'], 2)} nats at "
         f"{plural(costly['count'], 'occurrence')}.",
-        estimator=(
-            "One mark a token type of the table of counts; its mean loss. "
-            if facts.only_tables
-            else "One mark a token type, on the half of the prompts that had no say in choosing the rocks; mean over "
-            f"its occurrences of {facts.signal} under the last checkpoint. "
-        )
-        + "Both axes are logarithmic.",
+        estimator="One mark a token type, on the half of the prompts that had no say in choosing the rocks; mean over "
+        f"its occurrences of {facts.signal} under the last checkpoint. Both axes are logarithmic.",
         rows=table,
         data=data,
         layout=shape,

@@ -113,7 +113,7 @@ def choose(selection: Occurrences, config: DetectConfig, vector_VH: Floats) -> C
 
     def declared_by_tests() -> tuple[PairSums, dict[int, Floats], Certified]:
         pairs = PairSums.of(selection)
-        certified = declare(TypeTests.of(pairs, config.kappa), config.q_of_a_look)
+        certified = declare(TypeTests.of(pairs, config.kappa), config.q)
         stagnant = {step: p_stagnant(pairs, moved_kappa(config.kappa, step)) for step in (-1, 1)}
         return pairs.of_types(certified.unclear), stagnant, certified
 

@@ -159,7 +159,7 @@ class RockReport:
             "classes": {name: _ids(ids) for name, ids in self.classes.items() if len(ids)},
             "can_declare": self.has_pre,
             "kappa": self.config.kappa,
-            "q": self.config.q_of_a_look,
+            "q": self.config.q,
             "thresholds": {name: getattr(self.thresholds, name) for name in Thresholds.__dataclass_fields__},
             "concentration": {
                 "positions_50": _known(spread.positions_50),

@@ -99,7 +99,7 @@ def sensitivity(
 
 def _certified_rows(config: DetectConfig, choice: Choice, measured: Scores) -> list[SensitivityRow]:
     """The declared rocks at one step either way of κ and of q."""
-    q = config.q_of_a_look
+    q = config.q
     rows = []
     for step in (-1, 1):
         kappa = moved_kappa(config.kappa, step)
@@ -143,7 +143,7 @@ def overlaps(selection: Occurrences, config: DetectConfig, vector_VH: Floats, ch
     if other is not None:
         name = "log_ratio" if config.signal == "kl" else "kl"
         settled = replace(config, tau_pre=None, tau_post=None)
-        declared = declare(TypeTests.of(PairSums.of(other), config.kappa), config.q_of_a_look)
+        declared = declare(TypeTests.of(PairSums.of(other), config.kappa), config.q)
         sums = base_sums(other, config, ranks=True)
         scores = score(other, settled, vector_VH, gamma=choice.scores.thresholds.gamma, sums=sums)[0]
         ranked = rankings(scores, excess_test(scores, config))

@@ -30,12 +30,6 @@ class DetectConfig(Settings):
     """For certified: the share of false rocks among those declared that is accepted (Benjamini-Hochberg)."""
     consistent: bool = False
     """For certified: keep only rocks whose persistent occurrences recur in similar contexts."""
-    until_decided: bool = False
-    """In `study`: add prompts until no costly type is unclear, or `budget_prompts` are used up."""
-    budget_prompts: int = 2000
-    """For until_decided: prompts at most."""
-    looks: int = 3
-    """For until_decided: how often detection may be repeated; each look tests at q / looks."""
     positions: int = 100
     """How many of the costliest positions are listed one by one."""
     k: int | Literal["auto"] = "auto"
@@ -75,14 +69,8 @@ class DetectConfig(Settings):
             value = getattr(self, name)
             require(0 < value < 1, f"{name} must lie between 0 and 1, got {value}")
         require(self.gamma is None or -1 <= self.gamma <= 1, f"gamma is a cosine, got {self.gamma}")
-        for name in ("window", "max_others", "context_dims", "num_rare", "looks"):
+        for name in ("window", "max_others", "context_dims", "num_rare"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         require(self.window <= LONGEST_WINDOW, f"window must be at most {LONGEST_WINDOW}, got {self.window:,}")
         require(self.positions >= 0, f"positions must not be negative, got {self.positions}")
-        require(self.budget_prompts >= 4, f"budget_prompts must be at least 4, got {self.budget_prompts}")
         require(self.resamples >= 100, f"resamples must be at least 100, got {self.resamples}")
-
-    @property
-    def q_of_a_look(self) -> float:
-        """The rate that one look tests at: looks share q where prompts are added until everything is decided."""
-        return self.q / self.looks if self.until_decided else self.q

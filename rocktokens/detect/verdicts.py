@@ -38,8 +38,8 @@ class Verdicts:
 def reach_verdicts(halves: Halves, choice: Choice, config: DetectConfig) -> Verdicts:
     """Ask the other half of the prompts, and say what both halves' sums say together."""
     pairs = PairSums.of(halves.measurement)
-    certified = confirm(choice.certified, TypeTests.of(pairs, config.kappa), config.q_of_a_look)
-    enough = enough_data(choice.pairs, pairs, certified, kappa=config.kappa, q=config.q_of_a_look)
+    certified = confirm(choice.certified, TypeTests.of(pairs, config.kappa), config.q)
+    enough = enough_data(choice.pairs, pairs, certified, kappa=config.kappa, q=config.q)
     fall = falls(pairs, config.level, non_negative=halves.loss_range[0] >= 0)
     prompts_V, has_late = pairs.prompts_V, pairs.late_S is not None
     del pairs  # gigabytes, where there are very many occurrences

@@ -33,8 +33,6 @@ def _geometry(stage: Stage, config: GeometryConfig) -> None:
     from rocktokens.geometry.gradients import GradientGeometry, compare_groups
 
     run, path = stage.run, stage.run.path
-    if run.facts("detect").get("source") == "counts":
-        raise ConfigError(f"{path} was made from a table of counts; geometry needs rollouts that `score` has scored")
     with reading(path / "run.json", f"run `rocktokens detect {path} --again`"):
         groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
         rocks = groups["rocks"]

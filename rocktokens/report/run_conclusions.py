@@ -40,11 +40,6 @@ def _what(facts: Facts) -> str:
         why = proven if facts.definition == "certified" else "no type stays expensive in recurring contexts"
         among = plural(len(facts.types), "token type")
         return f"No rock was found among {among} by the `{facts.definition}` definition: {why}."
-    if facts.only_tables:
-        return (
-            f"Of {plural(len(facts.types), 'token type')} that a table of counts lists, these {len(names)} carry the "
-            f"largest burden: {listed(names)}. None is declared a rock: that takes rollouts."
-        )
     stay, recur = ("stays", "recurs") if len(names) == 1 else ("stay", "recur")
     when = f"{stay} expensive before and after distillation"
     if not any(row.get("loss_pre") is not None for row in facts.types):

@@ -138,8 +138,6 @@ def rocks_table(facts: Facts) -> str:
     left = tuple(place for place, title in enumerate(header) if title in words)
     more = f" The first {ROCK_ROWS} of {len(facts.rocks)} are shown." if len(facts.rocks) > ROCK_ROWS else ""
     basis = "numbers from the half of the prompts that had no say in choosing, with 95 % intervals"
-    if facts.only_tables:
-        basis = "numbers from a table of counts, without intervals"
     return (
         f'<p class="says">Best first by the <code>{escape(facts.definition)}</code> definition; {basis}.{more}</p>'
         + table_html(header, rows, left=left, name="rocks", ids=[row["token_id"] for row in shown])

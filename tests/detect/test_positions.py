@@ -122,8 +122,3 @@ def test_the_command_stands_beside_the_number():
     line = enough_lines(report, "rocktokens sample RUN")[0]
     assert "unclear" in line
     assert ("rocktokens sample RUN" in line) == (report.enough.prompts_needed is not None)
-
-
-def test_looks_share_q():
-    assert DetectConfig().q_of_a_look == pytest.approx(0.10)
-    assert DetectConfig(until_decided=True, looks=4).q_of_a_look == pytest.approx(0.025)

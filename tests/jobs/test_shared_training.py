@@ -15,13 +15,11 @@ import pytest
 from forking import as_workers
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair, scored_run
 
-from rocktokens import until_decided
 from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.graft_stage import graft
 from rocktokens.causal.settings import BaselineConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.stage import compare
-from rocktokens.detect.settings import DetectConfig
 from rocktokens.run import open_run
 from rocktokens.study import study
 from rocktokens.study_settings import StudyConfig
@@ -51,7 +49,6 @@ import os, sys
 from rocktokens.score import scoring
 from rocktokens.sample import sampler
 from rocktokens.train import distill as training
-from rocktokens import until_decided
 own = os.environ.get("ROCKTOKENS_RANK", os.environ.get("RANK", "0"))
 def counted(function, word, size):
     def call(*a, **k):
@@ -62,7 +59,6 @@ def counted(function, word, size):
 sampler.Sampler.generate = counted(sampler.Sampler.generate, "sample", lambda self, r, **k: len(r))
 scoring.score = counted(scoring.score, "score", lambda r, *a, **k: len(r))
 training.distill = counted(training.distill, "train", lambda c, *a, **k: f"{c.seed}-{c.selector.name}")
-until_decided.next_prompts = lambda facts, config: 11 if facts.get("look", 1) < 2 else None
 if __name__ == "__main__":
     from rocktokens.cli import main
     main(sys.argv[1:])
@@ -155,7 +151,7 @@ def study_of(home: Path) -> StudyConfig:
         rollouts=ROLLOUTS,
         detection_prompts=8,
         problems=4,
-        detect=DetectConfig(until_decided=True, looks=2, resamples=DETECT.resamples),
+        detect=DETECT,
         graft=GRAFT,
         baseline=BASELINE,
     )
@@ -167,18 +163,16 @@ def study_words(config: StudyConfig) -> list[object]:
     words += ["--prompts.checker", "exact", "--distill.steps", 2, "--distill.prompts-per-step", 4]
     words += ["--distill.rollouts-per-prompt", 2, "--distill.max-new-tokens", 8, "--distill.keep", 1]
     words += ["--distill.telemetry-every", 1, "--rollouts.num-rollouts", 2, "--rollouts.max-new-tokens", 12]
-    words += ["--detection-prompts", 8, "--problems", 4, "--detect.until-decided", "--detect.looks", 2]
+    words += ["--detection-prompts", 8, "--problems", 4]
     return ["study", *words, "--detect.resamples", 100, *GRAFT_WORDS]
 
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory) -> tuple[Path, StudyConfig]:
-    """A study of one process that adds prompts once."""
+    """A study of one process."""
     home = tmp_path_factory.mktemp("studied")
     config = study_of(home)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(until_decided, "next_prompts", lambda facts, _: 11 if facts.get("look", 1) < 2 else None)
-        study(config)
+    study(config)
     return config.path, config
 
 
@@ -189,13 +183,12 @@ def check_study(studied: tuple[Path, StudyConfig], home: Path, *, torchrun: bool
     words = study_words(config)
     words[2] = path
     rows = together(script, words, home / "study.txt", torchrun=torchrun)
-    assert open_run(path).facts("detect")["look"] == 2
-    assert open_run(path).facts("detect")["num_prompts"] == open_run(one).facts("detect")["num_prompts"] == 11
+    assert open_run(path).facts("detect")["num_prompts"] == open_run(one).facts("detect")["num_prompts"] == 8
     if not torchrun:  # where both processes train, their gradients are added up in another order
         for name in ("rollouts", "types", "grafts"):
             equal_tables(one, path, f"{name}.parquet")
     scored = [int(size) for word, _, size in rows if word == "score"]
-    assert sum(scored) == (8 + 11) * 2  # two checkpoints in one pass; each look's rollouts once
+    assert sum(scored) == 8 * 2  # two checkpoints in one pass
     assert set(json.loads((path / "run.json").read_text())["stages"]) >= {"sample", "score", "detect", "graft"}
 
 
