@@ -173,14 +173,9 @@ class Facts:
         text = at_home(str(below))
         return text if text.startswith("~") and shlex.quote(text[1:]) == text[1:] else shlex.quote(str(below))
 
-    @property
-    def only_tables(self) -> bool:
-        """Whether the run consists of outcomes that a user brought: no rollouts, no occurrences."""
-        return "outcomes" in self.config
-
     def command(self, stage: str) -> str | None:
         """The command that runs a stage on this run; None where the run lacks the models or occurrences it needs."""
-        if (stage in NEED_MODELS and not self.has_models) or (stage != "report" and self.only_tables):
+        if stage in NEED_MODELS and not self.has_models:
             return None
         return f"rocktokens {stage} {self.place}"
 

@@ -120,7 +120,7 @@ def footprint(facts: Facts) -> Figure | None:
         title="Footprint of the rocks",
         sentence=_footprint_sentence(facts, row),
         estimator="Rocks are chosen on one half of the prompts, and every share is measured on the other half; 95 % "
-        "intervals from a bootstrap over prompts. Enrichment: share of loss ÷ share of positions; 1 is merely frequent.",
+        "intervals from a bootstrap over prompts. Enrichment: share of loss ÷ share of positions.",
         rows=table if table is not None else pa.Table.from_pylist([row]),
         data=data,
         layout=shape,
