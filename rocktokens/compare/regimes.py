@@ -50,7 +50,7 @@ SCHEDULE: dict[str, frozenset[str]] = {
 # Selectors that run in uniform's shadow: what would they keep? Those with a memory, or with a list that may change
 # between two comparisons, do not.
 SHADOWS: tuple[str, ...] = ("freeze_rocks", "entropy", "divergence", "tip", "teachable", "fire", "selectkd")
-SHADOWS += ("iw", "position", "prefix", "esr")
+SHADOWS += ("iw", "position", "prefix")
 
 
 @dataclass(frozen=True)
