@@ -58,7 +58,7 @@ class StudyCommand(StudyConfig):
             return
         from rocktokens.study import study
 
-        study(config, images=not self.quick, note=quick_left_out(self.recipe) if self.quick else None)
+        study(config, note=quick_left_out(self.recipe) if self.quick else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,21 +296,19 @@ class ReportCommand(Settings):
 
     path: RunPath
     """The run directory."""
-    no_images: bool = False
-    """Do not write the figures as SVG and PNG beside the page; without it they are, where a Chromium is at hand."""
     again: bool = False
     """Write the report again although nothing changed since."""
 
     def run(self) -> None:
         from rocktokens.report.stage import report
 
-        run = report(self.path, again=self.again, images=not self.no_images)
+        run = report(self.path, again=self.again)
         print(f"report: {run.path / 'report.html'}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewCommand(Settings):
-    """Show a run, while it trains too, or the runs of a folder and any two of them, on 127.0.0.1."""
+    """Show a run, while it trains too, or the runs of a folder, on 127.0.0.1."""
 
     path: RunPath
     """A run directory, or a folder of them."""

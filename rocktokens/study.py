@@ -24,25 +24,19 @@ FOLLOWED = ("sample", "score", "knockout", "graft", "compare")
 ON_STUDENT, ON_TEACHER = ("sample", "knockout", "graft"), ("distill", "score", "graft", "compare")
 
 
-def study(config: StudyConfig, *, images: bool = True, note: str | None = None) -> None:
+def study(config: StudyConfig, *, note: str | None = None) -> None:
     """Run the chosen stages in order under one display, and close with what was found.
 
     Args:
         config: The settings of every stage.
-        images: Whether the report also writes its figures as SVG and PNG.
         note: What to say at the very end, such as what a quick study left out.
     """
-    from rocktokens.report.trackers import require_trackers, send_findings
-    from rocktokens.run import open_run
 
     start = time.monotonic()
-    require_trackers(config.distill.report_to)
     _require_servers(config)
     if not ranks().is_first:
         return _follow(config)
-    _run_stages(config, images)
-    if config.distill.report_to:
-        send_findings(open_run(config.path), config.distill.report_to)
+    _run_stages(config)
     _summary(config.path, time.monotonic() - start)
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
@@ -83,7 +77,7 @@ def _require_writing_teacher(config: StudyConfig) -> None:
         )
 
 
-def _run_stages(config: StudyConfig, images: bool) -> None:
+def _run_stages(config: StudyConfig) -> None:
     from rocktokens.lock import working_on
     from rocktokens.progress import stages
     from rocktokens.study_outlook import expected
@@ -93,10 +87,10 @@ def _run_stages(config: StudyConfig, images: bool) -> None:
             began, before = time.monotonic(), _written(config.path)
             with overall.stage(stage), _remembering(config):
                 if stage in FOLLOWED or stage == "detect" or _trains_together(stage):
-                    _run_stage(stage, config, images)
+                    _run_stage(stage, config)
                 else:
                     with alone():
-                        _run_stage(stage, config, images)
+                        _run_stage(stage, config)
             if _written(config.path) != before:  # a stage that was complete, or is left out, took no time
                 _clocked(config.path, stage, time.monotonic() - began)
             together(config.path, f"stage-{stage}")
@@ -189,7 +183,7 @@ def _complete(path: Path) -> set[str]:
     return set(open_run(path).manifest["stages"]) if (path / MANIFEST).exists() else set()
 
 
-def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
+def _run_stage(stage: Stage, config: StudyConfig) -> None:
     from rocktokens.bypass import stage as bypass
     from rocktokens.causal import graft_stage as graft
     from rocktokens.causal import knockout_stage as knockout
@@ -223,7 +217,7 @@ def _run_stage(stage: Stage, config: StudyConfig, images: bool) -> None:
         "graft": lambda: graft.graft(path, config.graft, config.baseline, servers=config.servers),
         "bypass": lambda: bypass.bypass(path, config.bypass),
         "compare": lambda: compare.compare(path, config.compare, servers=config.servers),
-        "report": lambda: report.report(path, images=images),
+        "report": lambda: report.report(path),
     }
     work[stage]()
 

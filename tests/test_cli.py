@@ -366,10 +366,7 @@ def test_flags_that_switch_off_say_so() -> None:
         return found
 
     assert sum(map(check, COMMANDS.values())) >= 3
-    for command, flag, said in (
-        ("score", "--score.no-gradients", "Do not gather"),
-        ("report", "--no-images", "Do not write"),
-    ):
+    for command, flag, said in (("score", "--score.no-gradients", "Do not gather"),):
         assert f"{flag} {said}" in " ".join(rocktokens(command, "--help").stdout.split())
 
 

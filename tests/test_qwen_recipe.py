@@ -97,7 +97,7 @@ def test_the_whole_study_runs_on_tiny_qwen2_models(tmp_path):
         "student": save_model(tmp_path / "student", tiny_model("qwen2", **wide), letter_tokenizer()),
         "teacher": save_model(tmp_path / "teacher", tiny_model("qwen2", seed=1, width=48, **wide), letter_tokenizer()),
     }
-    study(small(recipes()["qwen"](), tmp_path / "run", pair), images=False)
+    study(small(recipes()["qwen"](), tmp_path / "run", pair))
     run = open_run(tmp_path / "run")
     assert all(run.done(stage) for stage in STAGES)
     assert set(run.read("compare")["regime"].to_pylist()) == set(REGIMES)

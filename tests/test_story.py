@@ -340,7 +340,7 @@ def still(run: Path, copy: Path) -> str:
     manifest["stages"].pop("report")
     manifest["stages"]["compare"]["verdicts"] = manifest["stages"]["compare"]["verdicts"][:1]  # the others tell seconds
     (copy / "run.json").write_text(json.dumps(stopped(manifest)))
-    report(copy, images=False)
+    report(copy)
     text = (copy / "report.html").read_text()
     return text.replace(str(copy), "RUN").replace(str(run), "RUN")  # commands name the run by its path, then and now
 

@@ -30,9 +30,7 @@ log = logging.getLogger(__name__)
 SPELLED, MISSPELLED = 50, 0.5
 
 
-def import_dump(
-    name: str, files: Sequence[Path], tokenizer: str, out: Path, *, detect: bool = True, images: bool = False
-) -> Run:
+def import_dump(name: str, files: Sequence[Path], tokenizer: str, out: Path, *, detect: bool = True) -> Run:
     """Read a dump and write it as a run.
 
     Args:
@@ -41,7 +39,6 @@ def import_dump(
         tokenizer: directory or hub name of the tokenizer that the trainer used.
         out: directory of the new run.
         detect: whether to detect costly token types and write the report, where the dump has teacher values.
-        images: whether the report's figures are also written as files.
 
     Returns:
         The run; its stage `import` records what can be computed from the dump and what cannot.
@@ -65,7 +62,7 @@ def import_dump(
     for note in facts["notes"]:
         log.warning("%s", note)
     if detect and dump.has_teacher:
-        _detect_and_report(run, dump, images)
+        _detect_and_report(run, dump)
     return open_run(out)
 
 
@@ -82,12 +79,12 @@ def _write(run: Run, dump: Dump, texts: list[str], tokenizer: PreTrainedTokenize
             writer.write(occurrences_table(dump, {tokenizer.eos_token_id} - {None}))
 
 
-def _detect_and_report(run: Run, dump: Dump, images: bool) -> None:
+def _detect_and_report(run: Run, dump: Dump) -> None:
     from rocktokens.detect.stage import detect
     from rocktokens.report.stage import report
 
     detect(run.path, replace(DetectConfig(), signal="kl" if dump.has_kl else "log_ratio"))
-    report(run.path, images=images)
+    report(run.path)
 
 
 def facts_of(dump: Dump) -> Json:

@@ -18,7 +18,6 @@ from rocktokens.errors import DataError
 from rocktokens.facts import Facts, understood
 from rocktokens.files import digest_of_value, write_text
 from rocktokens.geometry import figures as geometry
-from rocktokens.report.images import export
 from rocktokens.report.page import as_json, packed, page
 from rocktokens.report.run_conclusions import answer
 from rocktokens.report.viewer import Decode, fitted, payload
@@ -50,11 +49,11 @@ FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
 )
 
 
-def report(path: str | Path, *, again: bool = False, decode: Decode | None = None, images: bool = True) -> Run:
+def report(path: str | Path, *, again: bool = False, decode: Decode | None = None) -> Run:
     """Write report.html and figures/ for a run.
 
     A report is made anew when any stage was completed since; `again` makes it whatever happened. `decode` turns prompt
-    ids into text for the viewer; `images` also writes every figure as SVG and PNG where a Chromium is at hand.
+    ids into text for the viewer.
     """
     run = open_run(path)
     made_of = contents(run)
@@ -72,12 +71,7 @@ def report(path: str | Path, *, again: bool = False, decode: Decode | None = Non
     folder = run.path / "figures"
     for figure in figures:
         write_text(folder / f"{figure.name}.csv", to_csv(figure.rows))
-    written, note = (
-        export(run.path / REPORT, folder, [figure.name for figure in figures]) if images else (0, "not asked for")
-    )
-    if note:
-        log.info("figures as SVG and PNG were not written: %s", note)
-    run.finish("report", {"made_of": made_of, "figures": len(figures), "images": written, "bytes": len(html.encode())})
+    run.finish("report", {"made_of": made_of, "figures": len(figures), "bytes": len(html.encode())})
     return run
 
 

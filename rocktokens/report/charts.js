@@ -123,7 +123,7 @@
       root.dataset.ready = "without charts";
       return;
     }
-    if (!window.imagesOnly) for (const chart of charts) { await draw(chart); keyboard(chart); }
+    for (const chart of charts) { await draw(chart); keyboard(chart); }
     for (const item of document.querySelectorAll("[data-save]")) {
       item.addEventListener("click", () => save(item.dataset.figure, item.dataset.save));
     }
@@ -135,11 +135,5 @@
   addEventListener("beforeprint", () => { printing = true; applyTheme(); redraw(); });
   addEventListener("afterprint", () => { printing = false; applyTheme(); redraw(); });
   matchMedia("print").addEventListener("change", ({ matches }) => { printing = matches; applyTheme(); redraw(); });
-  window.rocktokens.image = (name, format) => {
-    root.dataset.theme = "light";
-    const { data, layout } = drawing(specs.get(name), 760);
-    layout.paper_bgcolor = "#ffffff";
-    return window.Plotly.toImage({ data, layout }, { format, width: 760, height: layout.height, scale: format === "png" ? 2 : 1 });
-  };
   start();
 })();

@@ -19,11 +19,11 @@ from rocktokens.tokens import FOLDER, run_tokenizer
 log = logging.getLogger(__name__)
 
 
-def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
+def report(path: Path, *, again: bool = False) -> Run:
     """Write a run's report.html and figures/."""
     with working_on(path):
         run = open_run(path)
-        stage = Stage(run, "report", {"report": {"images": images}}, {"the run": contents(run)})
+        stage = Stage(run, "report", {}, {"the run": contents(run)})
         if not (path / REPORT).exists() or stage.due(again):
             stale = [name for name in stale_stages(run) if name != "report"]
             if stale:
@@ -33,7 +33,7 @@ def report(path: Path, *, again: bool = False, images: bool = True) -> Run:
                     ", ".join(stale),
                     "it" if len(stale) == 1 else "them",
                 )
-            stage.run = build(path, again=True, images=images, decode=decoder_of(run))
+            stage.run = build(path, again=True, decode=decoder_of(run))
             stage.finish(stage.run.facts("report"))
         return stage.run
 

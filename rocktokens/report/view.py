@@ -279,7 +279,7 @@ def view(
     if not runs:
         raise RunError(f"{path} holds no run; make one with `rocktokens study`")
     if (path / MANIFEST).is_file() and not (path / REPORT).exists() and _rests(path):
-        report(path, images=False, decode=None if decoder is None else decoder(open_run(path)))
+        report(path, decode=None if decoder is None else decoder(open_run(path)))
     try:
         server = Viewer(path, port, decoder)
     except OSError as error:

@@ -51,7 +51,7 @@ def reports(tmp_path_factory) -> dict[str, Path]:
     def make(base: Path) -> None:
         for name, options in REPORTS.items():
             make_run(base / name, **options)
-            report(base / name, images=False)
+            report(base / name)
 
     base, _ = made_once(tmp_path_factory, "reports", make)
     return {name: base / name for name in REPORTS}

@@ -74,7 +74,7 @@ def test_the_card_has_every_state(driver, reports, tmp_path, state):
     shutil.copytree(reports["whole"], tmp_path / "run")
     run = open_run(tmp_path / "run")
     STATES[state](run)
-    report(run.path, images=False, again=True)
+    report(run.path, again=True)
     driver.get("about:blank")  # a page that is left would draw its charts again for the other width
     size(driver, 390, 844)
     prefer(driver, "light")

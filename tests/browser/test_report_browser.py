@@ -11,7 +11,6 @@ from selenium.webdriver.support.ui import Select
 
 from rocktokens.facts import Facts
 from rocktokens.report.build import REPORT
-from rocktokens.report.images import export
 
 # Text with its colour and the first background behind it, as the browser computed them.
 CONTRASTS = """
@@ -295,14 +294,3 @@ def test_printing_is_light_and_complete(page):
     pdf = page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(pdf["data"]) > 50_000
     page.get("about:blank")
-
-
-def test_figures_are_written_as_svg_and_png(reports, tmp_path):
-    written, why = export(reports["whole"] / REPORT, tmp_path, ["funnel", "knockouts"])
-    assert (written, why) == (4, None)
-    svg = (tmp_path / "knockouts.svg").read_text(encoding="utf-8")
-    assert svg.startswith("<svg")
-    assert "pillar" in svg
-    assert (tmp_path / "funnel.png").read_bytes().startswith(b"\x89PNG")
-    export(reports["whole"] / REPORT, tmp_path / "again", ["knockouts"])
-    assert (tmp_path / "again" / "knockouts.svg").read_text(encoding="utf-8") == svg

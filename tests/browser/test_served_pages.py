@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("served")
     for name, seed in (("one", 0), ("two", 1)):
         make_run(home / name, prompts=6, seed=seed)
-        report(home / name, images=False)
+        report(home / name)
     return home
 
 

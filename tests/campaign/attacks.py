@@ -73,7 +73,7 @@ def run_stage(path: Path, name: str, pair: Any, prompts: Any) -> None:
         "knockout": lambda: knockout.knockout(path, KNOCKOUT, BASELINE),
         "graft": lambda: graft.graft(path, GRAFT, BASELINE),
         "compare": lambda: compare.compare(path, COMPARE),
-        "report": lambda: report.report(path, images=False),
+        "report": lambda: report.report(path),
     }
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         work[name]()

@@ -64,5 +64,5 @@ def test_the_installed_program_runs_outside_of_the_checkout(installed, tmp_path)
     run(bin_ / "rocktokens", "sample", "run", *flags, cwd=tmp_path)
     run(bin_ / "rocktokens", "score", "run", cwd=tmp_path)
     run(bin_ / "rocktokens", "detect", "run", "--resamples", "100", cwd=tmp_path)
-    run(bin_ / "rocktokens", "report", "run", "--no-images", cwd=tmp_path)
+    run(bin_ / "rocktokens", "report", "run", cwd=tmp_path)
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000

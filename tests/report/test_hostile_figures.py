@@ -116,7 +116,7 @@ def test_a_value_that_no_stage_writes_leaves_out_what_needs_it(whole, tmp_path, 
     from rocktokens.errors import DataError
 
     try:
-        report(path, images=False)
+        report(path)
     except DataError as error:
         assert "a value that no stage writes" in str(error)  # noqa: PT017
     else:

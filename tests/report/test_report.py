@@ -27,7 +27,6 @@ from rocktokens.errors import RunError
 from rocktokens.facts import Facts
 from rocktokens.report import run_conclusions as sentences
 from rocktokens.report.build import FIGURES, REPORT, report
-from rocktokens.report.images import export
 from rocktokens.report.method import commands, method
 from rocktokens.report.page import as_json, packed, page, viewer_html
 from rocktokens.report.viewer import choose, fitted, payload
@@ -48,7 +47,7 @@ def whole(tmp_path_factory) -> Path:
     """A run with every stage, reported."""
     path = tmp_path_factory.mktemp("report") / "whole"
     make_run(path)
-    report(path, images=False)
+    report(path)
     return path
 
 
@@ -173,7 +172,7 @@ def test_every_hoverable_point_has_a_text_for_the_keyboard(html):
 
 
 def test_the_same_run_gives_the_same_bytes(whole, html):
-    report(whole, again=True, images=False)
+    report(whole, again=True)
     assert (whole / REPORT).read_text(encoding="utf-8") == html
 
 
@@ -199,19 +198,19 @@ def test_the_order_of_completion_does_not_show(whole, html):
 
 def test_a_report_is_made_anew_only_when_a_stage_was_added(tmp_path):
     run = make_run(tmp_path / "run", stages="detect", prompts=8)
-    report(run.path, images=False)
+    report(run.path)
     stamp = (run.path / REPORT).stat().st_mtime_ns
-    report(run.path, images=False)
+    report(run.path)
     assert (run.path / REPORT).stat().st_mtime_ns == stamp
-    again = report(run.path, images=False)
+    again = report(run.path)
     again.finish("graft", {})
-    report(run.path, images=False)
+    report(run.path)
     assert (run.path / REPORT).stat().st_mtime_ns != stamp
 
 
 def test_stages_not_run_are_left_out_and_named(tmp_path):
     run = make_run(tmp_path / "run", stages="detect", prompts=8)
-    report(run.path, images=False)
+    report(run.path)
     html = (run.path / REPORT).read_text()
     sections = re.findall(r'<section id="(\w+)"', html)
     assert "knockouts" not in sections
@@ -225,7 +224,7 @@ def test_stages_not_run_are_left_out_and_named(tmp_path):
 
 def test_a_run_that_was_only_scored_gets_a_report(tmp_path):
     run = make_run(tmp_path / "run", stages="score", prompts=4)
-    report(run.path, images=False)
+    report(run.path)
     html = (run.path / REPORT).read_text()
     assert re.findall(r'<section id="(\w+)"', html) == ["verdict", "answer", "viewer", "method"]
     assert f"rocktokens detect {run.path}" in html
@@ -328,7 +327,7 @@ def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
 def test_a_damaged_table_is_named_and_the_rest_reported(tmp_path):
     run = make_run(tmp_path / "run", stages="detect", prompts=8)
     (run.path / "sweep.parquet").write_bytes(b"not parquet")
-    report(run.path, images=False)
+    report(run.path)
     html = (run.path / REPORT).read_text()
     assert "sweep.parquet was left out" in html
     assert 'section id="sweep"' not in html
@@ -347,7 +346,7 @@ def test_no_run_is_an_error_that_says_so(tmp_path):
 def hostile(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("report") / "a 'b' <img src=x>"
     make_run(path, hostile=True, prompts=12)
-    report(path, images=False)
+    report(path)
     return (path / REPORT).read_text(encoding="utf-8")
 
 
@@ -464,13 +463,6 @@ def test_rollouts_are_taken_evenly_right_and_wrong_in_turn():
     assert len(choose(long)) == 12
 
 
-def test_without_a_browser_figures_are_not_exported_and_it_says_how(whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("ROCKTOKENS_BROWSER", "")
-    written, why = export(whole / REPORT, tmp_path, ["funnel"])
-    assert written == 0
-    assert "install one" in why
-
-
 def test_no_character_of_our_own_is_spelled_out(html):
     assert "U+202F" not in html
 
@@ -542,7 +534,7 @@ def test_large_runs_keep_the_page_below_eight_megabytes_and_say_what_they_show(t
     columns |= {"step": steps, "loss_rocks": 0.5 + 1e-7 * steps, "loss_rest": 0.09 - 1e-7 * steps}
     run.write("training", pa.table(columns, schema=training.schema))
     run.finish("score", run.facts("score"))
-    report(run.path, images=False)
+    report(run.path)
     html = (run.path / REPORT).read_text(encoding="utf-8")
     assert len(html.encode()) < 8_000_000
     viewer = viewer_of(html)

@@ -143,7 +143,7 @@ def test_an_imported_run_is_not_told_to_run_what_needs_models(run):
     found = verdict(Facts(run))
     assert found.state == "imported"
     assert all(tile.command is None for tile in found.tiles)
-    report(run.path, images=False)
+    report(run.path)
     html = (run.path / REPORT).read_text()
     assert "rocktokens compare" not in html.split('id="method"')[0]
     assert "rocktokens knockout" not in html.split('id="method"')[0]
@@ -185,7 +185,7 @@ def test_title_card_terminal_and_stages_say_the_same(run):
     freeze(run, "unchanged", -0.001)
     facts = Facts(run)
     found = verdict(facts)
-    report(run.path, images=False, again=True)
+    report(run.path, again=True)
     html = (run.path / REPORT).read_text()
     assert f"<h1>{found.title}</h1>" in html
     assert f"<title>{found.title} · run</title>" in html
@@ -201,7 +201,7 @@ def test_title_card_terminal_and_stages_say_the_same(run):
 
 
 def test_the_accuracies_are_explained(run):
-    report(run.path, images=False, again=True)
+    report(run.path, again=True)
     html = (run.path / REPORT).read_text()
     explained = html.split('<details id="accuracies">')[1].split("</details>")[0]
     for words in ("student before distillation", "sampled rollouts", "regime uniform", "measured on"):

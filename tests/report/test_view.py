@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
     folder = base / "runs"
     for name, seed in (("one", 0), ("two <b>", 1)):
         make_run(folder / name, stages="detect", prompts=10, seed=seed)
-        report(folder / name, images=False)
+        report(folder / name)
     (base / "secret.html").write_text("secret")
     (folder / "secret.html").write_text("secret")
     (folder / "one" / "secret.svg").write_text("secret")
@@ -325,6 +325,6 @@ def test_what_cannot_be_shown_is_said(tmp_path, server):
     with pytest.raises(RunError, match="no directory"):
         view(tmp_path / "nowhere")
     make_run(tmp_path / "run", stages="score", prompts=4)
-    report(tmp_path / "run", images=False)
+    report(tmp_path / "run")
     with pytest.raises(ConfigError, match="another --port"):
         view(tmp_path / "run", port=server.server_port)

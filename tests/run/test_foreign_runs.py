@@ -54,7 +54,7 @@ def test_a_checker_that_a_run_names_is_not_imported(run, tmp_path, capsys):
     change(run, prompts={"checker": "evil:check"})
     with pytest.raises(RunError, match=r"evil\.py.*--allow-code"):
         knockout(run, KnockoutConfig(candidates=("w7",)), BaselineConfig(problems=4))
-    for words in (["report", str(run), "--no-images"], ["knockout", str(run)], ["graft", str(run)]):
+    for words in (["report", str(run)], ["knockout", str(run)], ["graft", str(run)]):
         with pytest.raises(SystemExit):
             main(words)
     assert not mark.exists()
@@ -121,7 +121,7 @@ def test_code_of_a_tokenizer_in_a_run_is_not_run(run, tmp_path):
     (model / "evil_tokenizer.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     change(run, pair={"student": str(model), "trust_remote_code": True})
     with pytest.raises(SystemExit):
-        main(["report", str(run), "--no-images", "--again"])
+        main(["report", str(run), "--again"])
     assert not (tmp_path / "ran").exists()
 
 

@@ -139,8 +139,8 @@ def test_cheap_stages_run_again_and_say_why(run, caplog):
     with caplog.at_level(logging.INFO):
         detect(run, replace(DETECT, k=2))
         geometry(run, GeometryConfig())
-        report(run, images=False)
-        report(run, images=False)
+        report(run)
+        report(run)
     assert "geometry runs again: stage detect has changed" in caplog.text
     assert caplog.text.count("nothing to do") == 1
 
