@@ -35,6 +35,11 @@ def is_granted(permission: Permission) -> bool:
     return permission in _granted or (permission == "model code" and "code" in _granted)
 
 
+def granted() -> list[Permission]:
+    """What this call may do, to be handed to the processes that work for it."""
+    return sorted(_granted)
+
+
 def refuse_code(where: str, what: str, name: str) -> None:
     """Refuse a Python function or class that a run's settings name, unless this call allows code.
 
