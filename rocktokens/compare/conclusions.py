@@ -19,13 +19,11 @@ SUBJECTS = {
     "freeze": "freezing the bypass list, {} of positions,",
     "freeze_rocks": "freezing all rocks, {} of positions,",
     "random": "freezing control positions in runs as long, {} of all,",
-    "random_loss": "freezing as many other positions, as near to the frozen loss as others come, {} of all,",
     "soft": "giving the rocks a smaller weight",
     "adaptive": "freezing what adaptive found while training, {} of positions,",
     "entropy": "keeping only the positions where the student is least certain, dropping {},",
     "divergence": "keeping only the positions of largest loss, dropping {},",
     "tip": "keeping where the student is uncertain or far from the teacher, dropping {},",
-    "tip_confident": "keeping where the student is certain and far from the teacher, dropping {},",
     "teachable": "keeping where the models disagree and the teacher believes in the student's choices, dropping {},",
     "iw": "giving earlier positions more weight",
     "fire": "dropping unlikely rollouts and weighing by both entropies, dropping {},",
@@ -34,21 +32,8 @@ SUBJECTS = {
     "adakd": "keeping an adaptive share of the positions of largest loss, dropping {},",
     "todi": "training both divergences, mixed token by token,",
     "srkl": "training the reverse divergence to a mixture of both models",
-    "no_teacher": "training without the teacher, against improbable tokens,",
-    "scheduled_prefix": "letting rollouts grow over training, {} fewer positions,",
-    "esr": "stopping every rollout after a number of tokens, {} fewer positions,",
     "small": "sampling one rollout per prompt, {} fewer positions,",
-    "small_2": "sampling two rollouts per prompt, {} fewer positions,",
-    "small_cut": "one rollout per prompt, stopped where the non-rock loss ends, {} fewer positions,",
-    "small_matched": "one rollout per prompt and a learning rate to match, {} fewer positions,",
-    "random_rollouts": "sampling rollouts drawn at random, {} fewer positions,",
-    "wide": "as many rollouts of different prompts",
     "prefix": "stopping every rollout at a fixed length, {} fewer positions,",
-    "cut": "stopping every rollout where its non-rock loss ends, {} fewer positions,",
-    "fewer": "sampling fewer rollouts where the non-rock loss is low, {} fewer positions,",
-    "saturated": "stopping when the non-rock loss is saturated, {} fewer positions,",
-    "merit": "cutting, sampling fewer and stopping at saturation together, {} fewer positions,",
-    "shorter": "training uniformly for fewer steps, {} fewer positions,",
 }
 
 
@@ -142,7 +127,7 @@ def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
         return "Nothing was frozen in any regime compared here: nothing is said about skipping token types."
     if "freeze" not in readings:
         said.insert(0, "There was nothing on the bypass list to freeze.")
-    random, matched = readings.get("random"), readings.get("random_loss")
+    random = readings.get("random")
     if random is not None:
         frozen = max(_left_out(readings[name]) for name in FROZEN if name in readings)
         which = "as many other positions"
@@ -150,11 +135,6 @@ def conclusion(readings: Mapping[str, Reading], *, margin: float) -> str:
             which = f"{percent(_left_out(random))} of positions where the frozen types are {percent(frozen)}"
         said.append(
             f"The control, {which}, changed it by {points(random.change.value)} points {_interval(random.change)}."
-        )
-    if matched is not None:
-        said.append(
-            "The control whose loss is as near to theirs as others come changed it by "
-            f"{points(matched.change.value)} points {_interval(matched.change)}."
         )
     return " ".join(said)
 
@@ -221,26 +201,12 @@ def _price(reading: Reading) -> str:
     )
 
 
-def beyond_sentence(saving: Saving, *, margin: float) -> str:
-    """Whether a regime that samples less saves anything that simply sampling less would not."""
-    over = (
-        f"at equal tokens its accuracy is {points(saving.over_control.value)} points {_interval(saving.over_control)} "
-        f"from that of {saving.control}"
+def beyond_sentence(saving: Saving) -> str:
+    """Whether a regime that samples less does better than simply sampling less."""
+    return (
+        f"{saving.regime}: beats simply sampling less: {saving.answer}; at equal tokens its accuracy is "
+        f"{points(saving.over_control.value)} points {_interval(saving.over_control)} from that of {saving.control}."
     )
-    start = f"{saving.regime}: saves"
-    if saving.saved is None:
-        goal = f"uniform's final accuracy less {points(margin, signed=False)} points"
-        return f"{start} nothing beyond simply sampling less: no, it did not reach {goal}; {over}."
-    low, high = (_share(bound) for bound in (saving.saved.low, saving.saved.high))
-    what = "more than any control, none of which arrived," if math.isinf(saving.saved.value) else ""
-    what = what or f"{_share(saving.saved.value)} of the tokens of {saving.control}"
-    return f"{start} {what} beyond simply sampling less: {saving.answer} [{low}, {high}]; {over}."
-
-
-def _share(value: float) -> str:
-    if math.isinf(value):
-        return "never arrives" if value < 0 else "only it arrives"
-    return f"{points(value)} %"
 
 
 def words(readings: Mapping[str, Reading], *, margin: float, savings: Sequence[Saving] = ()) -> list[str]:
@@ -250,6 +216,6 @@ def words(readings: Mapping[str, Reading], *, margin: float, savings: Sequence[S
         for name, reading in readings.items()
         if name != "uniform"
     ]
-    beyond = [beyond_sentence(saving, margin=margin) for saving in savings]
+    beyond = [beyond_sentence(saving) for saving in savings]
     last = savings_sentence(list(readings.values()), margin=margin)
     return [conclusion(readings, margin=margin), *own, *beyond, last]

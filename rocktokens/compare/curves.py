@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,16 +84,6 @@ class Arm:
         found = axes[name]
         assert found is not None
         return found
-
-    def until(self, steps: float) -> Arm:
-        """The same training as if it had ended after so many steps."""
-        inside_E = self.step_E <= steps + 1e-9
-        if inside_E.all() or inside_E.sum() < 2:
-            return self
-        arrays = {
-            name: getattr(self, name)[inside_E] for name in ("step_E", "seconds_E", "flops_E", "correct_EP", "spent_E")
-        }
-        return replace(self, **arrays)
 
 
 class Reach(NamedTuple):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.compare.intervals import seed_estimate
+from rocktokens.compare.regimes import SAMPLE_LESS
 from rocktokens.facts import Facts
 from rocktokens.show import (
     DASHES,
@@ -44,6 +46,7 @@ STAGE_TITLES = {
 }
 # The same in a sentence, where the title alone does not do.
 STAGE_WORDS = {"teacher": "the teacher’s passes", "student": "the student’s passes", "optimiser": "the optimiser"}
+TOKEN_COLUMNS = ("regime", "seed", "step", "accuracy", "tokens_total")
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
 
 
@@ -136,6 +139,78 @@ def accuracy_seconds(facts: Facts) -> Figure | None:
     )
 
 
+def token_curves(facts: Facts) -> dict[str, list[tuple[float, float, float, float]]]:
+    """Regime → (tokens, accuracy, low, high) at every evaluation: means over seeds, t intervals over them."""
+    table = facts.table("compare")
+    if table is None or any(name not in table.column_names for name in TOKEN_COLUMNS):
+        return {}
+    seen: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for row in table.select(TOKEN_COLUMNS).to_pylist():
+        if row["accuracy"] is not None and row["tokens_total"] is not None:
+            seen.setdefault(row["regime"], {}).setdefault(row["step"], []).append(
+                (row["tokens_total"], row["accuracy"])
+            )
+    found = {}
+    for regime, steps in seen.items():
+        seeds = max(map(len, steps.values()))
+        rows = []
+        for _, pairs in sorted(steps.items()):
+            if len(pairs) < seeds and len(steps) > 2:
+                continue  # seeds that ended at another step are not a mean over seeds
+            mean = seed_estimate([accuracy for _, accuracy in pairs])
+            rows.append((float(np.mean([tokens for tokens, _ in pairs])), mean.value, mean.low, mean.high))
+        found[regime] = rows
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0])))
+
+
+def accuracy_tokens(facts: Facts) -> Figure | None:
+    """Accuracy against tokens sampled and scored, one curve per regime; where one of them samples less."""
+    by_regime, table = token_curves(facts), facts.table("compare")
+    if table is None or not set(SAMPLE_LESS) & set(by_regime):  # else all have spent the same
+        return None
+    data = []
+    for place, (regime, rows) in enumerate(by_regime.items()):
+        color = SERIES[place % len(SERIES)]
+        low, high = ([None if np.isnan(row[end]) else 100 * row[end] for row in rows] for end in (2, 3))
+        accuracy = [100 * row[1] for row in rows]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": label(regime, 40),
+                "x": [row[0] for row in rows],
+                "y": accuracy,
+                "error_y": errors(accuracy, low, high, color),
+                "line": {"color": color, "dash": DASHES[place % len(DASHES)], "width": 2},
+                "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": color},
+                "text": [f"{label(regime, 40)}: {percent(row[1])} after {number(row[0], 0)} tokens" for row in rows],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    shape = layout("tokens sampled, and scored by the teacher", "accuracy on held-out prompts, %", height=420)
+    shape["xaxis"]["rangemode"] = "tozero"
+    return Figure(
+        name="accuracy_tokens",
+        title="What does a token buy?",
+        sentence=_tokens_sentence(facts),
+        estimator="Means over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than "
+        "three. A token counts once when it is sampled and once when the teacher scores it.",
+        rows=table.select(TOKEN_COLUMNS),
+        data=data,
+        layout=shape,
+    )
+
+
+def _tokens_sentence(facts: Facts) -> str:
+    """Each regime's change of accuracy against uniform when both have spent the same tokens."""
+    rows = [row for row in facts.rows("compare_summary") if row["regime"] != "uniform"]
+    changes = {row["regime"]: estimate(row, "change_same_tokens") for row in rows}
+    said = [f"{name} {interval(change, points)} points" for name, change in changes.items() if change is not None]
+    if not said:
+        return "Accuracy against the tokens that were sampled and scored."
+    return f"At equal tokens, against uniform: {listed(said, 6)}."
+
+
 def _mean_curve(seeds: list[list[tuple[float, float]]]) -> list[tuple[float, float]]:
     length = min(map(len, seeds))
     return [tuple(np.mean([own[place] for own in seeds], axis=0).tolist()) for place in range(length)]  # type: ignore[misc]
@@ -154,7 +229,7 @@ def compare_sentence(facts: Facts) -> str:
     if not base:
         return "No uniform regime was trained, so nothing can be set against it."
     said = []
-    first_ones = ("freeze", "random", "merit", "prefix")
+    first_ones = ("freeze", "random", "prefix")
     for regime in sorted(found, key=lambda name: (name not in first_ones, list(found).index(name))):
         row = found[regime]
         change = estimate(row, "delta")

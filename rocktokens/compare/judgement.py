@@ -159,7 +159,6 @@ def read_regime(
     level: float = 0.95,
     resamples: int = 1000,
     rng: np.random.Generator,
-    steps: int | None = None,
     tokens: float | None = None,
 ) -> Reading:
     """Compare one regime with uniform, paired by seed and by prompt.
@@ -171,13 +170,9 @@ def read_regime(
         level: coverage of intervals.
         resamples: bootstrap resamples for when a target is reached.
         rng: source of the resamples.
-        steps: optimiser steps at which regimes are compared; unset: where uniform ends.
         tokens: tokens at which they are compared; unset: what the one that spent less has spent.
     """
     arms, uniform = paired(arms, uniform)
-    full, full_uniform = arms, uniform
-    if steps is not None:
-        arms, uniform = [arm.until(steps) for arm in arms], [arm.until(steps) for arm in uniform]
     ends, seconds = [float(arm.step_E[-1]) for arm in uniform], [float(arm.seconds_E[-1]) for arm in uniform]
 
     def both(ours: list[Floats], theirs: list[Floats]) -> tuple[Estimate, Estimate]:
@@ -192,7 +187,7 @@ def read_regime(
     area_seconds = both(
         *([area_weights(arm.seconds_E, x) for arm, x in zip(side, seconds)] for side in (uniform, arms))
     )
-    same_tokens = at_tokens(full, full_uniform, tokens, level=level)
+    same_tokens = at_tokens(arms, uniform, tokens, level=level)
 
     own = np.array([arm.seconds_E[-1] for arm in arms])
     own_steps = np.array([arm.step_E[-1] for arm in arms])
@@ -213,7 +208,7 @@ def read_regime(
         area_steps_change=area_steps[1],
         area_seconds=area_seconds[0],
         area_seconds_change=area_seconds[1],
-        reach=reach_target(full, full_uniform, margin=margin, rng=rng, resamples=resamples, level=level),
+        reach=reach_target(arms, uniform, margin=margin, rng=rng, resamples=resamples, level=level),
         seconds=seed_estimate(own, level=level),
         seconds_ratio=seed_estimate(own / seconds, level=level, ratio=True),
         step_ratio=seed_estimate(own / own_steps / (np.array(seconds) / ends), level=level, ratio=True),

@@ -12,23 +12,18 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from rocktokens.bypass.stage import write_comparison_back
-from rocktokens.compare.looks import Look, seed_looks
-from rocktokens.compare.regimes import NEED_CUT, SHADOWS, FrozenSets, check_arms, common_base, regime_config
+from rocktokens.compare.regimes import SHADOWS, FrozenSets, check_arms, common_base, regime_config
 from rocktokens.compare.sets import frozen_ids, frozen_sets, regimes_to_train
 from rocktokens.compare.settings import CompareConfig
-from rocktokens.compare.tables import undecided_regimes, write_comparison
+from rocktokens.compare.tables import write_comparison
 from rocktokens.compare.terminal import show
 from rocktokens.compare.trainings import (
     ARMS,
     BESIDE,
     Bench,
-    Key,
     Plan,
     check_arms_on_disk,
     make_bench,
@@ -92,15 +87,15 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
             run.reopen("compare")
         log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
         return
-    levels = _train_looks(plan, make_bench(plan, servers))
+    _train_all(plan, make_bench(plan, servers))
     if not ranks().is_first:
         return
     if plan.folder != ARMS:
         _replace_arms(run, plan.folder)
         plan = dataclasses.replace(plan, folder=ARMS)
-    arms = {key: open_run(plan.directory(*key)) for key in levels}
-    facts: Json = {"normalise": plan.base.normalise, "cut": plan.cut, "steps": plan.base.steps}
-    facts |= {"schedule": plan.base.schedule, "tokens": plan.tokens, "equal": plan.config.equal}
+    arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
+    facts: Json = {"normalise": plan.base.normalise, "steps": plan.base.steps}
+    facts |= {"schedule": plan.base.schedule}
     facts["start"] = plan.config.start or 0
     facts |= {"rocks": list(plan.sets.rocks), "bypass": list(plan.sets.bypass)}
     facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}
@@ -108,7 +103,6 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
     if not facts["frozen"]:
         which = "no rock is declared" if not plan.sets.rocks else "no declared rock is on the bypass list"
         facts["nothing_to_freeze"] = f"nothing was frozen: {which}"
-    facts["levels"] = {regime: level for (_, regime), level in levels.items()}
     readings = write_comparison(stage, arms, plan.config, facts)
     if servers.teacher:
         plan.parts().clear()
@@ -117,39 +111,13 @@ def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
     show(readings, plan.config, run.facts("compare"))
 
 
-def _train_looks(plan: Plan, bench: Bench) -> dict[Key, float]:
-    """Train what is asked for, look by look; returns every training made, with the coverage its regime is judged at.
-
-    Every process comes to the same decisions, from the same files.
-    """
-    check_arms_on_disk(plan, list(plan.arms), len(bench.problems))
-    regimes = list(dict.fromkeys(regime for _, regime in plan.arms))
-    open_ones, made, level_of, done = list(regimes), list[Key](), dict[str, float](), 0
-    for look in seed_looks(plan.config.seeds, plan.config.level, until_decided=plan.config.until == "decided"):
-        seeds = range(plan.config.first_seed + done, plan.config.first_seed + look.seeds)
-        new = [(seed, regime) for seed in seeds for regime in open_ones]
-        train_and_read(plan, bench, new)
-        if look.seeds < plan.config.seeds or ranks().is_first:
-            wait_for(lambda new=new: all(plan.is_read(key) for key in new), "others' trainings")  # type: ignore[misc]
-        made, done = made + new, look.seeds
-        level_of |= dict.fromkeys(open_ones, look.level)
-        open_ones = _still_open(plan, made, open_ones, look)
-        if len(open_ones) < 2:  # uniform goes on only for others
-            break
-    return {key: level_of[key[1]] for key in made}
-
-
-def _still_open(plan: Plan, made: Sequence[Key], open_ones: Sequence[str], look: Look) -> list[str]:
-    """Regimes that need more seeds, uniform among them while any other does."""
-    if look.seeds >= plan.config.seeds:
-        return []
-    arms = {key: open_run(plan.directory(*key)) for key in made}
-    undecided = undecided_regimes(arms, plan.config, steps=plan.base.steps, level=look.level)
-    left = [name for name in open_ones if name in undecided]
-    settled = [name for name in open_ones if name not in left and name != "uniform"]
-    if settled:
-        log.info("settled after %d seeds: %s", look.seeds, ", ".join(settled))
-    return ["uniform", *left] if left else []
+def _train_all(plan: Plan, bench: Bench) -> None:
+    """Train what is asked for; the first process waits for the others' trainings."""
+    keys = list(plan.arms)
+    check_arms_on_disk(plan, keys, len(bench.problems))
+    train_and_read(plan, bench, keys)
+    if ranks().is_first:
+        wait_for(lambda: all(plan.is_read(key) for key in keys), "others' trainings")
 
 
 def _replace_arms(run: Run, folder: str) -> None:
@@ -188,36 +156,23 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
         )
     if config.start:
         _warn_of_a_higher_rate(run, base.learning_rate, config.start)
-    cut = _choose_cut(run, base, sets.rocks, config) if set(NEED_CUT) & set(regimes) else None
-    tokens = _token_budget(run, base, config) if config.equal == "both" else None
     arms: dict[tuple[int, str], DistillConfig] = {}
     for seed in range(config.first_seed, config.first_seed + config.seeds):
         configs: dict[str, DistillConfig] = {}
         for name in regimes:
-            configs[name] = regime_config(name, base, config, seed=seed, sets=sets, cut=cut, tokens=tokens)
+            configs[name] = regime_config(name, base, config, seed=seed, sets=sets)
         check_arms(configs)
         configs["uniform"] = dataclasses.replace(configs["uniform"], shadows=_shadows(sets))
         arms |= {(seed, name): configs[name] for name in regimes}
     pair = pair_of(run)
     pair = dataclasses.replace(pair, student=_start(run, pair, trained, config.start))
     folder = BESIDE if beside and (run.path / ARMS).exists() else ARMS
-    return Plan(run, config, pair, prompts_of(run), base, sets, cut, arms, folder, tokens)
+    return Plan(run, config, pair, prompts_of(run), base, sets, arms, folder)
 
 
 def _shadows(sets: FrozenSets) -> tuple[str, ...]:
     """The selectors that run in uniform's shadow."""
     return tuple(name for name in SHADOWS if name != "freeze_rocks" or sets.rocks)
-
-
-def _token_budget(run: Run, base: DistillConfig, config: CompareConfig) -> int:
-    """Tokens, sampled and scored, that the run's own distillation spent in as many steps."""
-    if config.tokens is not None:
-        return config.tokens
-    rows = [row for row in run.read("training").to_pylist() if row["step"] > 0 and row["tokens"] and row["rollouts"]]
-    if not rows:
-        raise RunError(f"{run.path} has no record of its tokens; name the budget with --tokens")
-    per_rollout = float(np.mean([row["tokens"] / row["rollouts"] for row in rows]))
-    return round(2 * per_rollout * base.prompts_per_step * base.rollouts_per_prompt * base.steps)
 
 
 def _start(run: Run, pair: PairConfig, trained: DistillConfig, step: int | None) -> str:
@@ -251,33 +206,3 @@ def _warn_of_a_higher_rate(run: Run, rate: float, step: int) -> None:
             step,
             rate,
         )
-
-
-def _choose_cut(run: Run, base: DistillConfig, rocks: Sequence[int], config: CompareConfig) -> int:
-    """The shortest prefix that covers the non-rock loss at every scored checkpoint."""
-    from rocktokens.select.sample_less import prefix_cut
-
-    if not run.steps():
-        raise RunError(f"{run.path} has no scored occurrences to choose a cut from; run `rocktokens score` first")
-    cuts = {}
-    for step in run.steps():
-        table = run.query(f"select position, token_id, kl from occurrences where step = {step}")
-        rest_N = ~np.isin(table["token_id"].to_numpy(), rocks)
-        cuts[step] = prefix_cut(
-            table["position"].to_numpy(),
-            table["kl"].to_numpy(),
-            rest_N,
-            limit=base.max_new_tokens,
-            coverage=config.coverage,
-        )
-    longest = max(cuts, key=lambda step: cuts[step].length)
-    log.info(
-        "rollouts are cut at %d of %d tokens: %.1f %% of the non-rock loss and %.1f %% of the positions of checkpoint "
-        "%d lie before it, and no checkpoint needs more",
-        cuts[longest].length,
-        base.max_new_tokens,
-        100 * cuts[longest].covered,
-        100 * cuts[longest].positions,
-        longest,
-    )
-    return cuts[longest].length

@@ -7,7 +7,6 @@ report/conclusions/compare.py's.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import itertools
 import json
@@ -18,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +27,8 @@ from rocktokens.compare.conclusions import words
 from rocktokens.compare.curves import Arm, Audit, Floats
 from rocktokens.compare.intervals import values_by_prompt
 from rocktokens.compare.judgement import Reading, read_regime
-from rocktokens.compare.league_page import league_markdown, league_svg
-from rocktokens.compare.regimes import OTHER_LOSS, SAMPLE_LESS, STOP_EARLY
-from rocktokens.compare.savings import common_tokens, league, savings
+from rocktokens.compare.regimes import OTHER_LOSS, SAMPLE_LESS
+from rocktokens.compare.savings import common_tokens, savings
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.errors import DataError
 from rocktokens.files import require_writable as require_writable
@@ -59,22 +56,18 @@ def write_comparison(
     """Compare all trainings, write the tables, and complete the stage."""
     parts = {key: arm_table(arm, key[1], key[0]) for key, arm in arms.items()}
     outcomes = {key: _problems(arm, key[1], key[0]) for key, arm in arms.items()}
-    settings: Json = {"clock": config.clock, "steps": facts["steps"]}
     made = [
-        arm_of(key[1], key[0], parts[key], outcomes[key], losses=losses_of(arm), **settings)
+        arm_of(key[1], key[0], parts[key], outcomes[key], losses=losses_of(arm), clock=config.clock)
         for key, arm in arms.items()
     ]
     by_regime = grouped(made)
-    tokens = float(facts.get("tokens") or common_tokens(by_regime, STOP_EARLY))
-    levels = facts.get("levels", {})
-    readings = read_all(made, config, steps=facts["steps"], tokens=tokens, levels=levels)
-    saved = savings(by_regime, margin=config.margin, level=config.level, resamples=config.resamples, tokens=tokens)
-    places = league(list(readings.values()))
+    tokens = common_tokens(by_regime)
+    readings = read_all(made, config, tokens=tokens)
+    saved = savings(by_regime, level=config.level, tokens=tokens)
     overlaps = overlap_rows([arm for (_, regime), arm in arms.items() if regime == "uniform"])
     verdicts = words(readings, margin=config.margin, savings=saved)
     rows = {
         "compare_summary": [reading.row() for reading in readings.values()],
-        "compare_league": [place.row() for place in places],
         "compare_savings": [saving.row() for saving in saved],
         "compare_overlap": overlaps,
     }
@@ -84,7 +77,7 @@ def write_comparison(
     tables["compare_problems"] = pa.concat_tables(outcomes.values(), promote_options="default")
     tables |= {name: pa.Table.from_pylist(own, schema=TABLES[name].schema) for name, own in rows.items()}
     found = {"regimes": rows["compare_summary"], "verdicts": verdicts, "estimators": ESTIMATORS, "equal_tokens": tokens}
-    found |= {name: rows[f"compare_{name}"] for name in ("league", "savings", "overlap")}
+    found |= {name: rows[f"compare_{name}"] for name in ("savings", "overlap")}
     found["before"] = _before([part for (_, regime), part in parts.items() if regime == "uniform"])
     stage.publish(tables, {**facts, **found})
     return readings
@@ -127,19 +120,6 @@ def overlap_rows(uniform: Sequence[Run]) -> list[Row]:
 def _known(table: pa.Table, name: str) -> list[float]:
     values = table[name].to_pylist() if name in table.column_names else []
     return [value for value in values if value is not None]
-
-
-def undecided_regimes(
-    arms: Mapping[tuple[int, str], Run], config: CompareConfig, *, steps: int, level: float
-) -> set[str]:
-    """Regimes whose verdict is not settled by these trainings at this coverage."""
-    made = []
-    for (seed, regime), arm in arms.items():
-        table, problems = arm_table(arm, regime, seed), _problems(arm, regime, seed)
-        made.append(arm_of(regime, seed, table, problems, clock=config.clock, steps=steps))
-    quick = dataclasses.replace(config, resamples=100)  # verdicts rest on none of them
-    found = read_all(made, quick, steps=steps, levels=dict.fromkeys(grouped(made), level))
-    return {name for name, reading in found.items() if name != "uniform" and reading.verdict == "undecided"}
 
 
 def arm_table(arm: Run, regime: str, seed: int) -> pa.Table:
@@ -208,18 +188,16 @@ def arm_of(
     problems: pa.Table,
     *,
     clock: str = "wall",
-    steps: int | None = None,
     losses: Mapping[str, Floats] | None = None,
 ) -> Arm:
-    """A training's tables as the arrays that comparisons are made of; totals up to `steps` where it went on.
+    """A training's tables as the arrays that comparisons are made of.
 
     `losses`: its last held-out losses by prompt (`losses_of`), where they are on record.
     """
     total = "seconds_total" if clock == "wall" else "seconds_processor_total"
     everything = table.to_pylist()
     read = [row for row in everything if row["accuracy"] is not None]
-    rows = [row for row in everything if steps is None or row["step"] <= steps]
-    trained = [row for row in rows if row["tokens"]]
+    trained = [row for row in everything if row["tokens"]]
     tokens = float(sum(row["tokens"] for row in trained))
     if read[-1][total] <= 0:
         raise DataError(
@@ -242,7 +220,7 @@ def arm_of(
         loss_rest=read[-1]["heldout_loss_rest"],
         **_lengths(problems, read[-1]["step"]),
         **(losses or {}),
-        stages={s: sum(row[f"seconds_{s}"] for row in rows) for s in (*TRAINING_STAGES, "other")},
+        stages={s: sum(row[f"seconds_{s}"] for row in everything) for s in (*TRAINING_STAGES, "other")},
         audit=_audit(regime, trained, read[-1]),
     )
 
@@ -281,21 +259,18 @@ def read_all(
     arms: Sequence[Arm],
     config: CompareConfig,
     *,
-    steps: int | None = None,
     tokens: float | None = None,
-    levels: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Reading]:
-    """Every regime against uniform, uniform itself first; `levels` has the coverage of regimes that stopped early."""
+    """Every regime against uniform, uniform itself first."""
     by_regime = grouped(arms)
     return {
         regime: read_regime(
             own,
             by_regime["uniform"],
             margin=config.margin,
-            level=levels.get(regime, config.level),
+            level=config.level,
             resamples=config.resamples,
             rng=np.random.default_rng(derive_seed("compare", regime)),
-            steps=steps,
             tokens=tokens,
         )
         for regime, own in by_regime.items()
@@ -303,10 +278,7 @@ def read_all(
 
 
 def save_results(run: Run, path: Path) -> None:
-    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date.
-
-    Beside it the league as a Markdown table and as an SVG, under the same name.
-    """
+    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date."""
     import psutil
 
     facts = run.facts("compare")
@@ -325,6 +297,3 @@ def save_results(run: Run, path: Path) -> None:
     settings = {name: run.manifest["config"][name] for name in sections if name in run.manifest["config"]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"environment": environment, "settings": settings, "results": facts}, indent=2) + "\n")
-    title = f"{run.path.name}: {facts['steps']} steps, {len(facts['regimes'])} regimes"
-    path.with_suffix(".md").write_text(league_markdown(title, facts))
-    path.with_suffix(".svg").write_text(league_svg(title, facts))

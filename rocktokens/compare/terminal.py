@@ -20,19 +20,19 @@ WIDTH = 150  # of the tables where there is no terminal
 
 
 def show(readings: Mapping[str, Reading], config: CompareConfig, facts: Mapping[str, Any]) -> None:
-    """Print the tables (accuracy, time, time by stage, league, overlap of selectors) and the verdicts.
+    """Print the tables (accuracy, time, time by stage, equal tokens, overlap of selectors) and the verdicts.
 
     Args:
         readings: Every regime's results, uniform first.
         config: The comparison's settings.
-        facts: What the stage recorded: steps, what the loss was divided by, the league, and the verdicts' sentences.
+        facts: What the stage recorded: steps, what the loss was divided by, and the verdicts' sentences.
     """
     out = console(width=None if sys.stdout.isatty() else WIDTH)
     first = next(iter(readings.values()))
     out.print(_accuracy_table(readings, config, first, facts))
     out.print(_time_table(readings, config))
     out.print(_stage_table(readings))
-    out.print(_league_table(facts))
+    out.print(_token_table(readings, facts))
     if facts["overlap"]:
         out.print(_overlap_table(facts["overlap"]))
     for sentence in facts["verdicts"]:
@@ -101,27 +101,24 @@ def _time_table(readings: Mapping[str, Reading], config: CompareConfig) -> Table
     return table
 
 
-def _league_table(facts: Mapping[str, Any]) -> Table:
+def _token_table(readings: Mapping[str, Reading], facts: Mapping[str, Any]) -> Table:
     table = Table(
-        title=f"League at equal tokens: {facts['equal_tokens']:.0f} sampled and scored",
-        caption="regimes whose intervals overlap the first one's share its rank; changes in points against uniform; "
-        "bite: share of the tokens, and of the loss, that the regime changed; end dropped: share of end tokens without "
-        "loss; grew: whether lengths or truncation did",
+        title=f"At equal tokens: {facts['equal_tokens']:.0f} sampled and scored",
+        caption="changes in points against uniform; bite: share of the tokens, and of the loss, that the regime "
+        "changed; end dropped: share of end tokens without loss; grew: whether lengths or truncation did",
     )
-    names = ("rank", "regime", "accuracy %", "change", "tokens × at equal steps", "bite: tokens", "loss", "end dropped")
+    names = ("regime", "accuracy %", "change", "tokens × at equal steps", "bite: tokens", "loss", "end dropped")
     for name in (*names, "grew"):
         table.add_column(name, justify="left" if name == "regime" else "right")
-    for row in facts["league"]:
-        change = Estimate(row["change"], row["change_low"], row["change_high"], 0)
-        shares = (row["bite_tokens"], row["bite_loss"], row["end_dropped"])
+    for name, r in readings.items():
+        shares = (r.bite_tokens, r.bite_loss, r.end_dropped)
         table.add_row(
-            str(row["rank"]),
-            row["regime"],
-            f"{100 * row['accuracy']:.1f}",
-            "" if row["regime"] == "uniform" else _signed(change),
-            f"{row['spent_ratio']:.2f}",
+            name,
+            f"{100 * r.accuracy_same_tokens.value:.1f}",
+            "" if name == "uniform" else _signed(r.change_same_tokens),
+            f"{r.spent_ratio:.2f}",
             *("" if share is None else percent(share) for share in shares),
-            {True: "yes", False: "no", None: ""}[row["grew"]],
+            {True: "yes", False: "no", None: ""}[r.grew],
         )
     return table
 

@@ -61,13 +61,10 @@ class Plan:
     prompts: PromptsConfig
     base: DistillConfig
     sets: FrozenSets
-    cut: int | None
     arms: dict[Key, DistillConfig]
     """(seed, regime) → its distillation, in the order of training."""
     folder: str = ARMS
     """Where the trainings live, below the run."""
-    tokens: int | None = None
-    """With equal=both: the tokens that every regime spends at least."""
 
     def directory(self, seed: int, regime: str) -> Path:
         """Where a training lives."""
@@ -149,19 +146,13 @@ def train_and_read(plan: Plan, bench: Bench, keys: Sequence[Key]) -> None:
 def check_arms_on_disk(plan: Plan, keys: Sequence[Key], num_problems: int) -> None:
     """Refuse trainings on disk that were made with other settings, before anything is trained."""
     for number, key in enumerate(keys):
-        if ranks().owns(number) and plan.directory(*key).exists() and not _waits(plan, key):
+        if ranks().owns(number) and plan.directory(*key).exists():
             open_arm(plan, key, num_problems)
-
-
-def _waits(plan: Plan, key: Key) -> bool:
-    """Whether a training's settings follow from another one that is not complete yet."""
-    of = plan.config.rollouts_of
-    return key[1] == "random_rollouts" and of is not None and not is_complete(plan.directory(key[0], of), "train")
 
 
 def open_arm(plan: Plan, key: Key, num_problems: int) -> tuple[Run, DistillConfig]:
     """A training's directory, made if it is not there, and its settings."""
-    asked, config = plan.config, _resolved(plan, key)
+    asked, config = plan.config, plan.arms[key]
     reading: Json = {
         "problems": num_problems,
         "rollouts": asked.rollouts,
@@ -178,17 +169,6 @@ def open_arm(plan: Plan, key: Key, num_problems: int) -> tuple[Run, DistillConfi
             shutil.rmtree(directory, ignore_errors=True)
             return Run.create(directory, sections), config
         raise RunError(f"{error} Or pass --again to train every regime anew.") from error
-
-
-def _resolved(plan: Plan, key: Key) -> DistillConfig:
-    """A training's settings; `random_rollouts` waits for the regime whose numbers of rollouts it takes."""
-    config, of = plan.arms[key], plan.config.rollouts_of
-    if key[1] != "random_rollouts" or of is None:
-        return config
-    wait_for(lambda: not _waits(plan, key), f"the training of {of}")
-    rows = open_run(plan.directory(key[0], of)).read("training").to_pylist()
-    counts = tuple(row["rollouts"] for row in rows if row["step"] > 0)
-    return dataclasses.replace(config, selector=dataclasses.replace(config.selector, counts=counts, share=None))
 
 
 def _contexts(plan: Plan, models: Any, problems: Sequence[Prompt]) -> Sequence[Rollout]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rocktokens.causal import figures as causal
 from rocktokens.compare import figures as compare
-from rocktokens.compare import league
 from rocktokens.detect import figures as detect
 from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import DataError
@@ -42,8 +41,7 @@ FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
     causal.knockouts,
     causal.grafts,
     compare.accuracy_seconds,
-    league.accuracy_tokens,
-    league.league,
+    compare.accuracy_tokens,
     compare.time_spent,
     sensitivity.sensitivity,
 )

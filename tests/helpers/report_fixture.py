@@ -367,7 +367,7 @@ def _compare(run: Run, rng: np.random.Generator) -> None:
     config = CompareConfig(regimes=tuple(ends), resamples=200, problems=COMPARE_PROMPTS)
     rocks = run.facts("detect")["rocks"]
     write_comparison(
-        Stage(run, "compare", {}, {}), arms, config, {"normalise": "kept", "cut": None, "steps": 20, "rocks": rocks}
+        Stage(run, "compare", {}, {}), arms, config, {"normalise": "kept", "steps": 20, "rocks": rocks}
     )
 
 

@@ -11,26 +11,21 @@ from rocktokens.compare.settings import CompareConfig, Regime
 from rocktokens.compare.stage import compare
 from rocktokens.recipes import world_recipe
 from rocktokens.study import study
-from rocktokens.world import get_world
 
 pytestmark = pytest.mark.slow
 
 
 def compared(name: str, path: Path, *regimes: Regime) -> tuple[dict[str, dict], list[str]]:
     """A comparison over three seeds, from the world's shipped pair: readings by regime, and the sentences."""
-    if not Path(get_world(name).student_path).exists():
-        pytest.skip(f"the pair of {name} is not in the package; runs once `rocktokens world build` has made it")
     study(replace(world_recipe(name), path=path, stages=("distill", "sample", "score", "detect")))
     facts = compare(path, CompareConfig(regimes=("uniform", *regimes))).facts("compare")
     return {row["regime"]: row for row in facts["regimes"]}, facts["verdicts"]
 
 
-def test_in_the_default_world_rocks_can_be_skipped_and_a_control_of_as_much_loss_cannot(tmp_path):
-    found, _ = compared("arithmetic", tmp_path / "run", "freeze", "random_loss")
+def test_in_the_default_world_rocks_can_be_skipped(tmp_path):
+    found, _ = compared("arithmetic", tmp_path / "run", "freeze")
     assert abs(found["freeze"]["delta"]) <= 0.02
     assert found["freeze"]["verdict"] != "costs"
-    assert found["random_loss"]["verdict"] == "costs"
-    assert found["random_loss"]["delta"] < found["freeze"]["delta"]
 
 
 def test_in_the_cornerstone_world_freezing_costs_and_the_verdict_says_so(tmp_path):

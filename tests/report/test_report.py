@@ -38,7 +38,7 @@ from rocktokens.train.figures import training_loss
 ORDER = (
     *("verdict", "answer", "footprint", "rocks", "viewer", "funnel", "sweep", "density", "clusters", "training_loss"),
     *("persistence", "gradients", "alignment", "knockouts", "grafts", "accuracy_seconds"),
-    *("accuracy_tokens", "league", "time", "sensitivity", "method"),
+    *("accuracy_tokens", "time", "sensitivity", "method"),
 )
 
 
