@@ -366,9 +366,7 @@ def _compare(run: Run, rng: np.random.Generator) -> None:
     }
     config = CompareConfig(regimes=tuple(ends), resamples=200, problems=COMPARE_PROMPTS)
     rocks = run.facts("detect")["rocks"]
-    write_comparison(
-        Stage(run, "compare", {}, {}), arms, config, {"normalise": "kept", "steps": 20, "rocks": rocks}
-    )
+    write_comparison(Stage(run, "compare", {}, {}), arms, config, {"normalise": "kept", "steps": 20, "rocks": rocks})
 
 
 def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: float, difficulty_P: np.ndarray) -> Run:
