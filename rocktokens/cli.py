@@ -186,7 +186,7 @@ def _long_form(kind: type, word: str) -> str:
     flag, equals, value = word.partition("=")
     if flag == "--prompts":
         return f"--prompts.source{equals}{value}"
-    section = getattr(kind, "section", None)
+    section = getattr(kind, "section", None) or None
     if not flag.startswith("--") or section is None:
         return word
     field = flag[2:].partition(".")[0].removeprefix("no-").replace("-", "_")
@@ -228,7 +228,7 @@ def _default(kind: type, file: str | None, default: Any) -> Any:
     from rocktokens.study_settings import StudyConfig
 
     values = load_yaml(file) if file else {}
-    section, own = getattr(kind, "section", None), {item.name for item in fields(kind)}
+    section, own = getattr(kind, "section", None) or None, {item.name for item in fields(kind)}
     if section is not None:
         inner = {item.name for item in fields(typing.get_type_hints(kind)[section])} - own
         short = {key: values.pop(key) for key in list(values) if key in inner}

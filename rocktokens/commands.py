@@ -29,7 +29,6 @@ from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import Settings
 from rocktokens.study_settings import StudyConfig
 from rocktokens.train.settings import DistillConfig
 
@@ -62,7 +61,7 @@ class StudyCommand(StudyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand(Settings):
+class CheckCommand:
     """Say whether a student and a teacher fit, whether servers serve them, and what a run will need."""
 
     pair: PairConfig = field(default_factory=PairConfig)
@@ -81,7 +80,7 @@ class CheckCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillCommand(Settings):
+class DistillCommand:
     """Distil the student on its own rollouts, with a weight and a record for every token."""
 
     section: ClassVar[str] = "distill"
@@ -110,7 +109,7 @@ class DistillCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleCommand(Settings):
+class SampleCommand:
     """Sample rollouts of the student into a run."""
 
     section: ClassVar[str] = "rollouts"
@@ -144,7 +143,7 @@ class SampleCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCommand(Settings):
+class ScoreCommand:
     """Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint."""
 
     section: ClassVar[str] = "score"
@@ -164,7 +163,7 @@ class ScoreCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectCommand(Settings):
+class DetectCommand:
     """Find the rocks of a scored run, or of a table of occurrences (--occurrences FILE --out DIR)."""
 
     section: ClassVar[str] = "detect"
@@ -195,7 +194,7 @@ class DetectCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometryCommand(Settings):
+class GeometryCommand:
     """Say which way the token types' gradients point and how much they pull."""
 
     section: ClassVar[str] = "geometry"
@@ -212,7 +211,7 @@ class GeometryCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnockoutCommand(Settings):
+class KnockoutCommand:
     """Ban the candidates one at a time and say what each ban does to accuracy."""
 
     section: ClassVar[str] = "knockout"
@@ -231,7 +230,7 @@ class KnockoutCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftCommand(Settings):
+class GraftCommand:
     """Let the teacher draw the rocks in the student's place: what learning them perfectly would gain."""
 
     section: ClassVar[str] = "graft"
@@ -250,7 +249,7 @@ class GraftCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BypassCommand(Settings):
+class BypassCommand:
     """Say which costly token types training may skip, which it must not, and why."""
 
     section: ClassVar[str] = "bypass"
@@ -266,7 +265,7 @@ class BypassCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand(Settings):
+class CompareCommand:
     """Train the regimes from one start and say what leaving out the rocks costs and saves."""
 
     section: ClassVar[str] = "compare"
@@ -291,7 +290,7 @@ class CompareCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Settings):
+class ReportCommand:
     """Write a run's report: one HTML file that holds everything, and its figures beside it."""
 
     path: RunPath
@@ -307,7 +306,7 @@ class ReportCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewCommand(Settings):
+class ViewCommand:
     """Show a run, while it trains too, or the runs of a folder, on 127.0.0.1."""
 
     path: RunPath

@@ -65,7 +65,7 @@ def everyday_help(name: str, kind: type, recipes: typing.Iterable[str] = ()) -> 
     if name == "study":
         lines += ["  RUN                  A run to go on with.", f"  RECIPE               {', '.join(recipes)}"]
         lines += ["  --config FILE        Settings as YAML, by section and field."]
-    section = getattr(kind, "section", None)
+    section = getattr(kind, "section", None) or None
     for field in EVERYDAY[name]:
         found = setting(kind, field)
         if found is not None:

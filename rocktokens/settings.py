@@ -1,34 +1,54 @@
-"""Configurations from mappings (YAML, manifests) and back; unknown keys are refused with the nearest valid name."""
+"""Settings: frozen dataclasses with constraints in their types; from YAML and manifests and back; JSON Schema.
+
+A settings class derives from `Settings` and says where it stands in the tree (`section="rollouts"`). What one field
+takes is in its type (`Count`, `Share`, a Literal, Annotated with msgspec.Meta); rules between fields stand in its
+`__post_init__`, after `super().__post_init__()`.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
-import math
-import os
+import functools
+import inspect
+import itertools
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from rocktokens.errors import ConfigError
 from rocktokens.values import Json
 
-if TYPE_CHECKING:
-    import yaml
-
 C = TypeVar("C")
 
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+# Types of fields. Upper bounds are far above any use: they turn typing errors, NaN and infinity into a sentence.
+Count = Annotated[int, Meta(ge=1, le=100_000_000)]
+CountOrZero = Annotated[int, Meta(ge=0, le=100_000_000)]
+Pair = Annotated[int, Meta(ge=2, le=100_000_000)]  # prompts that are split into halves, or compared
+Resamples = Annotated[int, Meta(ge=100, le=1_000_000)]
+Length = Annotated[int, Meta(ge=1, le=10_000_000)]  # tokens of a response
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+ShareOrAll = Annotated[float, Meta(gt=0, le=1)]
+ShareOrNone = Annotated[float, Meta(ge=0, le=1)]
+
 # Marks in a field's metadata; `to_mapping` leaves such fields out of manifests.
 IMMATERIAL = "immaterial"
 PERMISSION = "permission"
 
 
 def immaterial(default: Any) -> Any:
-    """A field that changes speed or memory, not the result: a run may go on with another value."""
+    """A field that changes speed or memory, not the result: a resumed run may change it."""
     return dataclasses.field(default=default, metadata={IMMATERIAL: True})
 
 
@@ -37,65 +57,31 @@ def permission(default: Any = False) -> Any:
     return dataclasses.field(default=default, metadata={PERMISSION: True})
 
 
-# Largest value of a whole number that counts something, by its field's name; what has no entry ends at COUNT.
-COUNT = 100_000_000
-LARGEST = {
-    "seed": 2**63 - 1,
-    "port": 65_535,
-    "threads": 1024,
-    "resamples": 1_000_000,
-    "keep": 10_000,
-    "seeds": 1000,
-    "context_dims": 65_536,
-    "max_new_tokens": 10_000_000,
-    "corpus_positions": 10**15,
-}
-
-
 class Settings:
-    """Base of every configuration: numbers are finite and in bounds, text can be written, before any other check."""
+    """Base of every settings class: each value is checked against its field's type, and converted to it."""
 
-    def __init_subclass__(cls, **options: object) -> None:
+    section: ClassVar[str] = ""
+
+    def __init_subclass__(cls, section: str = "", **options: object) -> None:
         super().__init_subclass__(**options)
-        own = cls.__dict__.get("__post_init__")
-        if own is not None:
-
-            def checked(self: Settings) -> None:
-                _check_values(self)
-                own(self)
-
-            cls.__post_init__ = checked  # type: ignore[method-assign]
+        cls.section = section
 
     def __post_init__(self) -> None:
-        _check_values(self)
-
-
-def _check_values(config: Any) -> None:
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        for one in value if isinstance(value, tuple) else (value,):
-            _check_value(item.name, one)
-
-
-def _check_value(name: str, value: object) -> None:
-    if isinstance(value, float):
-        require(math.isfinite(value), f"{name} must be a finite number, got {value}")
-    elif isinstance(value, int) and not isinstance(value, bool):
-        largest = LARGEST.get(name, COUNT)
-        require(value <= largest, f"{name} must be at most {largest:,}, got {value:,}")
-        require(name not in ("seed", "port") or value >= 0, f"{name} must be at least 0, got {value}")
-    elif isinstance(value, str | Path):
-        require(
-            "\0" not in str(value) and _is_text(value), f"{name} holds characters that are no text: {ascii(value)[:80]}"
-        )
-
-
-def _is_text(value: str | Path) -> bool:
-    try:
-        os.fsencode(value) if isinstance(value, Path) else value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        for name, hint in field_types(type(self)).items():
+            value = getattr(self, name)
+            if dataclasses.is_dataclass(hint):
+                continue  # a section of its own has checked itself
+            try:
+                checked = msgspec.convert(value, hint, dec_hook=lambda kind, given: kind(given))
+                texts = [
+                    text for text in (checked if isinstance(checked, tuple) else (checked,)) if isinstance(text, str)
+                ]
+                fits = not any(b"\0" in text.encode() for text in texts)
+            except (msgspec.ValidationError, UnicodeError):  # UnicodeError: half a surrogate pair
+                fits = False
+            where = f"{self.section}.{name}".lstrip(".")
+            require(fits, f"{where} takes {takes(hint)}, got {ascii(value)[:80]}")
+            object.__setattr__(self, name, checked)
 
 
 def require(condition: bool, message: str) -> None:
@@ -104,32 +90,33 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """Field → its type with constraints."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+
+
+def takes(hint: Any) -> str:
+    """What a field of this type takes, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("nothing" if part is type(None) else takes(part) for part in arguments)
+    if origin is tuple:
+        return f"a list, each item {takes(arguments[0])}"
+    plain, *marks = arguments if origin is Annotated else (hint,)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    said = words.get(plain) or takes(plain)
+    for mark in (mark for mark in marks if isinstance(mark, Meta)):
+        bounds = {"at least": mark.ge, "above": mark.gt, "at most": mark.le, "below": mark.lt}
+        said += "".join(f", {word} {limit:,}" for word, limit in bounds.items() if limit is not None)
+    return said
+
+
 def load_yaml(path: str | Path) -> Json:
-    """A YAML file as nested mappings."""
-    import yaml
-
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"there is no configuration file {path}")
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _loader())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (RecursionError, ValueError) as error:  # nested thousands deep, or a number of thousands of digits
-        raise ConfigError(f"{path} cannot be read as settings: {str(error).splitlines()[0]}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if content is None:
-        raise ConfigError(f"{path} holds no setting; leave the file out to run with the defaults")
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold sections and fields, got {type(content).__name__}")
-    return content
-
-
-def _loader() -> type[yaml.SafeLoader]:
-    """YAML without Python objects, in which a key may stand once: of two the last would silently hold."""
+    """A YAML file as nested mappings; duplicate keys are refused, and 1e-4 is a number."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -140,113 +127,103 @@ def _loader() -> type[yaml.SafeLoader]:
                 raise yaml.constructor.ConstructorError(None, None, f"{twice} stands there twice", node.start_mark)
             return super().construct_mapping(node, deep)
 
-    return Loader
+    scientific = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # YAML 1.1 wants a dot in it
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", scientific, list("-+.0123456789"))
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"there is no configuration file {path}")
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, or thousands of digits
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ConfigError(f"{path} must hold sections with settings, and it holds {found}")
+    return content
 
 
 def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", default: C | None = None) -> C:
-    """An instance of a configuration dataclass from nested mappings; fields not named keep the default's value."""
-    hints = typing.get_type_hints(kind)
-    names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    given: Json = {}
+    """A settings object from nested mappings; fields not named keep the default's value.
+
+    Args:
+        kind: The settings class.
+        values: Field → value, or section → mapping.
+        where: What to put before the name of an unknown field, e.g. `rollouts.`.
+        default: Where to take the other fields from; unset: the class's own defaults.
+    """
+    types_of, given = field_types(kind), dict[str, Any]()
     for key, value in values.items():
-        if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+        if key not in types_of:
+            near = difflib.get_close_matches(str(key), types_of, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(types_of)}"
             raise ConfigError(f"unknown setting {where}{key}; {hint}")
-        inner = getattr(default, key) if default is not None else None
-        given[key] = _value(hints[key], value, f"{where}{key}", inner)
-    if default is not None:
-        return dataclasses.replace(default, **given)  # type: ignore[type-var]
-    return kind(**given)
-
-
-def _value(hint: Any, value: Any, where: str, default: object) -> object:
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is a section; give its fields, not {value!r}")
-        return from_mapping(hint, value, f"{where}.", default)  # type: ignore[arg-type]
-    if isinstance(value, str) and _takes_float(hint) and NUMBER.fullmatch(value):
-        value = float(value)  # YAML 1.1 reads 1e-4 as text: its numbers need a dot
-    if not _fits(hint, value):
-        raise ConfigError(f"{where} cannot be {value!r}; it takes {_describe(hint)}")
-    if hint is float and isinstance(value, int):
-        return float(value)
-    if typing.get_origin(hint) is tuple:
-        return tuple(value)
-    takes_path = hint is Path or Path in typing.get_args(hint)
-    return Path(value) if takes_path and isinstance(value, str) else value
-
-
-def _takes_float(hint: object) -> bool:
-    return (hint is float or float in typing.get_args(hint)) and str not in typing.get_args(hint)
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin is Literal:
-        return isinstance(value, str | int) and value in arguments
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(argument, value) for argument in arguments)
-    if origin in (list, tuple):
-        return isinstance(value, list | tuple) and all(_fits(arguments[0], item) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is Path:
-        return isinstance(value, str | Path)
-    return isinstance(value, hint)
-
-
-def _describe(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return ", ".join(map(str, arguments))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join("nothing" if argument is type(None) else _describe(argument) for argument in arguments)
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, str(hint))
+        if dataclasses.is_dataclass(types_of[key]):
+            require(isinstance(value, Mapping), f"{where}{key} is a section; give its fields, not {value!r}")
+            value = from_mapping(types_of[key], value, f"{where}{key}.", getattr(default, key, None))
+        given[key] = value
+    return kind(**given) if default is None else dataclasses.replace(default, **given)  # type: ignore[type-var]
 
 
 def to_mapping(config: Any) -> Json:
     """What of a configuration decides the result, as plain values for a manifest: lists for tuples, text for paths."""
+    kept = [item.name for item in dataclasses.fields(config) if not {IMMATERIAL, PERMISSION} & set(item.metadata)]
+    values = {name: getattr(config, name) for name in kept}
     return {
-        item.name: _plain(getattr(config, item.name))
-        for item in dataclasses.fields(config)
-        if not item.metadata.get(IMMATERIAL) and not item.metadata.get(PERMISSION)
+        name: to_mapping(value)
+        if dataclasses.is_dataclass(value)
+        else list(value)
+        if isinstance(value, tuple)
+        else str(value)
+        if isinstance(value, Path)
+        else value
+        for name, value in values.items()
     }
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_mapping(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def from_manifest(kind: type[C], values: Any, where: str) -> C:
-    """A configuration as a run recorded it: permissions that somebody wrote into it are not granted.
-
-    Args:
-        kind: the configuration's dataclass.
-        values: the section of the manifest.
-        where: what to call the section where it is not one.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} is not a section of settings; restore run.json or start a new run")
+    """A configuration as a run recorded it: permissions that somebody wrote into it are not granted."""
+    require(isinstance(values, Mapping), f"{where} is not a section of settings; restore run.json or start a new run")
     return from_mapping(kind, without_permissions(kind, values), f"{where}.")
 
 
 def without_permissions(kind: type, values: Mapping[str, object]) -> Json:
     """Settings that lie in a run, of a section or of a whole study, without what only a command line may permit."""
-    hints = typing.get_type_hints(kind)
     withheld = {item.name for item in dataclasses.fields(kind) if item.metadata.get(PERMISSION)}
     return {
-        key: without_permissions(hints[key], value)
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(hints.get(key))
+        key: without_permissions(field_types(kind)[key], value)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(field_types(kind).get(key))
         else value
         for key, value in values.items()
         if key not in withheld
+    }
+
+
+def schema(kind: type) -> Json:
+    """The JSON Schema of a settings tree, with each field's docstring as its description."""
+    found, parts = msgspec.json.schema_components([kind], schema_hook=lambda _: {"type": "string"})
+    todo, described = [kind], set()
+    while todo:
+        part = todo.pop()
+        if part in described:
+            continue
+        described.add(part)
+        docs = field_docs(part)
+        parts[part.__name__]["additionalProperties"] = False
+        for name, entry in parts[part.__name__]["properties"].items():
+            if name in docs:
+                entry["description"] = docs[name]
+        todo += [hint for hint in field_types(part).values() if dataclasses.is_dataclass(hint)]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found[0], "$defs": parts}
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Field → the string below it in the class's source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        item.target.id: " ".join(str(below.value.value).split())
+        for item, below in itertools.pairwise(body)
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }

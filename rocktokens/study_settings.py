@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta
 
 from rocktokens.bypass.settings import BypassConfig
 from rocktokens.causal.graft_settings import GraftConfig
@@ -17,7 +19,7 @@ from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import Settings, require
+from rocktokens.settings import Count, Pair, Settings
 from rocktokens.train.settings import DistillConfig
 
 Stage = Literal["distill", "sample", "score", "detect", "geometry", "knockout", "graft", "bypass", "compare", "report"]
@@ -30,16 +32,16 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 class StudyConfig(Settings):
     """Distil, record what every token costs, find the rocks, test whether they matter, and report."""
 
-    path: Path = Path("runs/study")
+    path: Path = field(default_factory=lambda: Path("runs/study"))
     """The run directory; made if it is not there."""
-    stages: tuple[Stage, ...] = STAGES
+    stages: Annotated[tuple[Stage, ...], Meta(min_length=1)] = STAGES
     """Which stages to run, in their fixed order; those that are complete do nothing."""
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
-    problems: int = 200
+    problems: Count = 200
     """Held-out prompts on which accuracy is measured while training."""
-    detection_prompts: int | None = 400
+    detection_prompts: Pair | None = 400
     """Held-out prompts on which rocks are looked for; unset: as many as --prompts.limit says."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
@@ -51,8 +53,3 @@ class StudyConfig(Settings):
     graft: GraftConfig = field(default_factory=GraftConfig)
     bypass: BypassConfig = field(default_factory=BypassConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
-
-    def __post_init__(self) -> None:
-        require(bool(self.stages), f"name at least one stage of {', '.join(STAGES)}")
-        few = self.detection_prompts is not None and self.detection_prompts < 2
-        require(not few, "detection_prompts must be at least 2: one half chooses, one measures")

@@ -12,15 +12,10 @@ from small_runs import DISTILL, save_pair
 from tiny import tiny_tokenizer
 
 from rocktokens.cli import main
-from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.files import require_writable
-from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import load_prompts
-from rocktokens.sample.settings import RolloutConfig
-from rocktokens.settings import from_mapping, load_yaml
-from rocktokens.train.settings import DistillConfig
 from rocktokens.train.stage import distill
 
 
@@ -31,43 +26,6 @@ def said(capsys, *words: str) -> str:
     text = "".join(capsys.readouterr())
     assert "Traceback" not in text
     return text
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_are_finite(value):
-    with pytest.raises(ConfigError, match="learning_rate must be a finite number"):
-        DistillConfig(learning_rate=value)
-
-
-def test_bounds():
-    with pytest.raises(ConfigError, match="seed must be at least 0"):
-        RolloutConfig(seed=-1)
-    with pytest.raises(ConfigError, match="keep must be at most 10,000"):
-        DistillConfig(keep=1_000_000_000)
-    with pytest.raises(ConfigError, match="window must be at most 512"):
-        DetectConfig(window=100_000)  # 11 GB on a run of 600 rollouts
-    with pytest.raises(ConfigError, match="threads must be at most"):
-        PairConfig(threads=99_999_999)
-    with pytest.raises(ConfigError, match="characters that are no text"):
-        PromptsConfig(source="\ud800")
-    with pytest.raises(ConfigError, match="all alike"):
-        RolloutConfig(greedy=True)
-
-
-def test_yaml_with_a_key_twice_is_refused(tmp_path):
-    file = tmp_path / "study.yaml"
-    file.write_text("distill:\n  steps: 3\ndistill:\n  steps: 4\n")
-    with pytest.raises(ConfigError, match="distill stands there twice"):
-        load_yaml(file)
-    file.write_text("distill:\n  steps: 3\n  keep: 1\n  steps: 4\n")
-    with pytest.raises(ConfigError, match="steps stands there twice"):
-        load_yaml(file)
-
-
-def test_yaml_reads_an_exponent_without_a_dot_as_a_number():
-    assert from_mapping(DistillConfig, {"learning_rate": "1e-4"}).learning_rate == 1e-4
-    with pytest.raises(ConfigError, match="learning_rate cannot be 'fast'"):
-        from_mapping(DistillConfig, {"learning_rate": "fast"})
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_wrong_words_are_refused_with_the_nearest(pair: Path, tmp_path: Path) ->
     refused(rocktokens("sampel"), 2, "did you mean 'sample'")
     refused(rocktokens("sample"), 2, "Missing from rocktokens sample", "DIRECTORY")
     refused(rocktokens("sample", tmp_path / "x", "--rollouts.temprature", "1"), 2, "--rollouts.temperature")
-    refused(rocktokens("sample", tmp_path / "x", *flags(pair), "--rollouts.temperature", "0"), 2, "greedy")
+    refused(rocktokens("sample", tmp_path / "x", *flags(pair), "--rollouts.temperature", "0"), 2, "temperature")
 
 
 def test_a_missing_or_half_written_model(pair: Path, tmp_path: Path) -> None:

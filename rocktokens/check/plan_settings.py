@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
-from rocktokens.settings import Settings, require
+from rocktokens.settings import Count, Positive, Settings, ShareOrAll
 
 Machine = Literal["h100", "h200", "b200", "mi300x", "a100", "l40s", "rtx4090", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetConfig(Settings):
+class BudgetConfig(Settings, section="budget"):
     """How large the run is; rollouts per prompt and their length are --rollouts'."""
 
-    prompts: int = 20_000
+    prompts: Count = 20_000
     """Prompts that are sampled and scored."""
-    mean_tokens: int | None = None
+    mean_tokens: Count | None = None
     """Mean length of a rollout; unset: max_new_tokens, the most it can be."""
-    checkpoints: int = 2
+    checkpoints: Count = 2
     """Checkpoints that are scored."""
-    steps: int = 300
+    steps: Count = 300
     """Optimiser steps of the distillation."""
-    step_rollouts: int = 64
+    step_rollouts: Count = 64
     """Rollouts an optimiser step."""
-    causal_prompts: int = 1000
+    causal_prompts: Count = 1000
     """Prompts of the census."""
-    causal_rollouts: int = 4
+    causal_rollouts: Count = 4
     """Rollouts to each of them."""
-    candidates: int = 200
+    candidates: Count = 200
     """Token types that are banned."""
-    resumed_share: float = 0.3
+    resumed_share: ShareOrAll = 0.3
     """Share of the census's rollouts that use a candidate, on average, and are resumed halfway."""
     machine: Machine = "h100"
     """What it runs on: h100, h200, b200, mi300x, a100, l40s, rtx4090, or cpu (this machine, measured)."""
-    tflops: float | None = None
+    tflops: Positive | None = None
     """Peak of one device in 16-bit products, dense, in TFLOP/s; unset: the machine's."""
-    bandwidth: float | None = None
+    bandwidth: Positive | None = None
     """Bandwidth of its memory, in TB/s; unset: the machine's."""
-    memory: float | None = None
+    memory: Positive | None = None
     """Size of its memory, in GB; unset: the machine's."""
-    devices: int = 8
+    devices: Count = 8
     """How many of them."""
-    utilisation: float = 0.4
+    utilisation: ShareOrAll = 0.4
     """Share of the peak arithmetic that scoring and training reach."""
 
     @property
@@ -51,14 +51,3 @@ class BudgetConfig(Settings):
         name = "this machine" if self.machine == "cpu" else f"{self.devices} x {self.machine}"
         own = [figure for figure in ("tflops", "bandwidth", "memory") if getattr(self, figure) is not None]
         return f"{name} with your own {' and '.join(own)}" if own else name
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            require(not whole or value >= 1, f"budget.{item.name} must be at least 1, got {value}")
-        for name in ("tflops", "bandwidth", "memory"):
-            figure = getattr(self, name)
-            require(figure is None or figure > 0, f"budget.{name} must be above 0, got {figure}")
-        require(0 < self.resumed_share <= 1, f"budget.resumed_share is a share in (0, 1], got {self.resumed_share}")
-        require(0 < self.utilisation <= 1, f"budget.utilisation is a share in (0, 1], got {self.utilisation}")

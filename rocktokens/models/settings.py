@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from rocktokens.settings import Settings, immaterial, permission, require
+from msgspec import Meta
+
+from rocktokens.settings import Settings, immaterial, permission
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -14,7 +16,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairConfig(Settings):
+class PairConfig(Settings, section="pair"):
     """Which two models, and how they are loaded."""
 
     student: str = ""
@@ -31,8 +33,5 @@ class PairConfig(Settings):
     """Run Python code that comes with the model. Off: such models are refused."""
     allow_pickle: bool = permission()
     """Load pickled weights (.bin, .pt). Off: only safetensors and GGUF."""
-    threads: int | None = immaterial(None)
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = immaterial(None)
     """CPU threads for torch; unset: one for tiny models, otherwise the free cores."""
-
-    def __post_init__(self) -> None:
-        require(self.threads is None or self.threads >= 1, f"threads must be at least 1, got {self.threads}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocktokens.settings import Settings, require
+from rocktokens.settings import Count, Seed, Settings, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptsConfig(Settings):
+class PromptsConfig(Settings, section="prompts"):
     """Where prompts come from and how answers are checked."""
 
     source: str = "arithmetic"
@@ -33,13 +33,13 @@ class PromptsConfig(Settings):
     """auto, math, exact, regex, none, or a Python function by dotted path (package.module:function)."""
     pattern: str | None = None
     """For checker=regex: the pattern whose last match's first group is compared with the answer."""
-    limit: int | None = None
+    limit: Count | None = None
     """Use only the first so many prompts."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the endless prompts of a built-in or reasoning-gym task."""
 
     def __post_init__(self) -> None:
-        require(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")
+        super().__post_init__()
         require(
             self.system is None or self.chat,
             "system is a message of a chat: set chat too, or put the words into the prompts themselves",

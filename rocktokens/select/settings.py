@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from rocktokens.settings import Settings, require
+from rocktokens.settings import Count, CountOrZero, Number, Seed, Settings, require
 
 # Selector → the fields of SelectorConfig it takes.
 SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -28,47 +28,48 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectorConfig(Settings):
+class SelectorConfig(Settings, section="distill.selector"):
     """Which tokens carry loss, and how much."""
 
     name: str = "uniform"
     """uniform, freeze, freeze_rocks, soft, random, adaptive, entropy, divergence, prefix; the published ones tip,
     teachable, iw, fire, selectkd, position, adakd; or your own, as package.module:Class."""
-    rocks: tuple[int, ...] = ()
+    rocks: tuple[CountOrZero, ...] = ()
     """Token ids; empty: for freeze those of the bypass list, for freeze_rocks, soft and random the rocks that
     `detect` declared in the run. For adaptive: the only types it may freeze; empty: any."""
     bypass: str | None = None
     """A bypass.json, or a run that has one: what freeze leaves out, and the only types that adaptive may freeze. Unset:
     freeze takes the run's own list."""
-    lam: float | None = None
+    lam: Number | None = None
     """Loss weight of a rock for soft (0.5 if unset), of a control for random (0 if unset)."""
-    keep: float | None = None
+    keep: Number | None = None
     """Share kept by entropy, divergence, tip, teachable (0.05 if unset) and adakd; for prefix: share of max_new_tokens
     where sampling stops."""
-    top: int | None = None
+    top: Count | None = None
     """For teachable (16 if unset) and selectkd (5 if unset): most probable tokens that are looked at."""
-    gamma: float | None = None
+    gamma: Number | None = None
     """For iw: how much more the first position weighs than the last (0.5 if unset)."""
-    drop: float | None = None
+    drop: Number | None = None
     """For fire: share of the rollouts that carry no loss (0.2 if unset)."""
-    low: float | None = None
+    low: Number | None = None
     """For selectkd: weight where the student's first choice is not among the teacher's (0.01 if unset)."""
-    window: int = 0
+    window: CountOrZero = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
-    tau: float | None = None
+    tau: Number | None = None
     """Loss in nats above which a window goes on; unset: each step's 80th percentile."""
     match_loss: bool = False
     """For random: match the loss of the frozen positions too, not only their number and run lengths."""
-    budget: float = 0.005
+    budget: Number = 0.005
     """For adaptive: least share of the loss that makes a token type worth freezing."""
-    max_fall: float = 0.15
+    max_fall: Number = 0.15
     """For adaptive: a frozen type thaws when its mean loss has moved by more than this share."""
-    audit: float = 0.05
+    audit: Number = 0.05
     """For adaptive: share of frozen positions left in the loss."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of controls and audits."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.name not in SELECTOR_OPTIONS:
             return  # a class of the user's own, or a mistake that make_selector names
         takes = SELECTOR_OPTIONS[self.name]

@@ -3,46 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from rocktokens.select.settings import SELECTOR_OPTIONS, SelectorConfig
 from rocktokens.servers.settings import is_base_url
-from rocktokens.settings import Settings, immaterial, require
+from rocktokens.settings import (
+    Count,
+    Length,
+    Positive,
+    Seed,
+    Settings,
+    Share,
+    ShareOrAll,
+    ShareOrNone,
+    immaterial,
+    require,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(Settings):
+class OffPolicyConfig(Settings, section="distill.off_policy"):
     """Training on the teacher's own answers, before OPD."""
 
-    answers: int | None = None
+    answers: Count | None = None
     """Teacher answers to train on, one per prompt; unset: this stage is left out."""
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over the answers."""
-    learning_rate: float = 2e-5
+    learning_rate: Positive = 2e-5
     """Peak learning rate."""
-    batch: int = 128
+    batch: Count = 128
     """Answers an optimiser step."""
-    hard_share: float = 0.5
+    hard_share: ShareOrNone = 0.5
     """Share of cross-entropy with the answer's own tokens in the loss; the rest is forward KL."""
-    until_accuracy: float | None = None
+    until_accuracy: ShareOrAll | None = None
     """Stop as soon as this share of held-out prompts is solved; unset: at the end of the epochs."""
-    evaluate_every: int = 10
+    evaluate_every: Count = 10
     """For until_accuracy: steps between two evaluations."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.answers is None or self.answers >= 1, f"answers must be at least 1, got {self.answers}; or unset it"
-        )
-        for name in ("epochs", "batch", "evaluate_every"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        until = self.until_accuracy
-        require(until is None or 0 < until <= 1, f"until_accuracy is a share in (0, 1], got {until}")
-        require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
-        require(0 <= self.hard_share <= 1, f"hard_share must lie in [0, 1], got {self.hard_share}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig(Settings):
+class VllmConfig(Settings, section="distill.vllm"):
     """The student's rollouts by vLLM while it trains (generation=vllm); needs CUDA."""
 
     mode: Literal["colocate", "server"] = "colocate"
@@ -50,58 +52,54 @@ class VllmConfig(Settings):
     student's weights after every step."""
     url: str | None = None
     """For server: its base URL."""
-    timeout: float = 240.0
+    timeout: Positive = 240.0
     """For server: seconds to wait until it is up."""
-    memory: float = 0.3
+    memory: Share = 0.3
     """For colocate: share of each GPU's memory that vLLM takes."""
-    max_length: int | None = None
+    max_length: Count | None = None
     """For colocate: prompt and rollout together; unset: the model's context, whose cache may not fit."""
-    tensor_parallel: int = 1
+    tensor_parallel: Count = 1
     """For colocate: GPUs that share one copy of the student."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require((self.mode == "server") == (self.url is not None), "vllm.mode=server and vllm.url go together")
         require(
             self.url is None or is_base_url(self.url),
             f"vllm.url takes a base URL such as http://127.0.0.1:8000, got {self.url!r}",
         )
-        require(0 < self.memory < 1, f"vllm.memory is a share in (0, 1), got {self.memory}")
-        require(self.tensor_parallel >= 1, f"vllm.tensor_parallel must be at least 1, got {self.tensor_parallel}")
-        require(self.timeout > 0, f"vllm.timeout must be > 0 seconds, got {self.timeout}")
-        length = self.max_length
-        require(length is None or length >= 1, f"vllm.max_length must be at least 1, got {length}; or unset it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(Settings):
+class DistillConfig(Settings, section="distill"):
     """On-policy distillation: how long, how fast, on which tokens, and what is kept."""
 
-    steps: int = 300
+    steps: Count = 300
     """Optimiser steps; with until=saturated the most that are taken."""
     until: Literal["steps", "saturated"] = "steps"
     """Stop after the steps, or earlier when the loss no longer falls."""
-    hours: float | None = None
+    hours: Positive | None = None
     """Stop after so many hours of training, evaluation included, whatever `until` says; unset: no limit."""
     saturation_on: Literal["loss", "rest"] = "loss"
     """Which loss is tested: the whole, or that of everything but the rocks."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Go on after the steps until so many tokens were sampled and scored by the teacher; needs schedule=constant.
     Unset: stop at the steps."""
-    learning_rate: float = 2e-6
+    learning_rate: Positive = 2e-6
     """Peak learning rate."""
     schedule: Literal["auto", "linear", "cosine", "constant"] = "auto"
     """After the warm-up; auto: linear to 0 over fixed steps, constant until saturated."""
-    warmup: float = 0.05
+    warmup: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """Share of the steps in which the learning rate rises."""
-    clip: float = 1.0
+    clip: Positive = 1.0
     """Largest norm of the gradient."""
-    prompts_per_step: int = 16
+    prompts_per_step: Count = 16
     """Prompts an optimiser step."""
-    rollouts_per_prompt: int = 4
+    rollouts_per_prompt: Count = 4
     """Responses the student samples for each, at temperature 1."""
-    max_new_tokens: int = 512
+    max_new_tokens: Length = 512
     """Length limit of a response."""
-    micro_batch: int | None = None
+    micro_batch: Count | None = None
     """Rollouts in one forward and backward pass; unset: chosen for the models."""
     bf16: bool | None = None
     """Matrix products in bfloat16, in rollouts too; weights, logits and losses stay float32 but come from hidden states
@@ -122,49 +120,33 @@ class DistillConfig(Settings):
     """Selectors recorded beside the one in force, by name, with their default settings."""
     off_policy: OffPolicyConfig = field(default_factory=OffPolicyConfig)
     """The stage before."""
-    lora_rank: int | None = None
+    lora_rank: Count | None = None
     """Train adapters of this rank instead of the whole student."""
-    keep: int = 7
+    keep: Annotated[int, Meta(ge=1, le=10_000)] = 7
     """Checkpoints kept for scoring, evenly spaced, beside the one that OPD starts from."""
-    save_every: int | None = immaterial(None)
+    save_every: Count | None = immaterial(None)
     """Steps between checkpoints to resume from; unset: a tenth of the run, at most 100."""
-    telemetry_every: int | None = 10
+    telemetry_every: Count | None = 10
     """Steps between two recordings of every token's occurrence; unset: none."""
-    audit_every: int | None = immaterial(None)
+    audit_every: Count | None = immaterial(None)
     """Steps between two audits, in which every position is measured to record what the selector changed and what the
     shadows would keep; unset: only what is measured anyway."""
-    evaluate_every: int | None = None
+    evaluate_every: Count | None = None
     """Steps between two evaluations on held-out prompts; unset: a tenth of the run."""
-    evaluate_rollouts: int = 1
+    evaluate_rollouts: Count = 1
     """Rollouts per held-out prompt."""
     report_to: tuple[str, ...] = immaterial(())
     """Trackers: wandb, tensorboard, trackio."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of prompts, of rollouts and of evaluation."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts_per_step", "rollouts_per_prompt", "max_new_tokens", "keep", "evaluate_rollouts"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "micro_batch",
-            "lora_rank",
-            "save_every",
-            "telemetry_every",
-            "evaluate_every",
-            "audit_every",
-            "tokens",
-        ):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1, got {value}; or unset it")
-        require(self.hours is None or self.hours > 0, f"hours must be > 0, got {self.hours}; or unset it")
-        require(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}")
+        super().__post_init__()
         require(
             self.tokens is None or (self.until == "steps" and self.schedule == "constant"),
             "a budget of tokens needs until=steps and schedule=constant: a learning rate that has decayed over the "
             "steps would leave nothing for the tokens after them",
         )
-        require(0 <= self.warmup < 1, f"warmup is a share of the steps in [0, 1), got {self.warmup}")
-        require(self.clip > 0, f"clip must be > 0, got {self.clip}")
         rollouts = self.prompts_per_step * self.rollouts_per_prompt
         require(
             self.micro_batch is None or rollouts % self.micro_batch == 0,
