@@ -174,7 +174,7 @@ def _asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfi
 
 def _checked_as(own: PromptsConfig, asked: PromptsConfig) -> PromptsConfig:
     """The prompts whose checker reads the responses; a world's student answers in its language, on any file."""
-    from rocktokens.prompts.gym_tasks import is_gym_source
+    from rocktokens.prompts.gym import is_gym_source
     from rocktokens.world import world_names
 
     return own if own.source in world_names() and not is_gym_source(asked.source) else asked

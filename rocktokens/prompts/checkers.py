@@ -6,7 +6,6 @@ check = make_checker(PromptsConfig(source="mine.jsonl"))     # check(rollout_tex
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import logging
 import re
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.errors import ConfigError
-from rocktokens.prompts.answer_pool import UNREADABLE, AnswerPool, NoProcess, Verdict
-from rocktokens.prompts.gym_tasks import gym_checker, is_gym_source
+from rocktokens.prompts.gym import gym_checker, is_gym_source
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.world import get_world, world_names
 
@@ -33,8 +31,7 @@ SIGN = re.compile(r"(?<![\w)\]}])[\N{MINUS SIGN}\N{EN DASH}](?=[\d.])")
 COMMAND = re.compile(r"\\text\{[^}]*\}|\\[A-Za-z]+")
 WORD = re.compile(r"[A-Za-z]{3,}")
 GROUPED = re.compile(r"-?\d+(?:\.\d+)?|-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-TIMEOUT_SECONDS = 5  # of one symbolic comparison; math-verify can only enforce it in the main thread
-FOR_PROCESSES = 64  # answers at once that are worth processes of their own
+TIMEOUT_SECONDS = 5  # of one symbolic comparison, and of one regular expression
 
 
 def make_checker(config: PromptsConfig) -> Checker | None:
@@ -44,7 +41,7 @@ def make_checker(config: PromptsConfig) -> Checker | None:
     if config.checker == "auto" and config.source in world_names():
         return get_world(config.source).check
     if config.checker == "auto" and is_gym_source(config.source):
-        return gym_checker(config.source, config.options)
+        return gym_checker(config.source)
     if config.checker in ("auto", "math"):
         return MathChecker()
     if config.checker == "exact":
@@ -57,8 +54,9 @@ def make_checker(config: PromptsConfig) -> Checker | None:
 class MathChecker:
     """math-verify where it can read both sides, the last number of each where it cannot.
 
-    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong). Many
-    answers at once (`check_all`) are compared in processes of their own, with a limit on the time of each.
+    `counts` says how many comparisons each way decided, and how many neither could read (counted as wrong). A formula
+    that takes longer than `TIMEOUT_SECONDS` is unreadable; math-verify can stop it only in the main thread, where every
+    stage checks answers.
     """
 
     def __init__(self) -> None:
@@ -66,35 +64,16 @@ class MathChecker:
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self.counts: Counter[str] = Counter(math_verify=0, last_number=0, unreadable=0)
         self._answers: dict[str, list[Any]] = {}
-        self._known: dict[bytes, Verdict] = {}
-        self._pool: AnswerPool | None = None
+        self._known: dict[tuple[str, str], tuple[str, bool]] = {}  # sympy reads a repeated text once
 
     def __call__(self, text: str, answer: str) -> bool:
-        return self.check_all([(text, answer)])[0]
+        if (text, answer) not in self._known:
+            self._known[text, answer] = self._decide(text, answer)
+        how, right = self._known[text, answer]
+        self.counts[how] += 1
+        return right
 
-    def check_all(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether each text states its reference answer; a pair that was seen before is not compared again."""
-        keys = [_key(text, answer) for text, answer in pairs]
-        new = {key: pair for key, pair in zip(keys, pairs) if key not in self._known}
-        self._known |= dict(zip(new, self._decide_all(list(new.values()))))
-        self.counts.update(self._known[key][0] for key in keys)
-        return [self._known[key][1] for key in keys]
-
-    def _decide_all(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
-        in_main = threading.current_thread() is threading.main_thread()
-        if len(pairs) >= FOR_PROCESSES or (pairs and not in_main):
-            try:
-                self._pool = self._pool or AnswerPool()
-                return self._pool.check(pairs)
-            except NoProcess as error:
-                self._pool = None
-                logging.getLogger(__name__).warning(
-                    "answers are compared one by one in this process, where a formula may take long (%s)", error
-                )
-        return [self.decide(*pair) for pair in pairs]
-
-    def decide(self, text: str, answer: str) -> Verdict:
-        """How one pair is decided, and whether it is right; in this process."""
+    def _decide(self, text: str, answer: str) -> tuple[str, bool]:
         from math_verify import verify
 
         try:
@@ -102,10 +81,10 @@ class MathChecker:
             if expected and found:
                 return "math_verify", bool(verify(expected, found, timeout_seconds=_timeout()))
         except TooLongToRead:
-            return UNREADABLE
+            return "unreadable", False
         expected_number, found_number = _last_number(answer), _last_number(text)
         if expected_number is None or found_number is None:
-            return UNREADABLE
+            return "unreadable", False
         return "last_number", expected_number == found_number
 
     def readable(self, answer: str) -> bool:
@@ -126,27 +105,19 @@ class MathChecker:
 
 
 def check_all(checker: Checker, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Whether each text states its reference answer, by any checker; one that can compares many at once."""
-    if isinstance(checker, MathChecker):
-        return checker.check_all(pairs)
+    """Whether each text states its reference answer."""
     return [bool(checker(text, answer)) for text, answer in pairs]
 
 
-def _key(text: str, answer: str) -> bytes:
-    """What tells a pair apart, in few bytes."""
-    return hashlib.blake2b(f"{len(text)} {text} {answer}".encode(errors="surrogatepass"), digest_size=16).digest()
-
-
 def how_checked(checker: Checker | None, texts: list[str], answers: list[str | None]) -> dict[str, dict[str, int]]:
-    """How many answers math-verify decided, how many the last number, how many nobody could read; else nothing."""
+    """How many of these answers math-verify decided, how many the last number, how many were unreadable."""
     if not isinstance(checker, MathChecker):
         return {}
     before = checker.counts.copy()
-    # A resumed stage has compared only the rest: all of them are counted here, and those that are known not again.
-    checker.check_all([(text, answer) for text, answer in zip(texts, answers) if answer is not None])
-    checker.counts.subtract(before)
-    counted, checker.counts = dict(checker.counts), before
-    return {"checked_by": counted}
+    for text, answer in zip(texts, answers):
+        if answer is not None:
+            checker(text, answer)
+    return {"checked_by": {how: checker.counts[how] - before[how] for how in checker.counts}}
 
 
 def _read_formulas(text: str) -> list[object]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.prompts.checkers import NAMED_CHECKERS, Checker, MathChecker, how_checked, make_checker
-from rocktokens.prompts.gym_tasks import gym_rows, is_gym_source, too_few
+from rocktokens.prompts.gym import gym_rows, is_gym_source
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.seeds import derive_seed
 from rocktokens.values import Json
@@ -119,12 +119,15 @@ def _gym_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase, part
     found: list[Prompt] = []
     for name, question, answer in gym_rows(config.source, config.options, config.seed):
         row = {config.prompt_field: question, config.answer_field: answer}
-        prompt = replace(_row_to_prompt(name, row, config, tokenizer), answer=answer)
+        prompt = _row_to_prompt(name, row, config, tokenizer)
         if part is None or part_of(prompt.text) == part:
             found.append(prompt)
         if len(found) == wanted:
             return found
-    raise too_few(config.source, len(found), wanted)
+    raise DataError(
+        f"{config.source} gave {len(found)} distinct prompts where {wanted} were asked for; lower prompts.limit or "
+        "choose settings with more variety through prompts.options"
+    )
 
 
 def is_endless(source: str) -> bool:

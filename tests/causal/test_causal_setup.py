@@ -15,7 +15,7 @@ from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run
 from rocktokens.settings import to_mapping
 
-COUNTDOWN = "reasoning-gym:countdown"
+LEGS = "reasoning-gym:leg_counting"
 
 
 @pytest.fixture
@@ -44,19 +44,18 @@ def test_another_task_has_its_own_checker(own, make_run, sums):
     options = ("min_terms=2", "max_terms=2") if own.startswith("reasoning-gym") else ()
     field = {"prompt_field": "question"} if own == "a file" else {}
     run = make_run(PromptsConfig(source=sums if own == "a file" else own, options=options, **field))
-    setup = CausalSetup.of(run, BaselineConfig(source=COUNTDOWN, problems=2, max_new_tokens=4))
-    assert (setup.prompts.source, setup.prompts.options, setup.prompts.limit) == (COUNTDOWN, (), 2)
+    setup = CausalSetup.of(run, BaselineConfig(source=LEGS, problems=2, max_new_tokens=4))
+    assert (setup.prompts.source, setup.prompts.options, setup.prompts.limit) == (LEGS, (), 2)
     for prompt in setup.problems:
         assert setup.checker(f"<answer>{prompt.answer}</answer>", prompt.answer)
-        target = prompt.answer.entry["metadata"]["target"]
-        assert not setup.checker(f"<answer>{target} + 0</answer>", prompt.answer)  # not with the given numbers
+        assert not setup.checker(f"<answer>{prompt.answer}0</answer>", prompt.answer)
 
 
 def test_a_file_is_not_checked_by_the_runs_own_task(make_run, tmp_path):
     pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; runs with the dev dependencies")
     path = tmp_path / "fresh.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"w{i}", "answer": str(i)}) + "\n" for i in range(4)))
-    run = make_run(PromptsConfig(source=COUNTDOWN))
+    run = make_run(PromptsConfig(source=LEGS))
     setup = CausalSetup.of(run, BaselineConfig(source=str(path), problems=4, max_new_tokens=4))
     assert isinstance(setup.checker, MathChecker)
     assert len(setup.problems) == 4

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.prompts.checkers import MathChecker, make_checker
+from rocktokens.prompts.checkers import MathChecker, check_all, how_checked, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import PART_TENTHS, Prompt, load_prompts
 from rocktokens.world import get_world
@@ -295,3 +296,24 @@ def test_the_three_parts_are_disjoint_and_make_up_the_file(tmp_path: Path, token
     assert parts["train"] == {p.text for p in load_prompts(config, tokenizer, part="train")}
     for part, tenths in PART_TENTHS.items():
         assert abs(len(parts[part]) - 30 * tenths) < 40  # 4 standard deviations of 300 draws
+
+
+@pytest.mark.parametrize(
+    "text", ["$9^{9^{9^{9}}}$", "$\\sum_{n=1}^{10000000} n^n$", "$\\binom{1000000000}{500000000}$", f"${'(' * 500}1$"]
+)
+def test_a_formula_without_end_is_stopped(text, monkeypatch):
+    """Powers and sums that sympy would expand for hours."""
+    monkeypatch.setattr("rocktokens.prompts.checkers.TIMEOUT_SECONDS", 1)
+    begun = time.monotonic()
+    assert not MathChecker()(text, "12345")
+    assert time.monotonic() - begun < 20
+
+
+def test_known_texts_are_not_read_again_and_all_are_counted(monkeypatch):
+    check = MathChecker()
+    pairs = [("$1/2$", "0.5"), ("it is 3", "4"), ("no idea", "7"), ("$1/2$", "0.5")]
+    assert check_all(check, pairs) == [True, False, False, True]
+    monkeypatch.setattr("rocktokens.prompts.checkers._read_formulas", None)  # would raise
+    counts = {"math_verify": 3, "last_number": 0, "unreadable": 1}
+    assert how_checked(check, [text for text, _ in pairs], [answer for _, answer in pairs]) == {"checked_by": counts}
+    assert how_checked(lambda text, answer: True, ["a"], ["a"]) == {}
