@@ -18,7 +18,7 @@ from rocktokens.ranks import FirstHasFinished, ranks
 from rocktokens.run import Run, open_run
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
-from rocktokens.shared import TEACHER_SERVED, same_server, served_before, served_facts
+from rocktokens.shared import served_facts
 from rocktokens.stage import Stage, pair_of
 from rocktokens.values import Row
 
@@ -56,7 +56,7 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers:
     from rocktokens.causal.graft import graft as graft_sets
     from rocktokens.causal.graft_report import graft_table
     from rocktokens.causal.graft_terminal import render
-    from rocktokens.servers.graft import open_grafter, open_teacher
+    from rocktokens.causal.served_graft import open_grafter, open_teacher
 
     run, parts = stage.run, stage.parts("grafts")
     remote = bool(servers.student)
@@ -65,13 +65,10 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers:
             "graft draws from both models at every position and loads both here: the teacher's servers are not asked. "
             "Where the teacher does not fit, name the student's servers too (--servers.student)"
         )
-    before = served_before(parts, again=again)
-    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote, before=before)
+    stand = CausalSetup.of(run, baseline, servers, with_teacher=not remote)
     teacher = None
     if remote:
-        theirs = served_before(parts, TEACHER_SERVED, again=again)
-        teacher = open_teacher(pair_of(run), servers, stand.rollouts, theirs)
-    same_server(parts, stand.sampling, teacher, again=again)
+        teacher = open_teacher(pair_of(run), servers, stand.rollouts)
     make_grafter = open_grafter(stand.sampling, teacher, stand.rollouts)
     clusters = _clusters(run) if config.clusters else {}
     sets = _sets(run, config, stand, clusters)

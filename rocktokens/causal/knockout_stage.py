@@ -17,7 +17,7 @@ from rocktokens.progress import console
 from rocktokens.ranks import FirstHasFinished, ranks
 from rocktokens.run import Run, open_run
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.shared import same_server, served_before, served_facts
+from rocktokens.shared import served_facts
 from rocktokens.stage import Stage
 from rocktokens.tables import ROLLOUTS
 
@@ -58,8 +58,7 @@ def _knockout(
     from rocktokens.causal.knockout_terminal import render
 
     run, parts = stage.run, stage.parts("knockouts")
-    stand = CausalSetup.of(run, baseline, servers, before=served_before(parts, again=again))
-    same_server(parts, stand.sampling, again=again)
+    stand = CausalSetup.of(run, baseline, servers)
     sets = _sets(run, config, stand)
     check_sets(sets, stand.pair.eos_ids, stand.pair.vocabulary)
     found = knockout_census(

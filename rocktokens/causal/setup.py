@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rocktokens.prompts.tasks import Prompt
     from rocktokens.sample.requests import Engine
     from rocktokens.servers.connect import Sampling
-    from rocktokens.servers.identity import Fingerprint, Rival
 
 __all__ = ["CausalSetup", "Parts", "bar", "causal_stage"]
 
@@ -76,7 +75,6 @@ class CausalSetup:
         servers: ServersConfig | None = None,
         *,
         with_teacher: bool = False,
-        before: Fingerprint | None = None,
     ) -> CausalSetup:
         """Everything but what is banned or grafted; the student is sampled on servers where they are named.
 
@@ -85,7 +83,6 @@ class CausalSetup:
             baseline: how is sampled, and on which prompts.
             servers: where the student is served; unset: in this process.
             with_teacher: whether both models are loaded in this process.
-            before: what was served when the stage's finished parts were made.
         """
         from rocktokens.causal.baseline import answerable
         from rocktokens.models.pair import load_pair
@@ -114,9 +111,7 @@ class CausalSetup:
             pair = load_pair(meant)
             sampling = Sampling(make_sampler(pair, rollouts), pair)
         else:
-            rivals = run_rivals(run, pair_config, source)
-            sampling = open_sampling(meant, servers or ServersConfig(), rollouts, before=before, rivals=rivals)
-            check_sampler(run, source, sampling)
+            sampling = open_sampling(meant, servers or ServersConfig(), rollouts)
         problems = _problems(run, prompts, baseline, sampling.facts.tokenizer)
         sampling.require_room(problems, limit)
         return cls(sampling.facts, prompts, baseline, rollouts, problems, checker, sampling.engine, sampling)
@@ -124,33 +119,6 @@ class CausalSetup:
     def decode(self, token_ids: list[int]) -> str:
         """A response as the checker reads it."""
         return str(self.pair.tokenizer.decode(token_ids, skip_special_tokens=True))
-
-
-def run_rivals(run: Run, pair: PairConfig, meant: str) -> tuple[Rival, ...]:
-    """The run's other students, one of which a server may serve by mistake."""
-    from rocktokens.servers.identity import rivals_of
-
-    return rivals_of(pair.student, [str(run.checkpoint(step)) for step in run.checkpoints()], meant)
-
-
-def sampled_by(run: Run, source: str, served: Fingerprint) -> dict[str, object]:
-    """For the manifest: which model `sample` meant, and what its servers were found to serve."""
-    return {"served_for": _place(run, source), "fingerprint": served.text()}
-
-
-def check_sampler(run: Run, source: str, sampling: Sampling) -> None:
-    """Refuse servers of another model than `sample` had, where both stages mean one checkpoint."""
-    from rocktokens.servers.identity import Fingerprint, check_sampled
-
-    sampled = run.facts("sample") if run.done("sample") else {}
-    if sampling.served is not None and sampled.get("served_for") == _place(run, source):
-        check_sampled(sampling.served, Fingerprint.of_text(str(sampled["fingerprint"])), sampling.urls, run.path)
-
-
-def _place(run: Run, source: str) -> str:
-    """A model's name or directory; that of a kept checkpoint does not change when the run is moved."""
-    path = Path(source)
-    return str(path.relative_to(run.path)) if path.is_relative_to(run.path) else source
 
 
 def _asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:

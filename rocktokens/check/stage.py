@@ -66,7 +66,7 @@ def check(
 
 def _probe(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) -> Iterator[str]:
     """Ask every server that is named: is it there, is it the model that is meant, how long a text, how quick."""
-    from rocktokens.servers.connect import kind_of
+    from rocktokens.servers.connect import why_no_states
     from rocktokens.servers.pool import ServerPool
 
     for role, urls in (("student", servers.student), ("teacher", servers.teacher)):
@@ -79,7 +79,7 @@ def _probe(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) ->
                     raise ConfigError(trouble)
                 context = pool.context
             _require_context(url, context, pair, rollouts, role)
-            kind = "generates" if role == "student" else kind_of(url, servers)
+            kind = "generates" if role == "student" or why_no_states(url, servers) else "states"
             speed = _generation_speed if kind == "generates" else _states_speed
             yield (
                 f"{url} serves the {role} and {'generates' if kind == 'generates' else 'gives its hidden states'}; "
@@ -103,7 +103,7 @@ def _require_context(url: str, context: int | None, pair: PairConfig, rollouts: 
 def _generation_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, role: str) -> str:
     from rocktokens.sample.requests import Request
     from rocktokens.servers.connect import open_sampling
-    from rocktokens.servers.identity import probe_ids
+    from rocktokens.servers.probe import probe_ids
 
     found = open_sampling(pair, servers, rollouts, of_teacher=role == "teacher")
     ids = probe_ids(found.facts.tokenizer, found.facts.vocabulary)
@@ -119,7 +119,7 @@ def _states_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutCon
     from rocktokens.models.pair import pair_facts
     from rocktokens.models.states import Sequences
     from rocktokens.servers.connect import open_states
-    from rocktokens.servers.identity import probe_ids
+    from rocktokens.servers.probe import probe_ids
 
     facts = pair_facts(pair)
     source, _ = open_states(pair, servers, facts)

@@ -31,7 +31,6 @@ from rocktokens.run import Run, open_run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
-from rocktokens.shared import other_model, same_model, served_before
 from rocktokens.stage import Parts, is_complete
 from rocktokens.train.settings import DistillConfig
 from rocktokens.values import Json, Row
@@ -70,10 +69,6 @@ class Plan:
         """Where a training lives."""
         return self.run.path / self.folder / regime / f"seed={seed}"
 
-    def parts(self) -> Parts:
-        """Where the unfinished comparison keeps what its served teacher was."""
-        return Parts(self.run, "compare", digest_of_value([self.folder, self.pair.teacher]))
-
     def is_read(self, key: Key) -> bool:
         """Whether a training is complete and evaluated."""
         return is_complete(self.directory(*key), "read")
@@ -100,8 +95,7 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     from rocktokens.servers.connect import open_pair, require_room
 
     checker = make_checker(plan.prompts)
-    parts, again = plan.parts(), plan.folder == BESIDE
-    models, served = open_pair(plan.pair, servers, trains=True, before=served_before(parts, again=again))
+    models = open_pair(plan.pair, servers, trains=True)
     asked = dataclasses.replace(plan.prompts, limit=plan.config.problems, seed=plan.prompts.seed + 2)
     problems = []
     if checker is not None:
@@ -116,10 +110,6 @@ def make_bench(plan: Plan, servers: ServersConfig) -> Bench:
     if wanted is not None and wanted > len(prompts):
         raise ConfigError(f"train_prompts = {wanted}, but the source has {len(prompts)} prompts to train on")
     require_room(models, prompts, plan.base.max_new_tokens)
-    if served is not None:
-        if again and ranks().is_first and other_model(parts, served):
-            shutil.rmtree(plan.run.path / BESIDE, ignore_errors=True)  # a stopped `--again` with another teacher
-        same_model(parts, served, list(servers.teacher), again=again)
     teacher = RememberedStates(source_of(models.teacher_source()))
     contexts = _contexts(plan, models, problems)
     _require_room_for(contexts, models)

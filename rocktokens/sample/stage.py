@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rocktokens.causal.setup import run_rivals, sampled_by
 from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import progress
@@ -19,7 +18,7 @@ from rocktokens.run import Run, open_run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_manifest, to_mapping
-from rocktokens.shared import same_server, served_before, served_facts, wait_for_run
+from rocktokens.shared import served_facts, wait_for_run
 from rocktokens.stage import Stage, inputs_of, resolve, student_source
 from rocktokens.tables import ROLLOUTS
 
@@ -105,16 +104,13 @@ def _sample(
     checkpoint, limit = asked_for["checkpoint"], asked_for["limit"]
     meant = dataclasses.replace(pair, student=student_source(run, pair, checkpoint))
     parts = stage.parts("rollouts")
-    before = served_before(parts, again=again)
     of_teacher = checkpoint == "teacher"
-    rivals = () if of_teacher else run_rivals(run, pair, meant.student)
-    sampling = open_sampling(meant, servers, rollouts, of_teacher=of_teacher, before=before, rivals=rivals)
+    sampling = open_sampling(meant, servers, rollouts, of_teacher=of_teacher)
     tokenizer = sampling.facts.tokenizer
     few = dataclasses.replace(prompts, limit=limit or prompts.limit)
     asked = load_prompts(few, tokenizer, part=asked_for["part"])
     sampling.require_room(asked, rollouts.max_new_tokens)
     checker = make_checker(prompts)
-    same_server(parts, sampling, again=again)
     groups = [asked[start : start + PART_PROMPTS] for start in range(0, len(asked), PART_PROMPTS)]
     with progress("sampling", len(asked) * rollouts.num_rollouts, "rollouts") as advance:
 
@@ -133,8 +129,6 @@ def _sample(
         table = pa.concat_tables([parts.wait(name) for name in makers])
     checked_by = how_checked(checker, table["text"].to_pylist(), table["answer"].to_pylist())
     facts = {"checkpoint": checkpoint, **_rollout_facts(table), **checked_by, **served_facts(sampling)}
-    if sampling.served is not None:
-        facts |= sampled_by(run, pair.teacher if of_teacher else meant.student, sampling.served)
     stage.publish({"rollouts": table}, facts)
     parts.clear()
 

@@ -16,7 +16,6 @@ from rocktokens.run import Run, open_run
 from rocktokens.score.parts import ScoreParts
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.shared import same_model, served_before
 from rocktokens.stage import Stage, inputs_of, pair_of, remove_parts
 from rocktokens.values import Json
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from rocktokens.models.states import Sequences
     from rocktokens.score.scoring import Rollout
-    from rocktokens.servers.identity import Fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -121,17 +119,13 @@ def _score_steps(
     rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     missing = list(stages)
     first = _source(run, pair, missing[0])
-    kept = [served_before(stage.parts("scores"), again=again) for stage in stages.values()]
-    before = next((found for found in kept if found is not None), None)
     meant = dataclasses.replace(pair, student=first)
-    models, served = open_pair(meant, servers, before=before, first=_sequence(rollouts[0]) if rollouts else None)
+    models = open_pair(meant, servers)
     source = models.teacher_source()
-    if served is not None and isinstance(source, ServedStates):
+    if isinstance(source, ServedStates):
         for rollout in rollouts:
             source.check(_sequence(rollout))
-        for stage in stages.values():
-            same_model(stage.parts("scores"), served, source.pool.urls, again=again)
-    facts = _served_facts(source, served)
+    facts = _served_facts(source)
     students = {missing[0]: models.student}
     for group in _groups(missing, models.student):
         for step in group:
@@ -150,13 +144,11 @@ def _sequence(rollout: Rollout) -> Sequences:
     return Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,))
 
 
-def _served_facts(source: object, served: Fingerprint | None) -> Json:
+def _served_facts(source: object) -> Json:
     """For the manifest: which teacher was served, and the precision of its states; nothing where it was loaded here."""
     from rocktokens.servers.states import ServedStates
 
-    if served is None or not isinstance(source, ServedStates):
-        return {}
-    return {"teacher_served": served.root or ", ".join(source.pool.urls), "wire": source.wire}
+    return {"teacher_served": source.served, "wire": source.wire} if isinstance(source, ServedStates) else {}
 
 
 def _groups(steps: list[int], model: PreTrainedModel) -> Iterable[list[int]]:

@@ -1,7 +1,8 @@
 """From a pair and the servers a configuration names to what stages work with: engines, and a teacher's states.
 
 Where no server is named, the models are loaded in this process. A model that is served is not loaded, but for a moment
-to recognise it (identity.py) where it is small enough.
+to compare it with what is served (probe.py) where it is small enough. Workers of a command pass `check=False`: the
+driver has asked the servers before it started them.
 """
 
 from __future__ import annotations
@@ -10,42 +11,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import ConfigError
 from rocktokens.models.output_head import read_head
-from rocktokens.models.pair import (
-    Pair,
-    PairFacts,
-    RemoteTeacher,
-    context_of,
-    load_pair,
-    pair_facts,
-)
+from rocktokens.models.pair import Pair, PairFacts, RemoteTeacher, context_of, load_pair, pair_facts
 from rocktokens.models.settings import PairConfig
-from rocktokens.models.states import Sequences
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Engine
 from rocktokens.sample.rollouts import check_lengths, make_sampler
 from rocktokens.sample.settings import RolloutConfig
-from rocktokens.servers.calls import Refused
-from rocktokens.servers.identity import (
-    Fingerprint,
-    Rival,
-    is_text,
-    loads,
-    probe_ids,
-    refuse_chance,
-    served_logprobs,
-    states_logprobs,
-    verify,
-)
-from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.pool import Refused, ServerPool
+from rocktokens.servers.probe import Probed, probe, probe_ids, served_logprobs, states_logprobs
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import HOW_TO_SERVE, ServedStates
 from rocktokens.servers.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
-
-SHORTEST_PROBE = 4  # tokens of context without which a probe says nothing
 
 
 @dataclass(frozen=True)
@@ -54,9 +34,8 @@ class Sampling:
 
     engine: Engine
     facts: Pair | PairFacts
-    served: Fingerprint | None = None
-    """What the servers serve; None: the model is in this process."""
-    urls: tuple[str, ...] = ()
+    served: str | None = None
+    """Where the servers read the model from, as they name it; None: the model is in this process."""
 
     def require_room(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
         """Refuse prompts that the model has no room for, and servers that do not take the longest with its rollout."""
@@ -67,23 +46,16 @@ class Sampling:
 
 
 def open_sampling(
-    pair: PairConfig,
-    servers: ServersConfig,
-    rollouts: RolloutConfig,
-    *,
-    of_teacher: bool = False,
-    before: Fingerprint | None = None,
-    rivals: Sequence[Rival] = (),
+    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, *, of_teacher: bool = False, check: bool = True
 ) -> Sampling:
     """The engine that samples from the pair's student, or teacher: on servers where they are named.
 
     Args:
-        pair: The models; the student is the checkpoint that is meant.
-        servers: Where they are served.
-        rollouts: How is sampled.
-        of_teacher: Whether the teacher samples.
-        before: What was served when the stage's finished parts were made; another model is refused.
-        rivals: Other models of the run, one of which the servers may serve by mistake.
+        pair: the models; the student is the checkpoint that is meant.
+        servers: where they are served.
+        rollouts: how is sampled.
+        of_teacher: whether the teacher samples.
+        check: whether servers are asked what they serve.
     """
     urls = generating(servers) if of_teacher else list(servers.student)
     if of_teacher and servers.teacher and not urls:
@@ -94,26 +66,18 @@ def open_sampling(
     if not urls:
         models = load_pair(pair, with_teacher=of_teacher)
         return Sampling(make_sampler(models, rollouts, of_teacher=of_teacher), models)
-    facts = pair_facts(pair)
-    name = pair.teacher if of_teacher else pair.student
+    facts, name = pair_facts(pair), pair.teacher if of_teacher else pair.student
     pool = ServerPool(urls, servers)
-    ids = _probe(facts, pool)
-    served = verify(pool, lambda one: served_logprobs(one, ids), ids, name, pair, servers, before, rivals=rivals)
+    served = _probe_generating(pool, facts, name, pair).served if check else None
     log.info("%s is sampled on %s", name, ", ".join(pool.urls))
-    return Sampling(_engine(pool, facts, context_of(name, pair), rollouts), facts, served, tuple(pool.urls))
+    return Sampling(_engine(pool, facts, context_of(name, pair), rollouts), facts, served or ", ".join(pool.urls))
 
 
-def _probe(facts: Pair | PairFacts, pool: ServerPool) -> tuple[int, ...]:
-    """A probe that the servers take, a token behind it included."""
-    ids = probe_ids(facts.tokenizer, facts.vocabulary)
-    if pool.context is None:
-        return ids
-    if pool.context < SHORTEST_PROBE:
-        raise ConfigError(
-            f"{pool.narrowest()} takes {pool.context} tokens, too few to recognise its model by; start it with a "
-            "larger --max-model-len"
-        )
-    return ids[: pool.context - 1]
+def _probe_generating(
+    pool: ServerPool, facts: Pair | PairFacts, name: str, pair: PairConfig, like: Probed | None = None
+) -> Probed:
+    ids = probe_ids(facts.tokenizer, facts.vocabulary, pool)
+    return probe(pool, lambda one: served_logprobs(one, ids), ids, name, pair, like)
 
 
 def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, rollouts: RolloutConfig) -> VllmEngine:
@@ -129,65 +93,35 @@ def _engine(pool: ServerPool, facts: PairFacts | Pair, context: int | None, roll
     )
 
 
-def open_pair(
-    pair: PairConfig,
-    servers: ServersConfig,
-    *,
-    trains: bool = False,
-    before: Fingerprint | None = None,
-    first: Sequences | None = None,
-) -> tuple[Pair, Fingerprint | None]:
-    """The student in this process, and the teacher beside it or, where it is served, its states.
+def open_pair(pair: PairConfig, servers: ServersConfig, *, trains: bool = False, check: bool = True) -> Pair:
+    """The student in this process, and the teacher too or, where it is served, its states.
 
     Args:
-        pair: The models.
-        servers: Where the teacher is served; its student's URLs are not looked at.
-        trains: Whether the student's weights will be trained.
-        before: What was served when the stage's finished parts were made; another teacher is refused.
-        first: A rollout whose states will be asked for, where one is known: errors name it instead of the probe.
-
-    Returns:
-        The pair, and what the teacher's servers serve; None where it is in this process.
+        pair: the models.
+        servers: where the teacher is served; its student's URLs are not looked at.
+        trains: whether the student's weights will be trained.
+        check: whether servers are asked what they serve.
     """
     if servers.student:
         log.info("the student's servers are not asked here: its states are computed in this process")
     if not servers.teacher:
-        return load_pair(pair, trains=trains), None
+        return load_pair(pair, trains=trains)
     models = load_pair(pair, with_teacher=False, trains=trains)
-    urls = generating(servers)
-    states, served = open_states(pair, servers, models, before, first)
-    if urls:
-        served = replace(served, writing=_writing(pair, servers, models, urls, served, before))
+    states, found = open_states(pair, servers, models, check=check)
+    urls = [url for url in servers.teacher if url not in states.asked_for]
+    if urls and check:
+        with ServerPool(urls, servers) as pool:
+            _probe_generating(pool, models, pair.teacher, pair, like=found)
 
     def engine(rollouts: RolloutConfig) -> Engine:
         return _engine(ServerPool(urls, servers), models, context_of(pair.teacher, pair), rollouts)
 
-    return replace(models, remote=RemoteTeacher(states, engine if urls else None)), served
-
-
-def _writing(
-    pair: PairConfig,
-    servers: ServersConfig,
-    facts: Pair,
-    urls: list[str],
-    states: Fingerprint,
-    before: Fingerprint | None,
-) -> Fingerprint:
-    """What the teacher's servers that generate serve: the model whose states others give, or it is refused."""
-    with ServerPool(urls, servers) as pool:
-        ids = _probe(facts, pool)
-        known = None if before is None else before.writing
-        once = replace(servers, verify=False)  # the states were compared with the model, and these are with the states
-        return verify(pool, lambda one: served_logprobs(one, ids), ids, pair.teacher, pair, once, known, states)
+    return replace(models, remote=RemoteTeacher(states, engine if urls else None))
 
 
 def open_states(
-    pair: PairConfig,
-    servers: ServersConfig,
-    facts: Pair | PairFacts,
-    before: Fingerprint | None = None,
-    first: Sequences | None = None,
-) -> tuple[ServedStates, Fingerprint]:
+    pair: PairConfig, servers: ServersConfig, facts: Pair | PairFacts, *, check: bool = True
+) -> tuple[ServedStates, Probed | None]:
     """The served teacher's states; refused where none of its servers gives them, or another model is served."""
     refusals = {url: why_no_states(url, servers) for url in servers.teacher}
     urls = [url for url, said in refusals.items() if said is None]
@@ -197,27 +131,15 @@ def open_states(
             f"none of {', '.join(servers.teacher)} gives hidden states, which scoring and training need ({said}). "
             f"{HOW_TO_SERVE}"
         )
-    pool = ServerPool(urls, servers)
-    head = read_head(pair.teacher, pair)
-    context = context_of(pair.teacher, pair)
+    pool, head = ServerPool(urls, servers), read_head(pair.teacher, pair)
+    context, found = context_of(pair.teacher, pair), None
+    if check:
+        ids = probe_ids(facts.tokenizer, facts.vocabulary, pool)
+        found = probe(pool, lambda one: states_logprobs(ServedStates(one, head), ids), ids, pair.teacher, pair)
     source = ServedStates(pool, head, model_context=context, wire=servers.wire)
-    ids = _probe(facts, pool)
-
-    def ask(one: ServerPool) -> tuple[float, ...]:
-        # In float32 whatever the wire: what is recorded does not depend on a setting that may change on the way.
-        exact = ServedStates(one, head, model_context=context)
-        try:
-            return states_logprobs(exact, ids)
-        except DataError:
-            if first is not None:
-                exact.response_states(first)  # fails alike, and names the rollout
-            raise
-
-    served = verify(pool, ask, ids, pair.teacher, pair, servers, before)
-    if not loads(pair.teacher, pair, servers) and is_text(ids, facts.tokenizer, facts.vocabulary):
-        refuse_chance(pool.urls, served, pair.teacher, facts.vocabulary)
+    source.asked_for, source.served = tuple(urls), found.served if found else ", ".join(pool.urls)
     log.info("the teacher's states come from %s", ", ".join(pool.urls))
-    return source, served
+    return source, found
 
 
 def require_room(pair: Pair, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
@@ -231,19 +153,14 @@ def require_room(pair: Pair, prompts: Sequence[Prompt], max_new_tokens: int) -> 
 
 def generating(servers: ServersConfig) -> list[str]:
     """The teacher's servers that generate."""
-    return [url for url in servers.teacher if kind_of(url, servers) == "generates"]
-
-
-def kind_of(url: str, servers: ServersConfig) -> str:
-    """Whether a server gives states or generates, by asking it for a token's state."""
-    return "states" if why_no_states(url, servers) is None else "generates"
+    return [url for url in servers.teacher if why_no_states(url, servers) is not None]
 
 
 def why_no_states(url: str, servers: ServersConfig) -> str | None:
     """What a server says when it is asked for a token's state; None where it gives it."""
     with ServerPool([url], servers) as pool:
         try:
-            pool.post("/pooling", {"input": [3], "task": "token_embed", "encoding_format": "float"})
+            pool.ask("/pooling", {"input": [3], "task": "token_embed", "encoding_format": "float"})
         except Refused as refusal:
             if refusal.status in (401, 403):
                 raise

@@ -2,8 +2,7 @@
 
 Servers started with `--runner pooling` return the states after the final norm, L x H numbers a sequence; with the head,
 which is read here from the teacher's safetensors, full-vocabulary divergences are exact up to the precision on the
-wire. States are used and let go, never stored. What is returned is checked: number, finiteness, and that the server has
-not normalised it to unit length.
+wire. States are used and let go, never stored.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from torch import Tensor
 
 from rocktokens.divergence.fused import Head
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.models.states import LocalStates, Sequences, StateSource, source_of
-from rocktokens.servers.calls import Reply
-from rocktokens.servers.pool import ServerPool
+from rocktokens.models.states import Sequences
+from rocktokens.servers.pool import Reply, ServerPool, wait_for
 from rocktokens.servers.settings import Wire
-
-__all__ = ["HOW_TO_SERVE", "LocalStates", "Sequences", "ServedStates", "StateSource", "source_of"]
 
 HOW_TO_SERVE = (
     'Start it with: --runner pooling --convert embed --pooler-config \'{"task":"token_embed","use_activation":false}\''
@@ -33,17 +29,15 @@ class ServedStates:
     """A source of states behind a pool of servers. `head` belongs to the served model."""
 
     ahead = True
+    asked_for: tuple[str, ...] = ()
+    """The URLs as the configuration names them."""
+    served: str = ""
+    """Where the servers read the model from, as they name it."""
 
     def __init__(
         self, pool: ServerPool, head: Head, *, model_context: int | None = None, wire: Wire = "float32"
     ) -> None:
-        self.pool, self.model_context, self.wire = pool, model_context, wire
-        self._head = head
-
-    @property
-    def head(self) -> Head:
-        """The served model's output head, in this process."""
-        return self._head
+        self.pool, self.head, self.model_context, self.wire = pool, head, model_context, wire
 
     @property
     def context(self) -> int | None:
@@ -54,17 +48,28 @@ class ServedStates:
         """One request a sequence; float32 on the CPU, sequence after sequence."""
         self.check(sequences)
 
-        def ask(index: int) -> Tensor:
+        async def ask(index: int) -> Tensor:
             # The last token's own state predicts nothing that was sampled.
             ids, start = sequences.ids[index][:-1], sequences.starts[index]
-            return self.states(ids, f"rollout {sequences.name(index)}")[start - 1 :]
+            return (await self._states(ids, f"rollout {sequences.name(index)}"))[start - 1 :]
 
         return torch.cat(self.pool.map(ask, range(len(sequences.ids))))
 
     def states(self, ids: tuple[int, ...], what: str = "a sequence") -> Tensor:
         """All states of one sequence, (L, H). `what`: how errors name it."""
-        reply = self.pool.post("/pooling", self._body(ids), prefix=ids)
-        return self._read(reply, len(ids), what)
+        return wait_for(self._states(ids, what))
+
+    async def _states(self, ids: tuple[int, ...], what: str) -> Tensor:
+        body = {
+            "input": list(ids),
+            "task": "token_embed",
+            "encoding_format": "bytes_only",
+            "embed_dtype": self.wire,
+            "endianness": "little",
+            "use_activation": False,
+            "add_special_tokens": False,
+        }
+        return self._read(await self.pool.post("/pooling", body, prefix=ids), len(ids), what)
 
     def check(self, sequences: Sequences) -> None:
         """Refuse sequences that the model takes and a server does not, before anything is asked for."""
@@ -78,7 +83,7 @@ class ServedStates:
                 )
 
     def require(self, tokens: int) -> None:
-        """Refuse servers that do not take sequences of so many tokens, before a training begins."""
+        """Refuse servers that do not take sequences of `tokens` tokens, before a training begins."""
         served = self.pool.context
         needed = tokens if self.model_context is None else min(tokens, self.model_context)
         if served is not None and served < needed - 1:  # the last token's state is not asked for
@@ -87,26 +92,25 @@ class ServedStates:
                 f"start the server with --max-model-len {needed}, or lower max_new_tokens"
             )
 
-    def _body(self, ids: tuple[int, ...]) -> dict[str, object]:
-        return {
-            "input": list(ids),
-            "task": "token_embed",
-            "encoding_format": "bytes_only",
-            "embed_dtype": self.wire,
-            "endianness": "little",
-            "use_activation": False,
-            "add_special_tokens": False,
-        }
-
     def _read(self, reply: Reply, length: int, what: str) -> Tensor:
-        width = self._head.weight_VH.shape[1]
+        width, size = self.head.weight_VH.shape[1], len(reply.body)
         wanted = length * width * BYTES[self.wire]
-        if len(reply.body) != wanted:
+        if size != wanted:
+            why = "that is more than was asked for: another model, with wider states, is served"
+            if size < wanted:
+                why = f"the answer is cut off, or another model is served. {HOW_TO_SERVE}"
+            elif size * BYTES[self.wire] == wanted * BYTES["float32"]:
+                why = "the server ignores embed_dtype and sends float32; pass --servers.wire float32"
             raise DataError(
-                f"{reply.url} returned {len(reply.body):,} bytes of states for {what}, and {length} tokens of width "
-                f"{width} in {self.wire} are {wanted:,}: {_other_size(len(reply.body), wanted, self.wire)}"
+                f"{reply.url} returned {size:,} bytes of states for {what}, and {length} tokens of width {width} in "
+                f"{self.wire} are {wanted:,}: {why}"
             )
-        state_LH = _numbers(reply.body, self.wire).reshape(length, width)
+        if self.wire == "bfloat16":
+            state_N = torch.frombuffer(bytearray(reply.body), dtype=torch.bfloat16).float()
+        else:
+            kind = np.dtype("<f4") if self.wire == "float32" else np.dtype("<f2")
+            state_N = torch.from_numpy(np.frombuffer(reply.body, kind).astype(np.float32))
+        state_LH = state_N.reshape(length, width)
         if not bool(torch.isfinite(state_LH).all()):
             raise DataError(
                 f"{reply.url} returned states that are not numbers for {what}; the served model's precision "
@@ -118,19 +122,3 @@ class ServedStates:
                 f"from them. {HOW_TO_SERVE}"
             )
         return state_LH
-
-
-def _other_size(size: int, wanted: int, wire: Wire) -> str:
-    """Why an answer may be shorter or longer than what was asked for."""
-    if size < wanted:
-        return f"the answer is cut off, or another model is served. {HOW_TO_SERVE}"
-    if size * BYTES[wire] == wanted * BYTES["float32"]:
-        return "the server ignores embed_dtype and sends float32; pass --servers.wire float32"
-    return "that is more than was asked for: another model, with wider states, is served"
-
-
-def _numbers(body: bytes, wire: Wire) -> Tensor:
-    if wire == "bfloat16":
-        return torch.frombuffer(bytearray(body), dtype=torch.bfloat16).float()
-    kind = np.dtype("<f4") if wire == "float32" else np.dtype("<f2")
-    return torch.from_numpy(np.frombuffer(body, kind).astype(np.float32))

@@ -14,14 +14,12 @@ Lengths. A server shortens a request that does not fit its context and says noth
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.sample.requests import Continuation, Request
 from rocktokens.seeds import derive_seed
-from rocktokens.servers.calls import Reply
-from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.pool import Reply, ServerPool
 
 BAN_BIAS = -100.0
 # vLLM's GPU sampler keeps room for this many biases a request; further bans rest on redrawing alone, which is exact.
@@ -56,7 +54,6 @@ class VllmEngine:
         self.exact_resume = greedy or (top_k is None and top_p is None)
         self.redraws = 0
         """Places drawn again so far because a banned or padding id had come."""
-        self._count = threading.Lock()
 
     @property
     def context(self) -> int | None:
@@ -103,8 +100,8 @@ class VllmEngine:
                 f"start it with --max-model-len {needed}, or lower max_new_tokens"
             )
 
-    def complete(self, request: Request) -> Continuation:
-        """One continuation, from this thread."""
+    async def complete(self, request: Request) -> Continuation:
+        """One continuation."""
         room = request.max_new_tokens
         if self.context is not None:
             room = min(room, self.context - len(request.prefix))
@@ -113,12 +110,16 @@ class VllmEngine:
         met: list[int] = []  # ids that were thrown away, the last one first
         again = 0  # redraws of this place in a row
         while True:
-            seed = stream_seed(request) if not (done or again) else self._redraw_seed(request, len(done), again)
+            seed = stream_seed(request)
+            if done or again:
+                seed = derive_seed(seed, "redraw", len(done), again)
             prefix = (*request.prefix, *done)
             biased = list(dict.fromkeys([*met, *sorted(banned)]))[:MOST_BIASES]
             body = self._body(prefix, room - len(done), seed, request.banned, biased)
-            reply = self.pool.post("/v1/completions", body, prefix=prefix)
+            reply = await self.pool.post("/v1/completions", body, prefix=prefix)
             drawn, reason = _read(reply)
+            if len(drawn) > room - len(done):
+                raise RunError(f"{reply.url} drew {len(drawn)} tokens where {room - len(done)} were asked for")
             allowed = next((i for i, t in enumerate(drawn) if t in banned or not 0 <= t < self.vocabulary), len(drawn))
             done += drawn[:allowed]
             if allowed == len(drawn):
@@ -130,26 +131,18 @@ class VllmEngine:
                     )
                 return Continuation(tuple(done), truncated=not ended)
             again = 1 if allowed else again + 1
-            with self._count:
-                self.redraws += 1
+            self.redraws += 1
             thrown = drawn[allowed]
-            self._refuse_endless(reply.url, thrown, again, lowered=thrown in biased)
+            lowered = thrown in biased
+            # A place that is drawn again and again, or a greedy draw that a bias does not change: not chance.
+            if thrown < 0 or again > MOST_REDRAWS or (self.greedy and lowered):
+                kind = "unknown" if thrown < 0 else "banned" if thrown < self.vocabulary else "padding"
+                why = f" although its logit is lowered by {-self.ban_bias:g}" if lowered else ""
+                raise RunError(
+                    f"{reply.url} draws {kind} token {thrown}{why}, after {again} draws of one place; its distribution "
+                    "there is degenerate"
+                )
             met.insert(0, thrown)
-
-    def _refuse_endless(self, url: str, token: int, again: int, *, lowered: bool) -> None:
-        """Refuse a place that is drawn again and again, and a greedy draw that a bias does not change."""
-        if token < 0:
-            raise RunError(f"{url} draws token {token}, which no model has")
-        if again > MOST_REDRAWS or (self.greedy and lowered):
-            kind = "banned" if token < self.vocabulary else "padding"
-            why = f" although its logit is lowered by {-self.ban_bias:g}" if lowered else ""
-            raise RunError(
-                f"{url} draws {kind} token {token}{why}, after {again} draws of one place; its distribution there is "
-                "degenerate"
-            )
-
-    def _redraw_seed(self, request: Request, place: int, again: int) -> int:
-        return derive_seed(stream_seed(request), "redraw", place, again)
 
     def _body(
         self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int], biased: Sequence[int]

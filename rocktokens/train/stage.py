@@ -19,7 +19,6 @@ from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, open_run
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
-from rocktokens.shared import other_model, same_model, served_before
 from rocktokens.stage import Parts, Stage, inputs_of, resolve
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.terminal import show_account
@@ -81,9 +80,7 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
 
     # Everything that can be refused is refused before anything is written.
     _require_tools(asked.config)
-    kept = _parts(path / BESIDE if again else path, asked)
-    before = None if kept is None else served_before(kept, again=again)
-    models, served = open_pair(asked.pair, asked.servers, trains=True, before=before)
+    models = open_pair(asked.pair, asked.servers, trains=True)
     prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
     require_room(models, prompts, asked.config.max_new_tokens)
     checker = make_checker(asked.prompts)
@@ -95,13 +92,8 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         log.info("no answers to check: accuracy is not measured while training")
     ranks = processes()
     with ranks.main_process_first():  # the others open what the first has made
-        if again and kept is not None and served is not None and other_model(kept, served):
-            shutil.rmtree(path / BESIDE, ignore_errors=True)  # a stopped `--again` with another teacher
         run, target = _target(path, asked, again)
         rocks = asked.config.selector.rocks or _known_rocks(run)
-    kept = _parts(target.path, asked)
-    if served is not None and kept is not None:
-        same_model(kept, served, list(asked.servers.teacher))
     found = train(
         asked.config,
         models,
@@ -153,11 +145,6 @@ def _target(path: Path, asked: Request, again: bool) -> tuple[Run, Run]:
     except RunError:  # a training with other settings that was stopped
         shutil.rmtree(path / BESIDE, ignore_errors=True)
         return run, Run.create(path / BESIDE, sections)
-
-
-def _parts(path: Path, asked: Request) -> Parts | None:
-    """Where an unfinished training keeps what its served teacher was; None where there is no run."""
-    return _stage(open_run(path), asked).parts("distill") if (path / MANIFEST).exists() else None
 
 
 def _stage(run: Run, asked: Request) -> Stage:

@@ -9,7 +9,6 @@ token (`rest`, `all`) the grafter in this process is the better one, and this on
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,7 +23,6 @@ from rocktokens.sample.sampler import Sampler
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.connect import Sampling, generating, open_sampling
-from rocktokens.servers.identity import Fingerprint
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.vllm import VllmEngine
 from rocktokens.stats import Floats
@@ -36,7 +34,7 @@ NOT_WORTH_IT = 50
 
 
 def open_teacher(
-    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, before: Fingerprint | None = None
+    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig
 ) -> Sampling:
     """The teacher on its servers that generate; refused where there is none."""
     if not generating(servers):
@@ -44,7 +42,7 @@ def open_teacher(
             "grafts on servers need a teacher's server that generates among --servers.teacher; or leave "
             "--servers.student out, and both models are loaded here"
         )
-    return open_sampling(pair, servers, rollouts, of_teacher=True, before=before)
+    return open_sampling(pair, servers, rollouts, of_teacher=True)
 
 
 def open_grafter(
@@ -71,7 +69,6 @@ class ServedGrafter:
     def __init__(self, student: VllmEngine, teacher: VllmEngine, rules: Floats, own: Floats) -> None:
         self.student, self.teacher, self.rules, self.own = student, teacher, rules, own
         self.redraws = 0
-        self._count = threading.Lock()
 
     def generate(
         self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
@@ -80,7 +77,7 @@ class ServedGrafter:
         for request in requests:
             self._check(request)
         before = self.redraws
-        found = self.student.pool.map(self._complete, requests, progress=progress, beside=(self.teacher.pool,))
+        found = self.student.pool.map(self._complete, requests, progress=progress)
         each = 2 * (self.redraws - before) / max(len(requests), 1)
         if each > NOT_WORTH_IT:
             log.info(
@@ -104,17 +101,17 @@ class ServedGrafter:
         own = self.student.context
         return request.max_new_tokens if own is None else min(request.max_new_tokens, own - len(request.prefix))
 
-    def _complete(self, request: GraftRequest) -> Continuation:
+    async def _complete(self, request: GraftRequest) -> Continuation:
         room = self._room(request)
         coin_T = graft_numbers(request.graft_seed, request.skip, room)[:, 0]
         done: list[int] = []
         redraw_next = request.forced
         while True:
             if redraw_next:
-                done.append(self._redraw(request, done))
+                done.append(await self._redraw(request, done))
                 redraw_next = False
             else:
-                drawn = self._ask(self.student, request, done, room - len(done), "student").token_ids
+                drawn = (await self._ask(self.student, request, done, room - len(done), "student")).token_ids
                 rule = self.rules[request.rule][list(drawn)]
                 hits = (coin_T[len(done) : len(done) + len(drawn)] < rule).nonzero()[0]
                 done += drawn[: hits[0]] if len(hits) else drawn
@@ -122,13 +119,14 @@ class ServedGrafter:
             if not redraw_next and (len(done) >= room or done[-1] in self.student.eos_ids):
                 return Continuation(tuple(done), truncated=done[-1] not in self.student.eos_ids)
 
-    def _redraw(self, request: GraftRequest, done: list[int]) -> int:
-        with self._count:
-            self.redraws += 1
+    async def _redraw(self, request: GraftRequest, done: list[int]) -> int:
+        self.redraws += 1
         engine = self.student if self.own[request.rule] else self.teacher
-        return self._ask(engine, request, done, 1, "redraw").token_ids[0]
+        return (await self._ask(engine, request, done, 1, "redraw")).token_ids[0]
 
-    def _ask(self, engine: VllmEngine, request: GraftRequest, done: list[int], room: int, who: str) -> Continuation:
+    async def _ask(
+        self, engine: VllmEngine, request: GraftRequest, done: list[int], room: int, who: str
+    ) -> Continuation:
         """A stretch by one of the models; every stretch has a seed of its own."""
         seed = derive_seed(request.graft_seed, who, request.seed, request.skip + len(done))
-        return engine.complete(Request((*request.prefix, *done), room, seed))
+        return await engine.complete(Request((*request.prefix, *done), room, seed))
