@@ -6,9 +6,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from rocktokens.errors import RunError
 from rocktokens.ranks import has_sign, ranks, sign, wait_for
 from rocktokens.run import MANIFEST
 

@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 NOT_WORTH_IT = 50
 
 
-def open_teacher(
-    pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig
-) -> Sampling:
+def open_teacher(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig) -> Sampling:
     """The teacher on its servers that generate; refused where there is none."""
     if not generating(servers):
         raise ConfigError(

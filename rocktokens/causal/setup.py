@@ -7,12 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocktokens.causal.settings import BaselineConfig
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.models.settings import PairConfig
 from rocktokens.progress import progress
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run

@@ -180,8 +180,8 @@ def server(pair: PairConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: int
     """Does the teacher's server give the local teacher's log-probabilities on a probe?"""
     if not servers.teacher:
         return unknown("server", "No teacher server was named (--servers.teacher URL).")
-    from rocktokens.servers.probe import own_logprobs, probe_ids, served_logprobs
     from rocktokens.servers.pool import ServerPool
+    from rocktokens.servers.probe import own_logprobs, probe_ids, served_logprobs
 
     ids = probe_ids(tokenizer, vocabulary)
     with ServerPool(servers.teacher, servers) as pool:

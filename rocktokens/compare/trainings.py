@@ -22,7 +22,6 @@ import pyarrow as pa
 from rocktokens.compare.regimes import FrozenSets
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.files import digest_of_value
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import progress
 from rocktokens.prompts.settings import PromptsConfig
@@ -31,7 +30,7 @@ from rocktokens.run import Run, open_run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
-from rocktokens.stage import Parts, is_complete
+from rocktokens.stage import is_complete
 from rocktokens.train.settings import DistillConfig
 from rocktokens.values import Json, Row
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from rocktokens.errors import ConfigError, RunError
+from rocktokens.jobs import num_workers
 from rocktokens.servers.settings import ServersConfig
 
 J = TypeVar("J")
@@ -135,6 +136,9 @@ class ServerPool:
         if not urls:
             raise ConfigError("a pool of servers needs at least one URL; see --servers.student and --servers.teacher")
         self.config = config or ServersConfig()
+        # What a server takes is shared by all workers of a command.
+        self.concurrency = max(1, self.config.concurrency // num_workers())
+        self.prompt_tokens = max(1, self.config.prompt_tokens // num_workers())
         self.pause = pause
         """Seconds before the first repetition; doubled for each further one."""
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
@@ -244,7 +248,7 @@ class ServerPool:
 
         async def everything() -> list[R]:
             await self._models()
-            slots = asyncio.Semaphore(self.config.concurrency * len(self._servers))
+            slots = asyncio.Semaphore(self.concurrency * len(self._servers))
 
             async def one(job: J) -> R:
                 async with slots:
@@ -334,15 +338,12 @@ class ServerPool:
                     server
                     for server in up
                     if server.requests == 0  # a prompt beyond the bound goes alone
-                    or (
-                        server.requests < self.config.concurrency
-                        and server.prompt_tokens + tokens <= self.config.prompt_tokens
-                    )
+                    or (server.requests < self.concurrency and server.prompt_tokens + tokens <= self.prompt_tokens)
                 ]
                 if free:
                     own = self._servers[home % len(self._servers)]
                     idle = min(free, key=lambda server: server.requests)
-                    slack = idle.requests + AFFINITY_SLACK * self.config.concurrency
+                    slack = idle.requests + AFFINITY_SLACK * self.concurrency
                     chosen = own if own in free and own.requests <= slack else idle
                     chosen.requests += 1
                     chosen.prompt_tokens += tokens

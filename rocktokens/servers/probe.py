@@ -68,7 +68,7 @@ def served_logprobs(pool: ServerPool, ids: tuple[int, ...]) -> tuple[float, ...]
         return tuple(float(entry[str(token)]["logprob"]) for entry, token in zip(listed[1:], ids[1:], strict=True))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{reply.url} does not give prompt log-probabilities, by which the model is recognised; is it a vLLM server?"
+            f"{reply.url} gives no log-probabilities of a prompt, by which models are recognised; is it vLLM?"
         ) from error
 
 

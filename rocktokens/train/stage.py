@@ -19,7 +19,7 @@ from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, open_run
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
-from rocktokens.stage import Parts, Stage, inputs_of, resolve
+from rocktokens.stage import Stage, inputs_of, resolve
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.terminal import show_account
 
@@ -106,8 +106,6 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         on_end=show_account,
     )
     if ranks.is_main_process:
-        if served is not None and kept is not None:
-            kept.clear()
         _stage(target, asked).finish(found.facts)
         if target.path != run.path:
             _take_over(run, target)

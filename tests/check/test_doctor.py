@@ -225,14 +225,14 @@ def test_top_k_loss():
 
 
 def test_a_server_of_other_weights_is_found(monkeypatch):
-    from rocktokens.servers import identity
+    from rocktokens.servers import probe
 
     local = (-1.0, -2.0, -0.5)
-    monkeypatch.setattr(identity, "own_logprobs", lambda *_: local)
+    monkeypatch.setattr(probe, "own_logprobs", lambda *_: local)
     servers = SimpleNamespace(teacher=("http://127.0.0.1:1",))
     monkeypatch.setattr("rocktokens.servers.pool.ServerPool", FakePool)
     for shift, expected in ((0.01, "fine"), (0.3, "wrong")):
-        monkeypatch.setattr(identity, "served_logprobs", lambda *_, shift=shift: tuple(v - shift for v in local))
+        monkeypatch.setattr(probe, "served_logprobs", lambda *_, shift=shift: tuple(v - shift for v in local))
         found = doctor_probe.server(PairConfig(teacher="x"), distilling.tokenizer(), 64, servers)
         assert status(found) == expected
 

@@ -47,6 +47,7 @@ class StandIn:
     """Biases are clamped to at least this: a ban that leaks."""
     unit_norm: bool = False
     nan_states: bool = False
+    constant_states: bool = False
     short_states: bool = False
     ignores_dtype: bool = False
     """Send float32 whatever is asked for."""
@@ -145,6 +146,8 @@ class StandIn:
             states = torch.nn.functional.normalize(states, dim=-1)
         if self.nan_states:
             states[-1, 0] = torch.nan
+        if self.constant_states:
+            states[:] = states[0]
         if self.short_states:
             states = states[:-1]
         if self.ignores_dtype:

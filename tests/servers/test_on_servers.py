@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import tiny
-import torch
 from standin_server import StandIn
 
 from rocktokens.causal.graft_settings import GraftConfig
@@ -21,20 +18,15 @@ from rocktokens.causal.knockout_stage import knockout
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.check.plan_settings import BudgetConfig
 from rocktokens.check.stage import check
-from rocktokens.compare.settings import CompareConfig
-from rocktokens.compare.stage import compare
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.run import Run, open_run
+from rocktokens.run import open_run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.sample.stage import sample
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.score.stage import score
-from rocktokens.servers.identity import Fingerprint
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import to_mapping
-from rocktokens.stage import Parts
 from rocktokens.study import study
 from rocktokens.study_settings import StudyConfig
 from rocktokens.train.settings import DistillConfig, OffPolicyConfig
@@ -42,16 +34,6 @@ from rocktokens.train.stage import distill
 
 STUDENT, TEACHER = tiny.tiny_model(seed=5), tiny.tiny_model("qwen3", seed=6, width=48)
 ROLLOUTS = RolloutConfig(num_rollouts=2, max_new_tokens=10)
-
-
-def nearly(model):
-    """A checkpoint some steps further on: every weight moved by 2 % of what weights are."""
-    near, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in near.parameters():
-            if weight.dim() > 1:
-                weight.add_(0.02 * weight.std() * torch.randn(weight.shape, generator=generator))
-    return near
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +109,9 @@ def test_scoring_goes_on_inside_a_checkpoint(run, pair, prompts, tmp_path, monke
         score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
     parts = len(list(path.glob("scores.parts/*/0*.parquet")))
     assert 1 <= parts < 6
-    for other in (tiny.tiny_model("qwen3", seed=98, width=48), nearly(TEACHER)):
-        with StandIn(other, pooling=True) as server, pytest.raises(RunError, match="serves another model than when"):
-            score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,), verify=False))
+    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as server:
+        with pytest.raises(ConfigError, match="serves another model"):
+            score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)))
     with StandIn(TEACHER, pooling=True) as server:
         score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)))
         assert 120 - 20 * parts <= len(server.requests) <= 120 - 20 * parts + 5  # and some that ask who it is
@@ -201,39 +183,6 @@ def test_another_model_is_refused(tmp_path, pair, prompts):
         assert other.url in str(error.value)
 
 
-def test_the_original_student_is_not_taken_for_a_checkpoint(tmp_path, pair, prompts):
-    """A server that was not started again after the training: named as such, whether or not it says so itself."""
-    path = tmp_path / "run"
-    Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
-    trained = nearly(STUDENT)
-    for step, model in ((0, STUDENT), (2, trained)):
-        tiny.save_model(path / "checkpoints" / f"step={step}", model)
-    with StandIn(STUDENT, root="Qwen/student") as old:
-        with pytest.raises(ConfigError, match=r"seems to serve .*step=0, and this stage needs .*step=2") as error:
-            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(old.url,)))
-        assert old.url in str(error.value)
-    with StandIn(STUDENT, root=pair.student) as old, pytest.raises(ConfigError, match="this stage needs") as error:
-        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(old.url,), verify=False))
-    assert old.url in str(error.value)
-    rounded = copy.deepcopy(trained).bfloat16().float()  # a server in bfloat16 is nearer to no checkpoint
-    with StandIn(rounded) as server:
-        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)))
-    assert open_run(path).facts("sample")["served_for"] == "checkpoints/step=2"
-
-
-def test_a_census_is_of_the_model_that_sampled(run, student):
-    """The fingerprint of `sample` outlives its parts: weights that moved by 2 % are another checkpoint."""
-    asked = KnockoutConfig(candidates=("w5",), controls=False, resamples=100)
-    baseline = BaselineConfig(problems=4, rollouts=1, reuse_prompts=True)
-    with StandIn(nearly(STUDENT)) as other:
-        for verify in (None, False):
-            servers = ServersConfig(student=(other.url,), verify=verify)
-            with pytest.raises(RunError, match="than the one that sampled the run's rollouts") as error:
-                knockout(run, asked, baseline, servers=servers, again=True)
-            assert other.url in str(error.value)
-        assert not [body for body in other.requests if "prompt_logprobs" not in body]
-
-
 def test_a_teacher_that_gives_states_alone_does_not_sample(tmp_path, pair, prompts, states):
     with pytest.raises(ConfigError, match="does not generate; add a server") as error:
         sample(tmp_path / "run", pair, prompts, ROLLOUTS, checkpoint="teacher",
@@ -262,13 +211,10 @@ def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0))
     parts = len(list(path.glob("rollouts.parts/*/0*.parquet")))
     assert 1 <= parts < 6
-    for verify in (None, False):  # whether or not the model is loaded here to compare
-        with StandIn(tiny.tiny_model(seed=99)) as other, pytest.raises(RunError, match="another model") as error:
-            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,), verify=verify))
-        assert other.url in str(error.value)
-        assert len(list(path.glob("rollouts.parts/*/0*.parquet"))) == parts
-    with StandIn(nearly(STUDENT)) as other, pytest.raises(RunError, match="another model"):
-        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))  # a step further on
+    with StandIn(tiny.tiny_model(seed=99)) as other, pytest.raises(ConfigError, match="another model") as error:
+        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))
+    assert other.url in str(error.value)
+    assert len(list(path.glob("rollouts.parts/*/0*.parquet"))) == parts
     with StandIn(STUDENT) as again:
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(again.url,)))
         assert len([body for body in again.requests if "prompt_logprobs" not in body]) <= 120 - 20 * parts + 5
@@ -298,29 +244,6 @@ def test_every_server_of_a_pool_is_recognised(tmp_path, pair, prompts, student, 
             distill(tmp_path / "trained", pair, prompts, DistillConfig(steps=1), servers=servers)
 
 
-def test_two_copies_of_a_model_may_resume_in_any_order(tmp_path, pair, prompts, monkeypatch):
-    from rocktokens.sample import stage as stage
-
-    monkeypatch.setattr(stage, "PART_PROMPTS", 10)
-    path = tmp_path / "run"
-    with StandIn(STUDENT, root="/a/m") as one, StandIn(STUDENT, root="/b/m") as two:
-        with StandIn(STUDENT, root="/a/m", die_after=40) as dying, pytest.raises(RunError):
-            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0))
-        with pytest.raises(RunError, match="serves another model than when this stage began"):
-            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(one.url, two.url)))
-        sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(one.url,)))
-    both = tmp_path / "both"
-    with (
-        StandIn(STUDENT, root="/a/m", die_after=30) as one,
-        StandIn(STUDENT, root="/b/m", die_after=30) as two,
-        pytest.raises(RunError),
-    ):
-        sample(both, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(one.url, two.url), retries=0))
-    with StandIn(STUDENT, root="/b/m") as two:
-        sample(both, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(two.url,)))
-    assert open_run(both).read("rollouts").equals(open_run(path).read("rollouts"))
-
-
 def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
     with StandIn(TEACHER, pooling=True, refuse="pooling is off on Mondays") as server:
         with pytest.raises(ConfigError, match="pooling is off on Mondays") as error:
@@ -337,8 +260,8 @@ def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
     [
         ({"unit_norm": True}, ConfigError, "use_activation"),
         ({"pooling": False, "unknown": 501}, ConfigError, "--runner pooling"),
-        ({"nan_states": True}, DataError, r"not numbers for rollout \S+#0;"),
-        ({"short_states": True}, DataError, r"bytes of states for rollout \S+#0,"),
+        ({"nan_states": True}, DataError, "not numbers"),
+        ({"short_states": True}, DataError, "bytes of states"),
         ({"context": 12}, ConfigError, "--max-model-len"),
         ({"fail_first": 10_000}, RunError, "Finished parts stay"),
     ],
@@ -387,30 +310,8 @@ def test_a_training_refuses_a_short_context_before_it_starts(tmp_path, pair, pro
     assert not (tmp_path / "run").exists()
 
 
-def test_a_training_does_not_go_on_with_another_teacher(tmp_path, pair, prompts, states):
-    """The teacher dies in the middle; another one in its place is refused, whether or not it can be compared."""
-    config = DistillConfig(steps=4, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1, save_every=1)
-    path = tmp_path / "run"
-    with StandIn(TEACHER, pooling=True, die_after=20) as dying, pytest.raises(RunError, match="given up"):
-        distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(dying.url,), retries=0))
-    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as other:
-        for verify in (None, False):
-            with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
-                distill(
-                    path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(other.url,), verify=verify)
-                )
-    for root in ("/a", "/b"):  # what is advised: --again trains beside it, and forgets what another teacher trained
-        dies = StandIn(TEACHER, pooling=True, root=root, die_after=20)
-        with dies as dying, pytest.raises(RunError, match="given up"):
-            distill(path, pair, prompts, config, problems=4, again=True,
-                    servers=ServersConfig(teacher=(dying.url,), retries=0))  # fmt: skip
-    distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(states.url,)))
-    assert open_run(path).facts("distill")["steps"] == 4
-    assert not list(path.glob("*.parts"))
-
-
 def test_a_teacher_that_writes_must_be_the_one_whose_states_are_given(tmp_path, pair, prompts, states, writes):
-    """Of a teacher's servers, those that generate are recognised too, loaded here or not, and on resumption."""
+    """Of a teacher's servers, those that generate are recognised too, loaded here or not."""
     off = OffPolicyConfig(answers=8, batch=4)
     config = DistillConfig(
         steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1, save_every=1, off_policy=off
@@ -427,116 +328,8 @@ def test_a_teacher_that_writes_must_be_the_one_whose_states_are_given(tmp_path, 
         assert not [body for body in other.requests if "seed" in body]  # it wrote nothing
     assert not (tmp_path / "new").exists()
     path = tmp_path / "run"
-    with StandIn(TEACHER, pooling=True, die_after=6) as dying, pytest.raises(RunError, match="given up"):
-        train(path, dying.url, writes.url)
-    with (
-        StandIn(nearly(TEACHER)) as other,
-        pytest.raises(RunError, match=f"{other.url} serves another model than when"),
-    ):
-        train(path, states.url, other.url)
     train(path, states.url, writes.url)
     assert open_run(path).facts("distill")["steps"] == 2
-
-
-def test_a_comparison_does_not_go_on_with_another_teacher(tmp_path, pair, prompts, states):
-    path, servers = tmp_path / "run", ServersConfig(teacher=(states.url,))
-    trained = DistillConfig(steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1)
-    distill(path, pair, prompts, trained, problems=4, servers=servers)
-    asked = CompareConfig(
-        regimes=("uniform", "freeze_rocks"), rocks=(5, 6), seeds=1, evaluations=1, problems=4, rollouts=1, contexts=4,
-        resamples=100,
-    )  # fmt: skip
-    with StandIn(TEACHER, pooling=True, die_after=20) as dying, pytest.raises(RunError, match="given up"):
-        compare(path, asked, servers=ServersConfig(teacher=(dying.url,), retries=0))
-    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as other:
-        for verify in (None, False):
-            with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
-                compare(path, asked, servers=ServersConfig(teacher=(other.url,), verify=verify))
-    regimes = compare(path, asked, servers=servers).facts("compare")["regimes"]
-    assert [row["regime"] for row in regimes] == ["uniform", "freeze_rocks"]
-    assert not list(path.glob("*.parts"))
-
-
-def test_grafts_do_not_go_on_with_another_teacher(run, student):
-    asked = GraftConfig(problems=10, rocks=("w9", "w7"), clusters=False, resamples=200)
-    baseline = BaselineConfig(problems=10, rollouts=1, reuse_prompts=True)
-    with StandIn(TEACHER, die_after=40) as dying, pytest.raises(RunError, match="given up"):
-        graft(
-            run, asked, baseline, again=True,
-            servers=ServersConfig(student=(student.url,), teacher=(dying.url,), retries=0),
-        )  # fmt: skip
-    open_run(run).reopen("graft")  # as if it had never been complete: to go on, nothing has to be replaced
-    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48)) as other:
-        servers = ServersConfig(student=(student.url,), teacher=(other.url,))
-        with pytest.raises(RunError, match=f"{other.url} serves another model than when"):
-            graft(run, asked, baseline, servers=servers)
-        with pytest.raises(ConfigError, match=f"{other.url} serves another model than"):
-            graft(run, asked, baseline, servers=servers, again=True)
-    with StandIn(TEACHER, root="/elsewhere") as moved:
-        servers = ServersConfig(student=(student.url,), teacher=(moved.url,))
-        with pytest.raises(RunError, match=f"{moved.url} serves another model than when"):
-            graft(run, asked, baseline, servers=servers)
-        graft(run, asked, baseline, servers=servers, again=True)
-    assert open_run(run).done("graft")
-    assert not list(run.glob("*.parts"))
-
-
-def test_again_starts_over_with_another_served_model(tmp_path, pair, prompts, monkeypatch):
-    """What the refusal advises: --again throws the finished parts of the first model away, and only then."""
-    from rocktokens.sample import stage as stage
-    from rocktokens.score import parts as score_parts
-
-    monkeypatch.setattr(stage, "PART_PROMPTS", 10)
-    monkeypatch.setattr(score_parts, "PART_ROLLOUTS", 20)
-    path = tmp_path / "run"
-    for root, drawn_anew in (("/a", False), ("/b", True)):
-        with StandIn(STUDENT, root="/a", die_after=70) as dying, pytest.raises(RunError, match="given up"):
-            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0), again=True)
-        parts = len(list(path.glob("rollouts.parts/*/0*.parquet")))
-        assert parts
-        with StandIn(STUDENT, root=root) as server:
-            sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)), again=True)
-            drawn = [body for body in server.requests if "prompt_logprobs" not in body]
-        assert len(drawn) == (120 if drawn_anew else 120 - 20 * parts)
-    with StandIn(TEACHER, pooling=True, root="/a", die_after=70) as dying, pytest.raises(RunError, match="given up"):
-        score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
-    with StandIn(TEACHER, pooling=True, root="/b") as moved:
-        servers = ServersConfig(teacher=(moved.url,))
-        with pytest.raises(RunError, match="--again"):
-            score(path, ScoreConfig(), servers=servers)
-        moved.requests.clear()
-        score(path, ScoreConfig(), servers=servers, again=True)
-        assert len(moved.requests) >= 120
-
-
-def test_of_several_processes_the_first_starts_over_and_the_others_wait_for_it(tmp_path, monkeypatch):
-    from rocktokens import shared
-
-    class Waits(Exception):
-        pass
-
-    def wait_for(condition, what):
-        if not condition():
-            raise Waits(what)
-
-    monkeypatch.setattr(shared, "wait_for", wait_for)
-    for variable, value in (("ROCKTOKENS_WORLD", "2"), ("ROCKTOKENS_LAUNCH", "x"), ("ROCKTOKENS_RANK", "0")):
-        monkeypatch.setenv(variable, value)
-    parts = Parts(Run.create(tmp_path / "run"), "rollouts", "key")
-    first, now = Fingerprint("/a", (-1.0, -2.0)), Fingerprint("/b", (-3.0, -1.0))
-    shared.same_model(parts, first, ["http://x"])
-    parts.make_own({"00000": lambda: pa.table({"n": [1]})})
-    monkeypatch.setenv("ROCKTOKENS_RANK", "1")
-    with pytest.raises(Waits):  # it must not look at parts that the first may be about to remove
-        shared.same_model(parts, now, ["http://x"], again=True)
-    monkeypatch.setenv("ROCKTOKENS_RANK", "0")
-    shared.same_model(parts, now, ["http://x"], again=True)
-    assert not parts.has("00000")
-    parts.make_own({"00000": lambda: pa.table({"n": [2]})})
-    for rank in ("1", "0"):  # the same model: what is finished stays
-        monkeypatch.setenv("ROCKTOKENS_RANK", rank)
-        shared.same_model(parts, now, ["http://x"], again=True)
-        assert parts.has("00000")
 
 
 def test_check_recognises_a_dead_engine_by_url(pair, prompts, states):

@@ -10,31 +10,16 @@ import pytest
 import tiny
 import torch
 from standin_server import StandIn
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
-from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.output_head import read_head
 from rocktokens.models.pair import head_of
 from rocktokens.models.settings import PairConfig
 from rocktokens.models.states import LocalStates, Sequences
 from rocktokens.score.scoring import Rollout, score
 from rocktokens.servers.connect import open_states
-from rocktokens.servers.identity import (
-    PROBE_TEXT,
-    Fingerprint,
-    Rival,
-    check_same,
-    is_text,
-    probe_ids,
-    refuse_chance,
-    rivals_of,
-    states_logprobs,
-    verify,
-)
 from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.probe import probe, probe_ids, states_logprobs
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import ServedStates
 
@@ -115,14 +100,6 @@ def test_a_server_that_ignores_the_precision_is_said_to_do_so():
     assert "cut off" not in str(error.value)
 
 
-def test_without_a_rollout_the_probe_is_said_to_be_none(tmp_path):
-    name = tiny.save_model(tmp_path / "m", TEACHER)
-    facts = SimpleNamespace(tokenizer=tiny.tiny_tokenizer(), vocabulary=tiny.VOCABULARY)
-    says = pytest.raises(DataError, match=r"not numbers for the probe .*\(not a rollout\)")
-    with StandIn(TEACHER, pooling=True, nan_states=True) as server, says:
-        open_states(PairConfig(student=name, teacher=name), ServersConfig(teacher=(server.url,)), facts)
-
-
 def test_a_server_that_generates_gives_no_states():
     with StandIn(TEACHER) as server, pytest.raises(ConfigError, match="Not Found"):
         served(server).response_states(Sequences(((3, 4),), (1,)))
@@ -151,104 +128,30 @@ def test_the_head_is_widened_as_the_model_would_be(tmp_path):
     assert read_head(path, PairConfig(dtype="bfloat16")).weight_VH.dtype == torch.bfloat16
 
 
-def test_identity_of_a_served_teacher(tmp_path):
-    right = tiny.save_model(tmp_path / "teacher", TEACHER)
-    other = tiny.save_model(tmp_path / "other", tiny.tiny_model("qwen3", seed=9, width=48))
-    ids = probe_ids(tiny.tiny_tokenizer(), tiny.VOCABULARY)
-    with StandIn(TEACHER, pooling=True) as server:
-        source = served(server)
-        found = states_logprobs(source, ids)
-        print_ = verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
-        assert print_.logprobs == found
-        with pytest.raises(ConfigError, match="serves another model") as error:
-            verify(source.pool, lambda _: found, ids, other, PairConfig(), ServersConfig())
-        assert server.url in str(error.value)
-        verify(source.pool, lambda _: found, ids, other, PairConfig(), ServersConfig(verify=False))  # told not to look
-
-
-def test_a_directory_that_the_server_names_must_be_the_models(tmp_path):
+def test_the_probe_of_a_served_teacher(tmp_path):
+    """Another model, a directory that is another checkpoint, and answers that are no numbers are refused by URL."""
     right = tiny.save_model(tmp_path / "step=1", TEACHER)
-    copy = tiny.save_model(tmp_path / "copy", TEACHER)
-    nearly = tiny.tiny_model("qwen3", seed=1, width=48)
-    with torch.no_grad():
-        next(nearly.parameters()).mul_(1 + 1e-6)  # a checkpoint so close that no probe tells them apart
-    other = tiny.save_model(tmp_path / "step=2", nearly)
+    other = tiny.save_model(tmp_path / "step=2", tiny.tiny_model("qwen3", seed=9, width=48))
     ids = probe_ids(tiny.tiny_tokenizer(), tiny.VOCABULARY)
-    for root, fits in ((right, True), (copy, True), (other, False), ("elsewhere", True)):
-        with StandIn(TEACHER, pooling=True, root=root) as server:
-            source = served(server)
-            found = states_logprobs(source, ids)
-            if fits:
-                verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
-            else:
-                with pytest.raises(ConfigError, match="start the server with --model"):
-                    verify(source.pool, lambda _, found=found: found, ids, right, PairConfig(), ServersConfig())
 
+    def probed(name, root="model", verify=None, **trouble):
+        with StandIn(TEACHER, pooling=True, root=root, **trouble) as server:
+            pool = ServerPool([server.url], ServersConfig(verify=verify), pause=0.01)
+            ask = lambda one: states_logprobs(ServedStates(one, head_of(TEACHER)), ids)  # noqa: E731
+            return probe(pool, ask, ids, name, PairConfig())
 
-def test_rivals_are_the_original_the_neighbours_and_the_last():
-    kept = [f"run/checkpoints/step={step}" for step in (0, 1, 2, 3, 4, 5)]
-    first = Rival(kept[0], "hub/student")
-    assert rivals_of("hub/student", kept, kept[2]) == (first, Rival(kept[1]), Rival(kept[3]), Rival(kept[5]))
-    assert rivals_of("hub/student", kept, "hub/student") == (Rival(kept[1]), Rival(kept[5]))  # step 0 is the student
-    assert rivals_of("hub/student", kept[1:], kept[5]) == (Rival("hub/student"), Rival(kept[4]))
-    assert rivals_of("hub/student", [], "hub/student") == ()
-
-
-def test_another_model_on_resume_is_refused():
-    first = Fingerprint("/m/step=1", (-1.0, -2.0, -3.0))
-    check_same(Fingerprint("/m/step=1", (-1.02, -2.0, -3.02)), first, ["http://x"])
-    check_same(Fingerprint("/m/step=1", (-1.02, -2.0)), first, ["http://x"])  # a shorter context, a shorter probe
-    assert Fingerprint.of_text(first.text()) == first
-    for now in (Fingerprint("/m/step=2", first.logprobs), Fingerprint("/m/step=1", (-1.05, -2.0, -3.05))):
-        with pytest.raises(RunError, match="serves another model than when this stage began"):
-            check_same(now, first, ["http://x"])
-
-
-def test_a_pool_of_two_precisions_may_go_on_with_either():
-    first = Fingerprint("/m", (-1.0, -2.0), ((-1.1, -2.1),), Fingerprint("/m", (-1.2, -2.2)))
-    assert Fingerprint.of_text(first.text()) == first
-    for logprobs in ((-1.0, -2.0), (-1.1, -2.1)):
-        check_same(Fingerprint("/m", logprobs), first, ["http://x"])
-    check_same(Fingerprint("/m", (-1.1, -2.1), writing=first.writing), first, ["http://x"])
-    others = [Fingerprint("/m", (-1.0, -2.0), ((-1.2, -2.2),)), Fingerprint("/m", (-1.0, -2.0), writing=first)]
-    for now in others:
-        with pytest.raises(RunError, match="serves another model than when this stage began"):
-            check_same(now, first, ["http://x"])
-
-
-def test_a_probe_that_is_no_number_is_said_to_be_none(tmp_path):
-    name = tiny.save_model(tmp_path / "m", TEACHER)
-    not_numbers = pytest.raises(ConfigError, match=r"http://.* gives log-probabilities of a probe that are not numbers")
-    with StandIn(TEACHER) as server, ServerPool([server.url]) as pool, not_numbers:
-        verify(pool, lambda _: (-1.0, float("nan")), (3, 4, 5), name, PairConfig(), ServersConfig(verify=False))
-
-
-def text_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Knows the probe's words, and many more."""
-    words = [*dict.fromkeys(PROBE_TEXT.split()), "<unk>"]
-    words += [f"w{number}" for number in range(len(words), vocabulary)]
-    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
-
-
-def test_states_by_which_text_is_worse_than_chance_are_another_models(tmp_path):
-    """A teacher too large to load is told by the states alone: with its head, another model's make no sense of text."""
-    types = 1200
-    tokenizer = text_tokenizer(types)
-    ids = probe_ids(tokenizer, types)
-    assert is_text(ids, tokenizer, types)
-    assert not is_text(probe_ids(tiny.tiny_tokenizer(), tiny.VOCABULARY), tiny.tiny_tokenizer(), tiny.VOCABULARY)
-    refuse_chance(["http://x"], Fingerprint(None, (-1.0, -7.0)), "m", types)
-    model, other = (tiny.tiny_model("qwen3", seed=seed, width=48, vocabulary=types) for seed in (1, 2))
-    name = tiny.save_model(tmp_path / "m", model, tokenizer)
-    pair = PairConfig(student=name, teacher=name)
-    facts = SimpleNamespace(tokenizer=tokenizer, vocabulary=types)
-    with StandIn(other, pooling=True) as server:
-        servers = ServersConfig(teacher=(server.url,), verify=False)
-        with pytest.raises(ConfigError, match="less than by chance") as error:
-            open_states(pair, servers, facts)
-        assert server.url in str(error.value)
+    assert probed(right).served == "model"
+    assert probed(other, verify=False).logprobs == pytest.approx(probed(right).logprobs, abs=1e-4)  # told not to look
+    (tmp_path / "link").symlink_to(right)
+    probed(right, root=str(tmp_path / "link"))
+    for name, settings, says in (
+        (other, {}, "serves another model"),
+        (right, {"root": other}, "--model"),
+        (right, {"nan_states": True}, "not numbers"),
+        (right, {"constant_states": True}, "same state"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=rf"http://.*{says}"):
+            probed(name, **settings)
 
 
 def test_a_context_too_short_for_any_probe_is_refused_by_url(tmp_path):

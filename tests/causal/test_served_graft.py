@@ -12,9 +12,9 @@ import torch
 from scipy import stats
 from standin_server import StandIn
 
+from rocktokens.causal.served_graft import ServedGrafter
 from rocktokens.errors import ConfigError
 from rocktokens.sample.requests import GraftRequest
-from rocktokens.servers.graft import ServedGrafter
 from rocktokens.servers.pool import ServerPool
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.vllm import VllmEngine

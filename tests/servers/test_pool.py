@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import tiny
@@ -14,7 +13,7 @@ from standin_server import StandIn
 
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.sample.requests import Request
-from rocktokens.servers.pool import ServerPool
+from rocktokens.servers.pool import ServerPool, wait_for
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.vllm import VllmEngine
 
@@ -53,7 +52,7 @@ def test_requests_and_prompt_tokens_in_flight_are_bounded_and_connections_kept()
         engine_of(pool).generate([Request(tuple([5] * 9), 4, seed) for seed in range(30)])
         assert 1 <= server.most_in_flight <= 2  # three would hold 27 prompt tokens
         assert server.most_prompt_tokens <= 20
-        assert server.connections <= 1 + 3  # the thread that asks for the model, and three workers
+        assert server.connections <= 3
 
 
 def test_a_prompt_longer_than_the_bound_goes_alone():
@@ -92,14 +91,48 @@ def test_a_server_that_dies_in_the_middle_is_replaced_by_the_other():
 def test_a_request_does_not_go_back_to_the_server_that_failed_it_while_another_is_up():
     """A dead server is always idle: it would use up the repetitions while the other is busy with long rollouts."""
     pool = ServerPool(["http://127.0.0.1:1", "http://127.0.0.1:2"], ServersConfig(concurrency=1))
-    busy = pool._take(0, 1, set())
-    with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(pool._take, 1, 1, {"http://127.0.0.1:2"})
-        assert not wait([waiting], timeout=0.3).done
-        pool._give_back(busy, 1, failed=False)
-        assert waiting.result(10) is busy
-    pool._give_back(busy, 1, failed=True)
-    assert pool._take(0, 1, {"http://127.0.0.1:2"}).url == "http://127.0.0.1:2"  # no other is up
+
+    async def check() -> None:
+        busy = await pool._take(0, 1, set())
+        waiting = asyncio.ensure_future(pool._take(1, 1, {"http://127.0.0.1:2"}))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await pool._give_back(busy, 1, failed=False)
+        assert await waiting is busy
+        await pool._give_back(busy, 1, failed=True)
+        assert (await pool._take(0, 1, {"http://127.0.0.1:2"})).url == "http://127.0.0.1:2"  # no other is up
+
+    wait_for(check())
+
+
+def test_workers_of_one_command_share_what_a_server_takes(monkeypatch):
+    monkeypatch.setattr("rocktokens.servers.pool.num_workers", lambda: 4)
+    with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=80) as pool:
+        engine_of(pool).generate([Request(tuple([5] * 9), 4, seed) for seed in range(30)])
+        assert 1 <= server.most_in_flight <= 2
+        assert server.most_prompt_tokens <= 20
+    assert (pool_of(server, concurrency=3, prompt_tokens=3).concurrency) == 1
+
+
+def test_a_time_out_counts_and_ends_what_is_in_flight():
+    with StandIn(MODEL, slow_after=1) as server, pool_of(server, retries=0, timeout=0.5) as pool:
+        start = time.monotonic()
+        with pytest.raises(RunError, match="given up after 1 attempt"):
+            engine_of(pool).generate(requests(20))
+        assert time.monotonic() - start < 10
+
+
+def test_an_error_ends_the_requests_in_flight():
+    with StandIn(MODEL, slow_after=0) as slow, StandIn(MODEL, refuse="no") as refuses:
+        with pool_of(slow, refuses, concurrency=4) as pool, pytest.raises(ConfigError, match="refuses a request"):
+            engine_of(pool).generate(requests(8))
+
+
+def test_more_tokens_than_were_asked_for_are_refused_by_url():
+    with StandIn(MODEL, token_ids=[5] * 9) as server, pool_of(server) as pool:
+        with pytest.raises(RunError, match="9 tokens") as error:
+            engine_of(pool).generate(requests(1))
+        assert server.url in str(error.value)
 
 
 def test_when_all_are_gone_the_error_names_the_url_and_says_what_stays():
@@ -133,56 +166,11 @@ def test_a_server_that_is_not_ready_to_name_its_model_is_asked_again():
             assert "after 1 attempt." in str(error.value)
 
 
-def test_a_dead_server_is_looked_at_although_another_answer_came_after_its_failure():
-    """Which server failed last decides, and not how many failures in a row are on its account."""
-    with StandIn(MODEL) as server, pool_of(server, retries=0) as pool:
-        engine_of(pool).generate(requests(2))
-        [own] = pool._servers
-        assert (own.failures, own.answered > 0) == (0, True)
-        server.dead = True
-        assert "--max-num-batched-tokens" in str(pool._given_up(own, f"{server.url} broke off"))
-
-
 def test_a_501_is_no_hiccup():
     with StandIn(MODEL, unknown=501) as server, pool_of(server) as pool:
         with pytest.raises(ConfigError, match=r"refuses a request \(501\)"):
-            pool.post("/pooling", {"input": [3]})
+            pool.ask("/pooling", {"input": [3]})
         assert len(server.requests) == 1
-
-
-def test_processes_of_one_command_share_what_a_server_takes(monkeypatch):
-    asked = [Request(tuple([5] * 9), 4, seed) for seed in range(30)]
-    for variable in ("ROCKTOKENS_WORLD", "WORLD_SIZE"):
-        monkeypatch.setenv(variable, "4")
-        with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=400) as pool:
-            engine_of(pool).generate(asked)
-            assert 1 <= server.most_in_flight <= 2
-        with StandIn(MODEL) as server, pool_of(server, concurrency=64, prompt_tokens=80) as pool:
-            engine_of(pool).generate(asked)
-            assert server.most_prompt_tokens <= 20
-        with StandIn(MODEL) as server, pool_of(server, concurrency=3, prompt_tokens=3) as pool:
-            assert (pool.concurrency, pool.prompt_tokens) == (1, 1)
-        monkeypatch.delenv(variable)
-
-
-def test_connections_may_come_and_go_while_a_pool_hangs_up():
-    class Racing(dict):
-        def __iter__(self):
-            for place, thread in enumerate(list(super().__iter__())):
-                yield thread
-                if place == 0:
-                    self.pop(thread, None)  # as a thread does whose request has failed
-
-        def values(self):
-            for place, link in enumerate(super().values()):
-                self[1000 + place] = link  # as a thread does that connects
-                yield link
-
-    pool = ServerPool(["http://127.0.0.1:1"])
-    links = {thread: http.client.HTTPConnection("127.0.0.1", 1) for thread in range(3)}
-    pool._servers[0].links = Racing(links)
-    pool.close()
-    assert len(pool._servers[0].links) == 0
 
 
 def test_a_400_is_raised_at_once_with_the_servers_words():
@@ -257,21 +245,6 @@ def test_token_ids_that_are_no_numbers_are_an_error_with_the_url(told):
         with pytest.raises(RunError, match="token ids") as error:
             engine_of(pool).generate(requests(1))
         assert server.url in str(error.value)
-
-
-def test_a_time_out_on_a_kept_connection_counts_and_is_not_repeated_in_silence():
-    with StandIn(MODEL, slow_after=1) as server, pool_of(server, retries=0, timeout=0.5) as pool:
-        body = {"prompt": [3, 4], "max_tokens": 1, "temperature": 0.0}
-        pool.post("/v1/completions", body)
-        [link] = server_links(pool)
-        assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        with pytest.raises(RunError, match="given up after 1 attempt"):
-            pool.post("/v1/completions", body)
-        assert len(server.requests) == 2  # the one that was answered, and the one that was not
-
-
-def server_links(pool: ServerPool) -> list[http.client.HTTPConnection]:
-    return [link for server in pool._servers for link in server.links.values()]
 
 
 def test_a_url_with_v1_is_understood():
