@@ -109,9 +109,9 @@ def test_scoring_goes_on_inside_a_checkpoint(run, pair, prompts, tmp_path, monke
         score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
     parts = len(list(path.glob("scores.parts/*/0*.parquet")))
     assert 1 <= parts < 6
-    with StandIn(tiny.tiny_model("qwen3", seed=98, width=48), pooling=True) as server:
-        with pytest.raises(ConfigError, match="serves another model"):
-            score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)))
+    other, says = tiny.tiny_model("qwen3", seed=98, width=48), pytest.raises(ConfigError, match="serves another model")
+    with StandIn(other, pooling=True) as server, says:
+        score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)))
     with StandIn(TEACHER, pooling=True) as server:
         score(path, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)))
         assert 120 - 20 * parts <= len(server.requests) <= 120 - 20 * parts + 5  # and some that ask who it is

@@ -123,9 +123,10 @@ def test_a_time_out_counts_and_ends_what_is_in_flight():
 
 
 def test_an_error_ends_the_requests_in_flight():
-    with StandIn(MODEL, slow_after=0) as slow, StandIn(MODEL, refuse="no") as refuses:
-        with pool_of(slow, refuses, concurrency=4) as pool, pytest.raises(ConfigError, match="refuses a request"):
-            engine_of(pool).generate(requests(8))
+    says = pytest.raises(ConfigError, match="refuses a request")
+    slow, refuses = StandIn(MODEL, slow_after=0), StandIn(MODEL, refuse="no")
+    with slow, refuses, pool_of(slow, refuses, concurrency=4) as pool, says:
+        engine_of(pool).generate(requests(8))
 
 
 def test_more_tokens_than_were_asked_for_are_refused_by_url():
