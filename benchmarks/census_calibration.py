@@ -22,9 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpe
 import markov
 from common import save
 
-from rocktokens.causal.census import BannedSet, Effects, Outcomes, run_looks
+from rocktokens.causal.census import BannedSet, Effects, Outcomes, make_schedule, run_looks
 from rocktokens.causal.knockout import knockout_census
-from rocktokens.causal.looks import make_schedule
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.stats import resample_counts, wilson_interval
 

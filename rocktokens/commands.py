@@ -16,8 +16,7 @@ from typing import Annotated, Any, ClassVar
 from tyro.conf import Positional, arg
 
 from rocktokens.bypass.settings import BypassConfig
-from rocktokens.causal.graft_settings import GraftConfig
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.check.plan_settings import BudgetConfig
 from rocktokens.commands_interop import DoctorCommand, ExportCommand, ImportCommand
 from rocktokens.compare.settings import CompareConfig

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rocktokens.causal.graft_settings import GraftConfig
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.models.settings import PairConfig

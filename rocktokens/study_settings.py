@@ -9,8 +9,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from rocktokens.bypass.settings import BypassConfig
-from rocktokens.causal.graft_settings import GraftConfig
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.geometry.settings import GeometryConfig

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from tiny import letter_tokenizer, save_model, tiny_model
 
 from rocktokens import open_run
-from rocktokens.causal.graft_settings import GraftConfig
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.cli import main
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig

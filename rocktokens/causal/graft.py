@@ -36,10 +36,9 @@ from rocktokens.causal.baseline import (
     sample_baseline,
 )
 from rocktokens.causal.graft_report import GraftRow
-from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.inference import change
 from rocktokens.causal.knockout import shuffled
-from rocktokens.causal.settings import BaselineConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.errors import ConfigError
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from rocktokens.bypass.rules import skippable
 from rocktokens.bypass.stage import evidence_of
-from rocktokens.causal.graft_settings import GraftConfig
-from rocktokens.causal.settings import BaselineConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.causal.setup import CausalSetup, bar, candidate_types, causal_stage
 from rocktokens.files import digest_of_value
 from rocktokens.lock import working_on
@@ -101,7 +100,7 @@ def _graft(stage: Stage, config: GraftConfig, baseline: BaselineConfig, servers:
 
 def _sets(run: Run, config: GraftConfig, stand: CausalSetup, clusters: dict[str, list[int]]) -> GraftSets:
     """The declared rocks, or the candidates where there are none; and what the tests so far would let be skipped."""
-    from rocktokens.causal.banned_sets import named_tokens, texts_of
+    from rocktokens.causal.bans import named_tokens, texts_of
     from rocktokens.causal.graft import GraftSets
 
     if config.rocks:

@@ -38,8 +38,7 @@ from rocktokens.causal.baseline import (
     no_bar,
     sample_baseline,
 )
-from rocktokens.causal.census import BannedSet, Census, Effects, Outcomes, Power, power_of, run_looks
-from rocktokens.causal.looks import make_schedule
+from rocktokens.causal.census import BannedSet, Census, Effects, Outcomes, Power, make_schedule, power_of, run_looks
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.errors import ConfigError
 from rocktokens.prompts.checkers import Checker

@@ -52,8 +52,7 @@ def knockout(
 def _knockout(
     stage: Stage, config: KnockoutConfig, baseline: BaselineConfig, servers: ServersConfig | None, again: bool
 ) -> None:
-    from rocktokens.causal.census import Census
-    from rocktokens.causal.census_report import census_facts, census_table
+    from rocktokens.causal.census import Census, census_facts, census_table
     from rocktokens.causal.knockout import check_sets, knockout_census
     from rocktokens.causal.knockout_terminal import render
 
@@ -88,7 +87,7 @@ def _knockout(
 
 def _sets(run: Run, config: KnockoutConfig, stand: CausalSetup) -> list[Any]:
     """What is banned: candidates named or from types.parquet, with windows, families, controls."""
-    from rocktokens.causal.banned_sets import make_sets, named_tokens, texts_of
+    from rocktokens.causal.bans import make_sets, named_tokens, texts_of
 
     texts = texts_of(stand.pair.tokenizer)
     types = run.types().to_pylist() if run.has("types") else []

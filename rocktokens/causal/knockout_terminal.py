@@ -6,8 +6,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from rocktokens.causal.census import Census, SetResult
-from rocktokens.causal.census_report import last_look, median_detectable
+from rocktokens.causal.census import Census, SetResult, last_look, median_detectable
 from rocktokens.causal.inference import NEVER_USED, UNDECIDED, VERDICTS
 from rocktokens.show import interval, percent, plural, points
 from rocktokens.stats import Estimate

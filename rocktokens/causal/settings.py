@@ -1,4 +1,4 @@
-"""Settings of the baseline rollouts and of knock-outs."""
+"""Settings of the baseline rollouts, of knock-outs and of grafts."""
 
 from __future__ import annotations
 
@@ -99,3 +99,23 @@ class KnockoutConfig(Settings, section="knockout"):
     """Power at which the smallest detectable effect is stated."""
     resamples: Resamples = 10_000
     """Bootstrap resamples of prompts, and sign flips."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftConfig(Settings, section="graft"):
+    """Which tokens the student draws again from the teacher."""
+
+    problems: Pair = 1000
+    """Prompts at most, the first of the baseline's."""
+    definition: Definition | None = None
+    """Whose rock set is grafted; unset: the one `detect` chose."""
+    rocks: tuple[str, ...] = ()
+    """The set itself, as text, or as ids like #17; unset: the run's rocks."""
+    top: Count = 200
+    """Where no rocks are declared: how many token types, by burden, are grafted in their place."""
+    clusters: Annotated[bool, Doc("Do not graft each cluster of token types by itself.")] = True
+    """Also graft each cluster of token types by itself."""
+    level: Share = 0.95
+    """Coverage of intervals."""
+    resamples: Resamples = 10_000
+    """Bootstrap resamples of prompts."""

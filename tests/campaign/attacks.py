@@ -21,8 +21,7 @@ from typing import Any
 
 from small_runs import DETECT, DISTILL, ROLLOUTS, save_pair
 
-from rocktokens.causal.graft_settings import GraftConfig
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.cli import main
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.geometry.settings import GeometryConfig

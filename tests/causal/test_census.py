@@ -8,11 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from rocktokens.causal.census import BannedSet, Effects, Outcomes, power_of, run_looks
-from rocktokens.causal.census_report import census_facts, census_table
+from rocktokens.causal.census import (
+    BannedSet,
+    Effects,
+    Outcomes,
+    census_facts,
+    census_table,
+    make_schedule,
+    power_of,
+    run_looks,
+)
 from rocktokens.causal.inference import find, problems_to_decide, verdicts
 from rocktokens.causal.knockout_terminal import render, summary
-from rocktokens.causal.looks import make_schedule
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
 

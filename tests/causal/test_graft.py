@@ -12,10 +12,9 @@ from causal_runs import make_tiny_run
 
 from rocktokens.causal.graft import GraftSets, graft, make_arms
 from rocktokens.causal.graft_report import graft_table
-from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.graft_terminal import render
 from rocktokens.causal.inference import change
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.world import get_world
 

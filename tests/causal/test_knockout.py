@@ -16,7 +16,7 @@ import pytest
 from causal_runs import make_tiny_run
 from forking import ending, fork
 
-from rocktokens.causal.banned_sets import (
+from rocktokens.causal.bans import (
     family,
     make_sets,
     matched_controls,

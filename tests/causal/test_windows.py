@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rocktokens.causal import knockout_stage as knockout
-from rocktokens.causal.banned_sets import window_sets
+from rocktokens.causal.bans import window_sets
 from rocktokens.run import Run
 from rocktokens.tables import OCCURRENCES
 

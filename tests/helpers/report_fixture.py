@@ -18,10 +18,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rocktokens.causal.census import BannedSet, Effects, Outcomes, run_looks
-from rocktokens.causal.census_report import census_facts, census_table
+from rocktokens.causal.census import BannedSet, Effects, Outcomes, census_facts, census_table, make_schedule, run_looks
 from rocktokens.causal.graft_report import GraftRow, graft_table
-from rocktokens.causal.looks import make_schedule
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.tables import write_comparison

@@ -9,10 +9,9 @@ import json
 
 import pytest
 
-from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.graft_stage import graft
 from rocktokens.causal.knockout_stage import knockout
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.run import open_run
 from rocktokens.world import get_world, world_names
 

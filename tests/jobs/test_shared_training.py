@@ -15,9 +15,8 @@ import pytest
 from forking import as_workers
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair, scored_run
 
-from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.graft_stage import graft
-from rocktokens.causal.settings import BaselineConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.stage import compare
 from rocktokens.run import open_run

@@ -12,10 +12,9 @@ import pytest
 import tiny
 from standin_server import StandIn
 
-from rocktokens.causal.graft_settings import GraftConfig
 from rocktokens.causal.graft_stage import graft
 from rocktokens.causal.knockout_stage import knockout
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.check.plan_settings import BudgetConfig
 from rocktokens.check.stage import check
 from rocktokens.errors import ConfigError, DataError, RunError
