@@ -18,9 +18,9 @@ from typing import Any
 
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.ranks import ranks
-from rocktokens.workers import SHARED, fitting, number_of, workers
+from rocktokens.jobs import Place, refuse_torchrun
 
+SHARED = ("study", "sample", "score", "knockout", "graft", "compare")  # commands that take --workers and --ray
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
     "study": "Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`.",
@@ -36,7 +36,7 @@ SUMMARIES = {
     "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
     "export": "Write a run's bypass list, or its rocks, in the form that another trainer reads.",
     "report": "Write a run's report: one HTML file that holds everything, and its figures beside it.",
-    "view": "Show a run, while it trains too, or the runs of a folder and any two of them, on 127.0.0.1.",
+    "view": "Show a run, while it trains too, or the runs of a folder, on 127.0.0.1.",
     "import": "Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`.",
     "doctor": (
         "Look for what silently ruins distillation, in a pair, its prompts, a run or an imported dump: `doctor [RUN]`."
@@ -94,13 +94,14 @@ def _main(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version", "version"):
         print(f"rocktokens {__version__}")
         return 0
-    count, arguments = _workers(arguments)
+    place, arguments = _place_of(arguments)
     name, *rest = arguments or [""]
     if name not in SUMMARIES and name not in _commands():
         near = difflib.get_close_matches(name, SUMMARIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`rocktokens --help` lists them"
         raise ConfigError(f"there is no command {name!r}; {hint}")
-    level = logging.INFO if ranks().is_first else logging.WARNING  # several processes say a thing once
+    is_first = os.environ.get("RANK", "0") == "0"  # torchrun starts `distill` once a process
+    level = logging.INFO if is_first else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -122,15 +123,11 @@ def _main(arguments: list[str]) -> int:
 
     words = ["--help" if word == "--help-all" else word for word in rest if word != ALLOW_CODE]
     command = _parse(name, words)
-    if not ranks().is_first:
-        if name not in (*SHARED, "distill"):
-            return 0  # what is not shared out is the first process's
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if name != "distill":
+        refuse_torchrun()
     permitted = permissions_of(command, allow_code=ALLOW_CODE in rest)
-    if count is None:
-        count = fitting(command) if name == "study" and not command.dry_run else 1
-    with granting(*permitted), workers(name, rest, count):
-        command.run()
+    with granting(*permitted):
+        command.run(place) if name in SHARED else command.run()
     return 0
 
 
@@ -140,14 +137,17 @@ def _commands() -> dict[str, type]:
     return COMMANDS
 
 
-def _workers(words: list[str]) -> tuple[int | None, list[str]]:
-    """The number after --workers, wherever it stands, and the words without it; None where it is not given."""
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag == "--workers":
-            value = value if equals else next(iter(words[at + 1 :]), "")
-            return number_of(value), words[:at] + words[at + (1 if equals else 2) :]
-    return None, words
+def _place_of(words: list[str]) -> tuple[Place | None, list[str]]:
+    """What --workers N and --ray ADDRESS say, wherever they stand, and the words without them; None: nothing."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--ray")
+    try:
+        found, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError:
+        raise ConfigError("--workers takes a number of processes, --ray the address of a cluster or auto") from None
+    asked = found.workers is not None or found.ray is not None
+    return Place(found.workers if found.workers is not None else 1, found.ray) if asked else None, rest
 
 
 def _parse(name: str, words: list[str]) -> Any:
@@ -280,7 +280,7 @@ def _help() -> str:
         [
             "rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.",
             "",
-            "usage: rocktokens COMMAND [RUN] [--section.field value ...] [--config file.yaml] [--workers N]",
+            "usage: rocktokens COMMAND [RUN] [--section.field value ...] [--config file.yaml] [--workers N | --ray A]",
             "",
             *lines,
             "",

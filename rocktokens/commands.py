@@ -23,6 +23,7 @@ from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError
 from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.jobs import Place
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -45,7 +46,7 @@ class StudyCommand(StudyConfig):
     dry_run: bool = False
     """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
 
-    def run(self) -> None:
+    def run(self, place: Place | None = None) -> None:
         from rocktokens.recipes import quick_left_out
 
         config = StudyConfig(**{item.name: getattr(self, item.name) for item in fields(StudyConfig)})
@@ -56,7 +57,7 @@ class StudyCommand(StudyConfig):
             return
         from rocktokens.study import study
 
-        study(config, note=quick_left_out(self.recipe) if self.quick else None)
+        study(config, place=place, note=quick_left_out(self.recipe) if self.quick else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ class SampleCommand:
     again: bool = False
     """Run the stage again although it is complete."""
 
-    def run(self) -> None:
+    def run(self, place: Place | None = None) -> None:
         from rocktokens.sample.stage import sample
 
         run = sample(
@@ -137,6 +138,7 @@ class SampleCommand:
             limit=self.detection_prompts,
             servers=self.servers,
             again=self.again,
+            place=place or Place(),
         )
         _say_facts(run, "sample")
 
@@ -153,12 +155,11 @@ class ScoreCommand:
     again: bool = False
     """Run the stage again although it is complete."""
 
-    def run(self) -> None:
+    def run(self, place: Place | None = None) -> None:
         from rocktokens.score.stage import score
 
-        run = score(self.path, self.score, servers=self.servers, again=self.again)
-        if run.done("score"):  # several processes: the first one says it
-            _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
+        run = score(self.path, self.score, servers=self.servers, again=self.again, place=place or Place())
+        _say_facts(run, *(f"score/step={step}" for step in run.facts("score")["steps"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +223,7 @@ class KnockoutCommand:
     again: bool = False
     """Run the stage again although it is complete."""
 
-    def run(self) -> None:
+    def run(self, place: Place | None = None) -> None:
         from rocktokens.causal.knockout_stage import knockout
 
         print(f"run: {knockout(self.path, self.knockout, self.baseline, servers=self.servers, again=self.again).path}")
@@ -241,7 +242,7 @@ class GraftCommand:
     again: bool = False
     """Run the stage again although it is complete."""
 
-    def run(self) -> None:
+    def run(self, place: Place | None = None) -> None:
         from rocktokens.causal.graft_stage import graft
 
         print(f"run: {graft(self.path, self.graft, self.baseline, servers=self.servers, again=self.again).path}")
@@ -277,7 +278,7 @@ class CompareCommand:
     again: bool = False
     """Train every regime anew although the stage is complete."""
 
-    def run(self) -> None:
+    def run(self, place: Place | None = None) -> None:
         from rocktokens.compare.stage import compare
         from rocktokens.compare.tables import require_writable, save_results
 

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 RETRIES = 2  # of a job whose worker died: more often, and the job itself is what kills it
 MOST_WORKERS = 256  # on one machine
 _workers = 1  # that share this command's work; a worker is told
+_kept: dict[str, Any] = {}
 _advance: Callable[[int], None] = lambda count: None  # noqa: E731
 
 
@@ -102,6 +103,18 @@ def advance(count: int) -> None:
     _advance(count)
 
 
+def keep(key: object, make: Callable[[], Any]) -> Any:
+    """Called inside a job: what an earlier job of this worker has made under the same key, such as a loaded model.
+
+    Only the last thing made is kept, and only while `run` works.
+    """
+    name = repr(key)
+    if name not in _kept:
+        _kept.clear()  # two models at once may not fit
+        _kept[name] = make()
+    return _kept[name]
+
+
 def num_workers() -> int:
     """Workers among which the bounds of this command, on servers for example, have to be divided."""
     return _workers
@@ -133,10 +146,13 @@ class _Bar:
 
 def _here(jobs: Sequence[Job], work: Callable[..., object], shown: Work) -> None:
     bar = _Bar(shown)
-    for job in jobs:
-        with _advancing(lambda count, job=job: bar.move(job, count)):  # type: ignore[misc]
-            work(job.part, **job.arguments)
-        bar.move(job, job.size)
+    try:
+        for job in jobs:
+            with _advancing(lambda count, job=job: bar.move(job, count)):  # type: ignore[misc]
+                work(job.part, **job.arguments)
+            bar.move(job, job.size)
+    finally:
+        _kept.clear()
 
 
 @contextmanager

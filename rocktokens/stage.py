@@ -211,6 +211,14 @@ class Parts:
     def _finished(self) -> str:
         return f"finished-{self.name.replace('/', '-')}"
 
+    def file(self, name: str, suffix: str = ".parquet") -> Path:
+        """The file that a job writes as the part of that name."""
+        return self.run.path / f"{self.path(name)}{suffix}"
+
+    def read(self, name: str) -> pa.Table:
+        """The part of that name."""
+        return self.run.read(self.path(name))
+
     def path(self, name: str) -> str:
         """Where the part of that name lies, below the run."""
         return f"{self.name}/{name.replace(' ', '-')}"

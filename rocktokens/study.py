@@ -12,34 +12,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rocktokens.ranks import alone, ranks
-from rocktokens.shared import together
+from rocktokens.jobs import Place, num_gpus
 from rocktokens.study_settings import STAGES, Stage, StudyConfig
 
 log = logging.getLogger(__name__)
 
-# Stages whose parts are shared out among several processes; the others are the first one's.
-FOLLOWED = ("sample", "score", "knockout", "graft", "compare")
 # Stages that ask a student's or a teacher's servers, where they are named.
 ON_STUDENT, ON_TEACHER = ("sample", "knockout", "graft"), ("distill", "score", "graft", "compare")
 
 
-def study(config: StudyConfig, *, note: str | None = None) -> None:
+def study(config: StudyConfig, *, place: Place | None = None, note: str | None = None) -> None:
     """Run the chosen stages in order under one display, and close with what was found.
 
     Args:
         config: The settings of every stage.
+        place: Where work that can be shared out is done; unset: as many processes as suit the pair.
         note: What to say at the very end, such as what a quick study left out.
     """
-
     start = time.monotonic()
     _require_servers(config)
-    if not ranks().is_first:
-        return _follow(config)
-    _run_stages(config)
+    _run_stages(config, place or _fitting(config))
     _summary(config.path, time.monotonic() - start)
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
+
+
+def _fitting(config: StudyConfig) -> Place:
+    """Where a study works whose command does not say it.
+
+    A built-in pair is so small that one thread is enough for it: without a GPU every core, up to four, gets a process.
+    Any other pair is loaded once, unless the user says otherwise.
+    """
+    from rocktokens.world import world_names
+
+    is_built_in = config.prompts.source in world_names() and not (config.pair.student or config.pair.teacher)
+    if not is_built_in or num_gpus() or config.servers.student or config.servers.teacher:
+        return Place()
+    return Place(workers=min(len(os.sched_getaffinity(0)), 4) if hasattr(os, "sched_getaffinity") else 1)
 
 
 def _require_servers(config: StudyConfig) -> None:
@@ -77,7 +86,7 @@ def _require_writing_teacher(config: StudyConfig) -> None:
         )
 
 
-def _run_stages(config: StudyConfig) -> None:
+def _run_stages(config: StudyConfig, place: Place) -> None:
     from rocktokens.lock import working_on
     from rocktokens.progress import stages
     from rocktokens.study_outlook import expected
@@ -86,14 +95,9 @@ def _run_stages(config: StudyConfig) -> None:
         for stage in (stage for stage in STAGES if stage in config.stages):
             began, before = time.monotonic(), _written(config.path)
             with overall.stage(stage), _remembering(config):
-                if stage in FOLLOWED or stage == "detect" or _trains_together(stage):
-                    _run_stage(stage, config)
-                else:
-                    with alone():
-                        _run_stage(stage, config)
+                _run_stage(stage, config, place)
             if _written(config.path) != before:  # a stage that was complete, or is left out, took no time
                 _clocked(config.path, stage, time.monotonic() - began)
-            together(config.path, f"stage-{stage}")
             _tell(overall, stage, config.path)
 
 
@@ -146,26 +150,6 @@ def _clocked(path: Path, stage: Stage, seconds: float) -> None:
         log.info("how long %s took was not recorded: %s", stage, error)
 
 
-def _follow(config: StudyConfig) -> None:
-    """What the other processes do: their share of the stages that are shared out, in step with the first."""
-    import rocktokens.train.distill  # noqa: F401 - while the first process trains there is time to load libraries
-    from rocktokens.shared import wait_for_run
-
-    chosen = [stage for stage in STAGES if stage in config.stages]
-    for place, stage in enumerate(chosen):
-        if place:
-            together(config.path, f"stage-{chosen[place - 1]}")
-        elif not _trains_together(stage):
-            wait_for_run(config.path)
-        if stage in FOLLOWED or _trains_together(stage):
-            _run_stage(stage, config, False)
-
-
-def _trains_together(stage: Stage) -> bool:
-    """Under torchrun every process trains; those of --workers do not know each other's gradients."""
-    return stage == "distill" and "RANK" in os.environ
-
-
 def _tell(overall: Any, stage: Stage, path: Path) -> None:
     """Print what a stage found as soon as it has found it."""
     from rocktokens.facts import Facts
@@ -183,7 +167,7 @@ def _complete(path: Path) -> set[str]:
     return set(open_run(path).manifest["stages"]) if (path / MANIFEST).exists() else set()
 
 
-def _run_stage(stage: Stage, config: StudyConfig) -> None:
+def _run_stage(stage: Stage, config: StudyConfig, place: Place) -> None:
     from rocktokens.bypass import stage as bypass
     from rocktokens.causal import graft_stage as graft
     from rocktokens.causal import knockout_stage as knockout
@@ -209,8 +193,9 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
             config.rollouts,
             limit=config.detection_prompts,
             servers=config.servers,
+            place=place,
         ),
-        "score": lambda: score.score(path, config.score, servers=config.servers),
+        "score": lambda: score.score(path, config.score, servers=config.servers, place=place),
         "detect": lambda: _detect(config),
         "geometry": lambda: geometry.geometry(path, config.geometry),
         "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline, servers=config.servers),
@@ -225,8 +210,7 @@ def _run_stage(stage: Stage, config: StudyConfig) -> None:
 def _detect(config: StudyConfig) -> None:
     from rocktokens.detect.stage import detect
 
-    with alone():
-        detect(config.path, config.detect)
+    detect(config.path, config.detect)
 
 
 def _has_answers(path: Path) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -150,7 +151,7 @@ class GradientGeometry:
             self._blocks.append(torch.zeros(ROW_BLOCK, self.width, dtype=self.dtype))
 
     def merge(self, other: GradientGeometry) -> None:
-        """Add what another rank gathered with the same settings."""
+        """Add what another job gathered with the same settings."""
         if (other.vocab_size, other.config) != (self.vocab_size, self.config):
             raise DataError("gradients were gathered with another vocabulary or other settings; they do not add up")
         self._count_V += other._count_V
@@ -231,6 +232,16 @@ class GradientGeometry:
             sketched=self.sketched,
             num_pooled_types=int(((self._slot_V < 0) & (self._count_V > 0)).sum()),
         )
+
+
+def gathered(files: Sequence[Path]) -> GradientGeometry:
+    """The sum of what several jobs gathered, in the order of the files: the same bits whoever did them."""
+    from safetensors.torch import load_file
+
+    first, *others = (GradientGeometry.restore(load_file(file), GeometryConfig()) for file in files)
+    for other in others:
+        first.merge(other)
+    return first
 
 
 class GroupComparison(NamedTuple):

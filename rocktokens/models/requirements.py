@@ -109,8 +109,8 @@ def multiply_rate(size: int = 1024) -> float:
     return 3 * 2 * size**3 / (time.perf_counter() - start)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes free on a device: a GPU's own, the machine's otherwise."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+def total_memory() -> int:
+    """Bytes of the device that models are loaded on: a GPU's own, the machine's otherwise."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(psutil.virtual_memory().total)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -42,22 +42,6 @@ class Rollout:
     rollout_id: str
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-
-
-@dataclass
-class ScoreFacts:
-    """What a scoring pass did, for the manifest."""
-
-    occurrences: int = 0
-    padded_tokens: int = 0
-    real_tokens: int = 0
-    invalid: dict[str, int] = field(default_factory=dict)
-    """Occurrences whose measures are not finite, by rollout; their rows are kept, marked by NaN."""
-
-    @property
-    def padding_share(self) -> float:
-        """Share of the work that was padding."""
-        return self.padded_tokens / max(self.padded_tokens + self.real_tokens, 1)
 
 
 def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[list[Rollout]]:
@@ -90,7 +74,7 @@ def score(
     observers: Mapping[int, Observer] | None = None,
     top: TopTokenRecorder | None = None,
     progress: Callable[[int], None] | None = None,
-) -> dict[int, ScoreFacts]:
+) -> None:
     """Score rollouts under every student; `write(step, table)` receives the rows micro-batch by micro-batch.
 
     `teacher` is a model or a source of its states. `observers[step]` is shown the finite gradients in logit space of
@@ -98,12 +82,7 @@ def score(
     """
     theirs = source_of(teacher)
     ours: dict[int, StateSource] = {step: LocalStates(student) for step, student in students.items()}
-    named: dict[str, StateSource] = {"teacher": theirs}
-    named |= {f"student of step {step}": source for step, source in ours.items()}
-    contexts = {name: source.context for name, source in named.items()}
-    for rollout in rollouts:
-        _check(rollout, vocabulary, contexts)
-    facts = {step: ScoreFacts() for step in students}
+    check_rollouts(rollouts, students, teacher, vocabulary)
     local = [teacher] if isinstance(teacher, PreTrainedModel) else []
     with _evaluating(*local, *students.values()):
         layouts = (_Layout.of(batch) for batch in micro_batches(rollouts, token_budget))
@@ -117,13 +96,8 @@ def score(
                 if top is not None:
                     loss_N = table["kl"].to_numpy()
                     top.see(step, layout.batch, states_NH, source.head, told, theirs.head, loss_N)
-                facts[step].occurrences += len(table)
-                facts[step].real_tokens += layout.real_tokens
-                facts[step].padded_tokens += layout.padded_tokens - layout.real_tokens
-                _note_invalid(table, facts[step])
             if progress is not None:
                 progress(len(layout.batch))
-    return facts
 
 
 def _with_states(layouts: Iterable[_Layout], source: StateSource) -> Iterator[tuple[_Layout, Tensor]]:
@@ -205,8 +179,6 @@ class _Layout:
     sequences: Sequences
     token_N: Tensor
     position_N: np.ndarray
-    real_tokens: int
-    padded_tokens: int
 
     @classmethod
     def of(cls, batch: list[Rollout]) -> _Layout:
@@ -215,8 +187,7 @@ class _Layout:
         token_N = torch.tensor([token for rollout in batch for token in rollout.token_ids])
         position_N = np.concatenate([np.arange(len(rollout.token_ids)) for rollout in batch])
         sequences = Sequences(ids, starts, tuple(rollout.rollout_id for rollout in batch))
-        lengths = [len(sequence) for sequence in ids]
-        return cls(batch, sequences, token_N, position_N, sum(lengths), len(batch) * max(lengths))
+        return cls(batch, sequences, token_N, position_N)
 
 
 def _table(layout: _Layout, measured: Divergence, eos_ids: Sequence[int]) -> pa.Table:
@@ -246,27 +217,27 @@ def _table(layout: _Layout, measured: Divergence, eos_ids: Sequence[int]) -> pa.
     )
 
 
-def _note_invalid(table: pa.Table, facts: ScoreFacts) -> None:
-    bad_N = ~np.isfinite(table["kl"].to_numpy())
-    if bad_N.any():
-        for rollout_id in table["rollout_id"].to_numpy(zero_copy_only=False)[bad_N]:
-            facts.invalid[rollout_id] = facts.invalid.get(rollout_id, 0) + 1
-
-
-def _check(rollout: Rollout, vocabulary: int, contexts: Mapping[str, int | None]) -> None:
-    if not rollout.prompt_ids:
-        raise DataError(f"rollout {rollout.rollout_id} has an empty prompt; the first response token has no prefix")
-    if not rollout.token_ids:
-        raise DataError(f"rollout {rollout.rollout_id} has no response tokens; leave it out")
-    ids = rollout.prompt_ids + rollout.token_ids
-    if max(ids) >= vocabulary or min(ids) < 0:
-        raise DataError(
-            f"rollout {rollout.rollout_id} holds token id {min(ids) if min(ids) < 0 else max(ids)}, the pair shares "
-            f"{vocabulary} token types; it was made with another tokenizer"
-        )
-    for name, context in contexts.items():
-        if context is not None and len(ids) > context:
+def check_rollouts(
+    rollouts: Iterable[Rollout],
+    students: Mapping[int, PreTrainedModel],
+    teacher: PreTrainedModel | StateSource,
+    vocabulary: int,
+) -> None:
+    """Refuse rollouts that are empty, hold ids the pair does not share, or are longer than a model reads."""
+    contexts = {"teacher": source_of(teacher).context}
+    contexts |= {f"student of step {step}": LocalStates(student).context for step, student in students.items()}
+    for rollout in rollouts:
+        if not rollout.prompt_ids or not rollout.token_ids:
+            raise DataError(f"rollout {rollout.rollout_id} has an empty prompt or no response tokens; leave it out")
+        ids = rollout.prompt_ids + rollout.token_ids
+        if max(ids) >= vocabulary or min(ids) < 0:
             raise DataError(
-                f"rollout {rollout.rollout_id} has {len(ids)} tokens with its prompt, the {name} reads {context}; "
-                "leave it out or sample with a lower max_new_tokens"
+                f"rollout {rollout.rollout_id} holds token id {min(ids) if min(ids) < 0 else max(ids)}, the pair has "
+                f"{vocabulary} token types; it was made with another tokenizer"
             )
+        for name, context in contexts.items():
+            if context is not None and len(ids) > context:
+                raise DataError(
+                    f"rollout {rollout.rollout_id} has {len(ids)} tokens with its prompt, the {name} reads {context}; "
+                    "leave it out or sample with a lower max_new_tokens"
+                )

@@ -1,59 +1,80 @@
-"""The stage `score`: what every sampled token cost under each checkpoint; writes occurrences/step=N."""
+"""The stage `score`: what every sampled token cost under each checkpoint; writes occurrences/step=N.
+
+A job is some rollouts under every checkpoint of a group, beside one pass of the teacher. Its part is a folder:
+STEP.parquet and top-STEP.parquet for each checkpoint, and gradients.safetensors for the last one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from rocktokens.errors import ConfigError, RunError
+from rocktokens.files import digest_of_value, writing
+from rocktokens.jobs import Job, Place, advance, keep
+from rocktokens.jobs import run as run_jobs
 from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
-from rocktokens.ranks import ranks
 from rocktokens.run import Run, open_run
-from rocktokens.score.parts import ScoreParts
 from rocktokens.score.settings import ScoreConfig
+from rocktokens.score.shown import shown_rollouts
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.stage import Stage, inputs_of, pair_of, remove_parts
-from rocktokens.values import Json
+from rocktokens.stage import Parts, Stage, inputs_of, pair_of, remove_parts
+from rocktokens.table_files import write_draft
+from rocktokens.tables import OCCURRENCES, TOP_TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rocktokens.models.states import Sequences
-    from rocktokens.score.scoring import Rollout
+    from rocktokens.models.pair import Pair
+    from rocktokens.sample.rollouts import RolloutRows
 
 log = logging.getLogger(__name__)
 
-
+# Rollouts of one job. Independent of token_budget, so a resumed run may change it.
+PART_ROLLOUTS = 256
 # Several students are scored beside one pass of the teacher while their weights stay below this share of memory.
 STUDENTS_MEMORY_SHARE = 0.25
 
 
-def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = None, again: bool = False) -> Run:
+def score(
+    path: Path,
+    config: ScoreConfig,
+    *,
+    servers: ServersConfig | None = None,
+    again: bool = False,
+    place: Place | None = None,
+) -> Run:
     """Score the run's rollouts under the chosen checkpoints and the teacher into occurrences/step=N.
 
     Every checkpoint is a stage of its own (score/step=N): another one can be added without scoring the others again.
-    It is scored in numbered parts, which several processes share; the first one puts them together.
 
     Args:
         path: the run directory.
         config: which checkpoints, and how.
         servers: where the teacher is served; unset: in this process.
         again: score again although it is done.
+        place: where the work is done.
     """
     with working_on(path):
-        run = open_run(path)
+        run, servers = open_run(path), servers or ServersConfig()
         if not run.done("sample"):
             raise RunError(f"{path} has no rollouts yet; run `rocktokens sample {path}` first")
         pair = pair_of(run)
         steps = _steps_to_score(run, config.checkpoints)
-        teacher = _teacher(servers or ServersConfig())
-        stages = {step: _stage(run, pair, config, step, teacher) for step in {*steps, *_scored(run)}}
+        scored = [step for step in run.steps() if run.done(f"score/step={step}")]
+        if not again and run.done("score") and set(steps) < set(scored):
+            raise RunError(
+                f"{path}: checkpoints {', '.join(map(str, scored))} are scored, and only "
+                f"{', '.join(map(str, steps))} asked for. Pass --again to keep only these."
+            )
+        stages = {step: _stage(run, pair, config, step, servers) for step in {*steps, *scored}}
         whole = Stage(run, "score", {"score": config}, inputs_of(run, files=("rollouts.parquet",)))
-        _refuse_fewer(run, steps, again)
         missing = [step for step in steps if again or not stages[step].is_complete()]
         if not missing and run.done("score"):
             log.info("%s: score is complete; nothing to do", path)
@@ -61,104 +82,15 @@ def score(path: Path, config: ScoreConfig, *, servers: ServersConfig | None = No
             return run
         for step in missing:
             stages[step].due(again)  # says why, or refuses
-        if missing:
-            asked = {step: stages[step] for step in missing}
-            _score_steps(run, pair, asked, config, servers or ServersConfig(), again)
-        if not ranks().is_first:
-            return run
-        dropped = [step for step in _scored(run) if step not in steps and (again or not stages[step].is_complete())]
-        for step in dropped:  # of other rollouts, or not asked for any more
-            run.reopen(f"score/step={step}")
-            run.clear_occurrences(step)
+        for group in _groups(run, missing, place or Place()):
+            _score(run, pair, {step: stages[step] for step in group}, config, servers, place)
+        for step in scored:  # of other rollouts, or not asked for any more
+            if step not in steps and (again or not stages[step].is_complete()):
+                run.reopen(f"score/step={step}")
+                run.clear_occurrences(step)
         whole.finish({"steps": run.steps()})
         remove_parts(run, "score")
         return run
-
-
-def _teacher(servers: ServersConfig) -> Json:
-    """Settings of a served teacher that change scores: the precision of its states where they are rounded."""
-    rounds = bool(servers.teacher) and servers.wire != "float32"
-    return {"teacher_wire": servers.wire if rounds else None}
-
-
-def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, teacher: Json) -> Stage:
-    settings: Json = {"top": config.top, **teacher}
-    if step == max([0, *run.checkpoints()]):
-        settings["gradients"] = config.gradients
-    models = {"teacher": pair.teacher, f"checkpoint {step}": _source(run, pair, step)}
-    inputs = inputs_of(run, files=("rollouts.parquet",), models=models)
-    return Stage(run, f"score/step={step}", {"scoring": settings}, inputs, guards=("settings",))
-
-
-def _scored(run: Run) -> list[int]:
-    return [step for step in run.steps() if run.done(f"score/step={step}")]
-
-
-def _refuse_fewer(run: Run, steps: list[int], again: bool) -> None:
-    """Fewer checkpoints than are scored, and none that is new: nothing would happen."""
-    scored = _scored(run)
-    if not again and run.done("score") and set(steps) < set(scored):
-        raise RunError(
-            f"{run.path}: checkpoints {', '.join(map(str, scored))} are scored, and only "
-            f"{', '.join(map(str, steps))} asked for. Pass --again to keep only these."
-        )
-
-
-def _source(run: Run, pair: PairConfig, step: int) -> str:
-    return str(run.checkpoint(step)) if step in run.checkpoints() else pair.student
-
-
-def _score_steps(
-    run: Run, pair: PairConfig, stages: dict[int, Stage], config: ScoreConfig, servers: ServersConfig, again: bool
-) -> None:
-    from rocktokens.models.pair import load_model
-    from rocktokens.sample.rollouts import rollouts_of
-    from rocktokens.servers.connect import open_pair
-    from rocktokens.servers.states import ServedStates
-
-    rollouts = rollouts_of(run.read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
-    missing = list(stages)
-    first = _source(run, pair, missing[0])
-    meant = dataclasses.replace(pair, student=first)
-    models = open_pair(meant, servers)
-    source = models.teacher_source()
-    if isinstance(source, ServedStates):
-        for rollout in rollouts:
-            source.check(_sequence(rollout))
-    facts = _served_facts(source)
-    students = {missing[0]: models.student}
-    for group in _groups(missing, models.student):
-        for step in group:
-            name = _source(run, pair, step)
-            students.setdefault(step, models.student if name == first else load_model(name, pair))
-        own = {step: students.pop(step) for step in group}
-        ScoreParts(run, {step: stages[step] for step in group}, models, config, facts).score(rollouts, own)
-    if ranks().is_first:
-        stages[missing[0]].parts("scores").clear()
-
-
-def _sequence(rollout: Rollout) -> Sequences:
-    from rocktokens.models.states import Sequences
-
-    ids = (rollout.prompt_ids + rollout.token_ids,)
-    return Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,))
-
-
-def _served_facts(source: object) -> Json:
-    """For the manifest: which teacher was served, and the precision of its states; nothing where it was loaded here."""
-    from rocktokens.servers.states import ServedStates
-
-    return {"teacher_served": source.served, "wire": source.wire} if isinstance(source, ServedStates) else {}
-
-
-def _groups(steps: list[int], model: PreTrainedModel) -> Iterable[list[int]]:
-    """As many students at once as the memory of their device allows, so that the teacher runs as seldom as possible."""
-    from rocktokens.models.requirements import free_memory
-
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    device = next(model.parameters()).device
-    at_once = max(1, int(STUDENTS_MEMORY_SHARE * free_memory(device) // max(size, 1)))
-    return [steps[start : start + at_once] for start in range(0, len(steps), at_once)]
 
 
 def _steps_to_score(run: Run, wanted: str) -> list[int]:
@@ -173,3 +105,179 @@ def _steps_to_score(run: Run, wanted: str) -> list[int]:
     if unknown:
         raise ConfigError(f"the run keeps no checkpoint {unknown[0]}; it has {', '.join(map(str, kept))}")
     return steps
+
+
+def _source(run: Run, pair: PairConfig, step: int) -> str:
+    return str(run.checkpoint(step)) if step in run.checkpoints() else pair.student
+
+
+def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, servers: ServersConfig) -> Stage:
+    # Of a served teacher only rounded states change scores; None as in records of older versions.
+    rounds = bool(servers.teacher) and servers.wire != "float32"
+    settings: dict[str, object] = {"top": config.top, "teacher_wire": servers.wire if rounds else None}
+    if step == max([0, *run.checkpoints()]):
+        settings["gradients"] = config.gradients
+    models = {"teacher": pair.teacher, f"checkpoint {step}": _source(run, pair, step)}
+    inputs = inputs_of(run, files=("rollouts.parquet",), models=models)
+    return Stage(run, f"score/step={step}", {"scoring": settings}, inputs, guards=("settings",))
+
+
+def _groups(run: Run, steps: list[int], place: Place) -> Iterator[list[int]]:
+    """As many students at once as memory allows, so that the teacher runs as seldom as possible."""
+    from rocktokens.models.requirements import total_memory
+
+    folders = [run.checkpoint(step) for step in steps]
+    size = max((sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders), default=0)
+    at_once = max(1, int(STUDENTS_MEMORY_SHARE * total_memory() / place.workers // max(size, 1)))
+    yield from (steps[start : start + at_once] for start in range(0, len(steps), at_once))
+
+
+def _score(
+    run: Run,
+    pair: PairConfig,
+    stages: dict[int, Stage],
+    config: ScoreConfig,
+    servers: ServersConfig,
+    place: Place | None,
+) -> None:
+    """Score a group of checkpoints and record each."""
+    from rocktokens.sample.rollouts import rollouts_of
+
+    rollouts = run.read("rollouts", ["rollout_id", "correct", "prompt_id", "prompt_ids", "token_ids"])
+    served = _served_teacher(pair, servers, rollouts_of(rollouts)) if servers.teacher else {}
+    ids, lengths = rollouts["rollout_id"].to_pylist(), [len(tokens) for tokens in rollouts["token_ids"]]
+    how = {
+        "path": run.path,
+        "pair": pair,
+        "sources": {step: _source(run, pair, step) for step in stages},
+        "config": config,
+        "servers": servers,
+        "shown": [ids[at] for at in shown_rollouts(rollouts["correct"].to_pylist(), lengths)],
+    }
+    parts = Parts(run, "scores", digest_of_value([stage.key for stage in stages.values()]))
+    jobs, count = [], len(rollouts_of(rollouts))
+    for number, start in enumerate(range(0, count, PART_ROLLOUTS)):
+        name, stop = f"{number:05d}", min(start + PART_ROLLOUTS, count)
+        jobs.append(Job(name, parts.file(name, ""), {"start": start, "stop": stop, **how}, size=stop - start))
+    what = f"scoring checkpoint {', '.join(map(str, stages))}"
+    run_jobs(jobs, score_part, place, what=what, unit="rollouts")
+    for step, stage in stages.items():
+        _finish(run, stage, step, config, served, [job.part for job in jobs])
+
+
+def _served_teacher(pair: PairConfig, servers: ServersConfig, rollouts: RolloutRows) -> dict[str, object]:
+    """Ask the teacher's servers what they serve, before any work, and refuse rollouts that they do not take."""
+    from rocktokens.models.pair import pair_facts
+    from rocktokens.models.states import Sequences
+    from rocktokens.servers.connect import open_states
+
+    source, _ = open_states(pair, servers, pair_facts(pair))
+    for rollout in rollouts:
+        ids = (rollout.prompt_ids + rollout.token_ids,)
+        source.check(Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,)))
+    return {"teacher_served": source.served, "wire": source.wire}
+
+
+def score_part(
+    part: Path,
+    *,
+    path: Path,
+    pair: PairConfig,
+    sources: dict[int, str],
+    config: ScoreConfig,
+    servers: ServersConfig,
+    shown: list[str],
+    start: int,
+    stop: int,
+) -> None:
+    """One job: some rollouts under the checkpoints in `sources` (step → model)."""
+    from safetensors.torch import save_file
+
+    from rocktokens.geometry.gradients import GradientGeometry
+    from rocktokens.score.scoring import score as score_rollouts
+    from rocktokens.score.top_tokens import TopTokenRecorder
+
+    models, students, rollouts = keep(
+        ("scoring", path, pair, sources, servers), lambda: _load(path, pair, sources, servers)
+    )
+    last = max([0, *open_run(path).checkpoints()])
+    gradients = GradientGeometry(models.vocabulary) if config.gradients and last in sources else None
+    tables: dict[int, list[pa.Table]] = {step: [OCCURRENCES.empty_table()] for step in sources}
+    tops: dict[int, list[pa.Table]] = {step: [TOP_TOKENS.empty_table()] for step in sources}
+
+    def keep_top(step: int, table: pa.Table) -> None:
+        tops[step].append(table.select(TOP_TOKENS.names).cast(TOP_TOKENS))
+
+    score_rollouts(
+        rollouts[start:stop],
+        students,
+        models.teacher_source(),
+        eos_ids=models.eos_ids,
+        vocabulary=models.vocabulary,
+        write=lambda step, table: tables[step].append(table.select(OCCURRENCES.names).cast(OCCURRENCES)),
+        token_budget=config.token_budget,
+        chunk=config.chunk,
+        observers=None if gradients is None else {last: gradients.update},
+        top=TopTokenRecorder(shown, config.top, models.vocabulary, keep_top, costly_step=last) if config.top else None,
+        progress=advance,
+    )
+    with writing(part) as draft:
+        draft.mkdir()
+        for step in sources:
+            write_draft(pa.concat_tables(tables[step]), draft / f"{step}.parquet")
+            if config.top:
+                write_draft(pa.concat_tables(tops[step]), draft / f"top-{step}.parquet")
+        if gradients is not None:
+            save_file(gradients.state(), draft / "gradients.safetensors")
+
+
+def _load(
+    path: Path, pair: PairConfig, sources: dict[int, str], servers: ServersConfig
+) -> tuple[Pair, dict[int, PreTrainedModel], RolloutRows]:
+    """The teacher beside all students, and the rollouts, every one of which they must have room for."""
+    from rocktokens.models.pair import load_model
+    from rocktokens.sample.rollouts import rollouts_of
+    from rocktokens.score.scoring import check_rollouts
+    from rocktokens.servers.connect import open_pair
+
+    rollouts = rollouts_of(open_run(path).read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
+    first, *_ = sources.values()
+    models = open_pair(dataclasses.replace(pair, student=first), servers, check=False)
+    students = {step: models.student if name == first else load_model(name, pair) for step, name in sources.items()}
+    check_rollouts(rollouts, students, models.teacher_source(), models.vocabulary)
+    return models, students, rollouts
+
+
+def _finish(
+    run: Run, stage: Stage, step: int, config: ScoreConfig, served: dict[str, object], parts: list[Path]
+) -> None:
+    """Put a checkpoint's parts in place of its old occurrences and record it."""
+    run.clear_new_occurrences(step)
+    run.link_parts("occurrences", step, [part / f"{step}.parquet" for part in parts])
+    if config.top:
+        run.link_parts("top_tokens", step, [part / f"top-{step}.parquet" for part in parts])
+    run.reopen(stage.name)
+    run.replace_occurrences(step)
+    if "gradients" in stage.settings["scoring"] and config.gradients and parts:
+        from rocktokens.geometry.gradients import gathered
+
+        run.write_tensors("gradients", gathered([part / "gradients.safetensors" for part in parts]).state())
+    found = run.query(
+        f"select rollout_id, count(*) as bad from occurrences where step = {step} and not isfinite(kl) "
+        "group by rollout_id order by rollout_id"
+    ).to_pylist()
+    bad = {row["rollout_id"]: row["bad"] for row in found}
+    if bad:
+        first = next(iter(bad))
+        log.warning(
+            "checkpoint %d gave NaN or infinite logits at %d occurrences of %d rollouts, first in rollout %s (%d); "
+            "their rows are kept, marked by NaN",
+            *(step, sum(bad.values()), len(bad), first, bad[first]),
+        )
+    facts = {
+        "occurrences": run.query(f"select count(*) as n from occurrences where step = {step}")["n"][0].as_py(),
+        "invalid": sum(bad.values()),
+        "invalid_rollouts": sorted(bad)[:20],
+        **served,
+    }
+    stage.finish(facts)

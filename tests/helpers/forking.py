@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -16,8 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from rocktokens import ranks
 
 FAILED = 70
 
@@ -57,8 +54,6 @@ def _begin_anew(log: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    ranks._parent = os.getppid()
-    ranks._workers.clear()
 
 
 def ending(number: int, timeout: float = 900) -> int:
@@ -94,18 +89,3 @@ def as_torchrun(work: Callable[[], object], folder: Path, world: int = 2) -> str
     everybody |= {"LOCAL_WORLD_SIZE": str(world), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     own = [everybody | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     return together([work] * world, folder, own)
-
-
-def as_workers(words: Sequence[object], prepare: Path, folder: Path, world: int) -> str:
-    """Run a command, the words after `rocktokens`, in processes that share a run as `--workers` has them.
-
-    Each runs the script `prepare` first, which may count or replace what the test looks at, and knows its rank by then.
-    """
-    from rocktokens.cli import main
-
-    def work() -> None:
-        runpy.run_path(str(prepare), run_name="prepare")
-        main([str(word) for word in words])
-
-    everybody = {ranks.WORLD: str(world), ranks.LAUNCH: folder.name, "OMP_NUM_THREADS": "1"}
-    return together([work] * world, folder, [everybody | {ranks.RANK: str(rank)} for rank in range(world)])

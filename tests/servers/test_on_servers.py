@@ -98,15 +98,15 @@ def test_score_with_a_served_teacher_is_the_local_score(run, pair, prompts, tmp_
 
 def test_scoring_goes_on_inside_a_checkpoint(run, pair, prompts, tmp_path, monkeypatch):
     """The teacher's server dies in the middle of a checkpoint: finished parts are not asked for again."""
-    from rocktokens.score import parts as score_parts
+    from rocktokens.score import stage as score_stage
 
-    monkeypatch.setattr(score_parts, "PART_ROLLOUTS", 20)
+    monkeypatch.setattr(score_stage, "PART_ROLLOUTS", 20)
     path = tmp_path / "run"
     sample(path, pair, prompts, ROLLOUTS)
     open_run(path).write("rollouts", open_run(run).read("rollouts"))
     with StandIn(TEACHER, pooling=True, die_after=70) as dying, pytest.raises(RunError, match="Finished parts stay"):
         score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
-    parts = len(list(path.glob("scores.parts/*/0*.parquet")))
+    parts = len(list(path.glob("scores.parts/*/0*")))
     assert 1 <= parts < 6
     other, says = tiny.tiny_model("qwen3", seed=98, width=48), pytest.raises(ConfigError, match="serves another model")
     with StandIn(other, pooling=True) as server, says:
