@@ -1,156 +1,237 @@
-"""`rocktokens check`: does this pair fit, do servers serve it, how large is it, what will a run need.
+"""`rocktokens check`: the known ways in which on-policy distillation goes wrong unnoticed, each as a finding.
 
-Loads tokenizers, and no weights unless servers are named whose model is recognised by loading it for a moment.
+A pair, its prompts, servers, and a run, ours or imported. Nothing is written.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
+import numpy as np
 
-from rocktokens.check.plan_settings import BudgetConfig
-from rocktokens.check.terminal import BudgetRow, budget_table, sizes_table
-from rocktokens.errors import ConfigError
+from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.check.run import CUT, run_findings
+from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.models.settings import PairConfig
-from rocktokens.progress import console
 from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import open_run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
+from rocktokens.stats import wilson_interval
+from rocktokens.train.health import lost_updates
+from rocktokens.train.settings import DistillConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rocktokens.prompts.checkers import Checker
+    from rocktokens.prompts.tasks import Prompt
+
+LOST = 0.5  # share of updates lost in the weights' format that is too much
+WEIGHTS = 200_000  # weights that are looked at
 # A probe of a server's speed: short enough to be quick, long enough to mean something.
-PROBE_ROLLOUTS, PROBE_TOKENS = 16, 32
+PROBE_TEXT, PROBE_ROLLOUTS, PROBE_TOKENS = "What is 3 + 4? The answer is", 16, 32
 
 
 def check(
-    pair: PairConfig,
-    prompts: PromptsConfig,
-    rollouts: RolloutConfig,
-    servers: ServersConfig | None = None,
+    path: Path | None = None,
+    pair: PairConfig = PairConfig(),
+    prompts: PromptsConfig = PromptsConfig(),
+    rollouts: RolloutConfig = RolloutConfig(),
+    servers: ServersConfig = ServersConfig(),
     *,
-    budget: BudgetConfig | None = None,
-) -> None:
-    """Print the verdict, sizes, and what memory and time a run needs; raise ConfigError where the pair does not fit."""
-    if budget is not None:
-        return plan(pair, prompts, rollouts, budget)
-    from pathlib import Path
+    probe: int = 32,
+    learning_rate: float = DistillConfig.learning_rate,
+) -> list[Finding]:
+    """Look for known faults, one finding per check.
 
-    from rocktokens.models.requirements import needs_of
+    Args:
+        path: A run, ours or imported; None: a pair and prompts alone.
+        pair: The models; where a run names its own and none are given here, the run's.
+        prompts: The prompts, likewise.
+        rollouts: How rollouts are sampled.
+        servers: Servers to be probed.
+        probe: Prompts that both models answer in this process; 0: load no weights.
+        learning_rate: The learning rate that is compared with the resolution of the weights.
+    """
     from rocktokens.stage import resolve
+    from rocktokens.tokens import run_tokenizer
 
-    pair, prompts = resolve(Path(), pair, prompts)
+    found: list[Finding] = []
+    if path is not None:
+        run = open_run(path)
+        found += run_findings(run, run_tokenizer(run))
+        named = run.manifest["config"].get("pair") or {}
+        if not (pair.student and pair.teacher) and not (named.get("student") and named.get("teacher")):
+            return [*found, unknown("pair", "The run names no pair, so models and prompts were not checked.")]
+    pair, prompts = resolve(path or Path(), pair, prompts)
     if not pair.student or not pair.teacher:
-        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
-    needs = needs_of(pair, rollouts)
-    out = console()
-    out.print(sizes_table(dataclasses.asdict(needs.student), dataclasses.asdict(needs.teacher)))
-    shared = min(needs.student.vocabulary, needs.teacher.vocabulary)
-    out.print(f"The pair fits: {needs.num_types:,} token types, one tokenizer; {shared:,} rows of both heads are used.")
-    out.print(needs.templates, highlight=False, markup=False)
-    available = psutil.virtual_memory().available
-    out.print(
-        f"Memory: about {needs.score_bytes / 1e9:.2f} GB to sample and score, {needs.distill_bytes / 1e9:.2f} GB to "
-        f"distil; {available / 1e9:.1f} GB are free on this machine."
-    )
-    out.print(
-        f"Time for 1,000 response tokens, at least: sampling {needs.sample_seconds:.2g} s, scoring "
-        f"{needs.score_seconds:.2g} s, a distillation step's forward and backward {needs.distill_seconds:.2g} s."
-    )
-    if needs.distill_bytes > available:
-        out.print("[bold]This machine has too little free memory to distil this pair.[/bold]")
-    for line in _probe(pair, rollouts, servers or ServersConfig()):
-        out.print(line, highlight=False)
+        raise ConfigError("give both --pair.student and --pair.teacher, or a run that names them")
+    from rocktokens.check.needs import memory_and_time
+    from rocktokens.check.pair import load_side, pair_findings, round_trip
+    from rocktokens.check.prompts import prompt_findings
+    from rocktokens.prompts.tasks import load_prompts
+
+    student = load_side(pair.student, pair)
+    found += pair_findings(student, load_side(pair.teacher, pair), rollouts)
+    found.append(memory_and_time(pair, rollouts))
+    found += server_findings(pair, rollouts, servers)
+    try:
+        found += prompt_findings(prompts, student.tokenizer)
+        if not any(finding.status == "wrong" and finding.check == "readable answers" for finding in found):
+            some = load_prompts(replace(prompts, limit=50), student.tokenizer)
+            texts = [f"{prompt.text} {prompt.answer or ''}".rstrip() for prompt in some]
+            found.append(replace(round_trip(student, texts), check="round trip of prompts"))
+            found += probe_findings(pair, prompts, rollouts, probe, learning_rate)
+    except RockTokensError as error:
+        found.append(wrong("prompts", "", str(error), "Mend the prompts or the pair, then ask again."))
+    return found
 
 
-def _probe(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) -> Iterator[str]:
-    """Ask every server that is named: is it there, is it the model that is meant, how long a text, how quick."""
-    from rocktokens.servers.connect import why_no_states
+def server_findings(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) -> list[Finding]:
+    """Is every server that is named there, does it serve the model that is meant, and how quick is it?"""
+    from rocktokens.models.pair import context_of, pair_facts
+    from rocktokens.models.states import Sequences
+    from rocktokens.sample.requests import Request
+    from rocktokens.servers.connect import open_sampling, open_states, why_no_states
     from rocktokens.servers.pool import ServerPool
 
-    for role, urls in (("student", servers.student), ("teacher", servers.teacher)):
-        for url in urls:
-            one = dataclasses.replace(servers, student=(url,), teacher=(url,))
+    found = []
+    for role, url in [("student", url) for url in servers.student] + [("teacher", url) for url in servers.teacher]:
+        one = replace(servers, student=(url,), teacher=(url,))
+        try:
             with ServerPool([url], servers) as pool:
-                pool.models()  # nobody answers: said by URL
-                trouble = pool.healthy(pool.urls[0])
-                if trouble is not None:
-                    raise ConfigError(trouble)
-                context = pool.context
-            _require_context(url, context, pair, rollouts, role)
-            kind = "generates" if role == "student" or why_no_states(url, servers) else "states"
-            speed = _generation_speed if kind == "generates" else _states_speed
-            yield (
-                f"{url} serves the {role} and {'generates' if kind == 'generates' else 'gives its hidden states'}; "
-                f"context {context or 'not said'}, {speed(pair, one, rollouts, role)}."
+                pool.models()  # raises where nobody answers
+                trouble, context = pool.healthy(pool.urls[0]), pool.context
+            if trouble is not None:
+                raise ConfigError(trouble)
+            own = context_of(pair.teacher if role == "teacher" else pair.student, pair)
+            needed = min(rollouts.max_new_tokens + 1, own or rollouts.max_new_tokens + 1)
+            if context is not None and context < needed:
+                raise ConfigError(
+                    f"{url} takes {context} tokens, and a prompt with its rollout needs more than {needed - 1}; start "
+                    "it with a larger --max-model-len, or lower --rollouts.max-new-tokens"
+                )
+            facts = pair_facts(pair)
+            ids = tuple(facts.tokenizer(PROBE_TEXT)["input_ids"])[: needed - 1]
+            # Opening it compares the log-probabilities of what it serves with those of the model that is meant.
+            if role == "student" or why_no_states(url, servers):
+                what, engine = "generates", open_sampling(pair, one, rollouts, of_teacher=role == "teacher").engine
+                length = min(PROBE_TOKENS, (context or PROBE_TOKENS + len(ids)) - len(ids))
+                start = time.perf_counter()
+                answers = engine.generate([Request(ids, length, seed) for seed in range(PROBE_ROLLOUTS)])
+                tokens = sum(len(answer.token_ids) for answer in answers)
+            else:
+                what, (source, _) = "gives its hidden states", open_states(pair, one, facts)
+                start = time.perf_counter()
+                tokens = len(source.response_states(Sequences((ids,) * PROBE_ROLLOUTS, (1,) * PROBE_ROLLOUTS)))
+            speed = tokens / (time.perf_counter() - start)
+            sentence = f"{url} serves the {role} and {what}; context {context or 'not said'}."
+            found.append(fine("server", f"{speed:,.0f} tokens a second", sentence))
+        except RockTokensError as error:
+            found.append(wrong("server", "", str(error), f"Mend what {url} serves, then ask again."))
+    return found
+
+
+# ---------------------------------------------------------------- with the models
+
+
+def probe_findings(
+    pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, probe: int, rate: float
+) -> list[Finding]:
+    """Every check that samples or loads weights; each says so where the probe is switched off."""
+    if not probe:
+        names = ("teacher ahead", "length limit", "learning rate")
+        return [unknown(name, "Models were not loaded (--probe 0).") for name in names]
+    from rocktokens.models.pair import load_pair
+    from rocktokens.prompts.checkers import make_checker
+    from rocktokens.prompts.tasks import load_prompts
+    from rocktokens.sample.rollouts import make_sampler, requests_for
+
+    models = load_pair(pair)
+    asked = load_prompts(replace(prompts, limit=probe), models.tokenizer, part="detection")
+    settings = replace(rollouts, num_rollouts=1)
+    ids = {
+        who: [
+            tuple(answer.token_ids)
+            for answer in make_sampler(models, settings, of_teacher=who == "teacher").generate(
+                requests_for(asked, settings)
             )
-
-
-def _require_context(url: str, context: int | None, pair: PairConfig, rollouts: RolloutConfig, role: str) -> None:
-    """Refuse a server that would not even take a prompt of one token with the longest rollout."""
-    from rocktokens.models.pair import context_of
-
-    own = context_of(pair.teacher if role == "teacher" else pair.student, pair)
-    needed = min(rollouts.max_new_tokens + 1, own or rollouts.max_new_tokens + 1)
-    if context is not None and context < needed:
-        raise ConfigError(
-            f"{url} takes {context} tokens, and a prompt with its rollout needs more than {needed - 1}; start it with "
-            f"a larger --max-model-len, or lower --rollouts.max-new-tokens"
-        )
-
-
-def _generation_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, role: str) -> str:
-    from rocktokens.sample.requests import Request
-    from rocktokens.servers.connect import open_sampling
-    from rocktokens.servers.probe import probe_ids
-
-    found = open_sampling(pair, servers, rollouts, of_teacher=role == "teacher")
-    ids = probe_ids(found.facts.tokenizer, found.facts.vocabulary)
-    length = min(PROBE_TOKENS, (found.engine.context or PROBE_TOKENS + len(ids)) - len(ids))
-    asked = [Request(ids, length, seed) for seed in range(PROBE_ROLLOUTS)]
-    start = time.perf_counter()
-    tokens = sum(len(answer.token_ids) for answer in found.engine.generate(asked))
-    seconds = time.perf_counter() - start
-    return f"{tokens / seconds:,.0f} tokens a second with {PROBE_ROLLOUTS} rollouts in flight"
-
-
-def _states_speed(pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig, role: str) -> str:
-    from rocktokens.models.pair import pair_facts
-    from rocktokens.models.states import Sequences
-    from rocktokens.servers.connect import open_states
-    from rocktokens.servers.probe import probe_ids
-
-    facts = pair_facts(pair)
-    source, _ = open_states(pair, servers, facts)
-    ids = probe_ids(facts.tokenizer, facts.vocabulary)
-    sequences = Sequences((ids,) * PROBE_ROLLOUTS, (1,) * PROBE_ROLLOUTS)
-    start = time.perf_counter()
-    source.response_states(sequences)
-    seconds = time.perf_counter() - start
-    return f"states of {PROBE_ROLLOUTS * len(ids) / seconds:,.0f} tokens a second in {servers.wire}"
-
-
-def plan(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, asked: BudgetConfig) -> None:
-    """Print a budget: device-hours, memory and disk of every stage."""
-    from pathlib import Path
-
-    from rocktokens.check.budget import budget_of
-    from rocktokens.stage import resolve
-
-    pair, _ = resolve(Path(), pair, prompts)
-    if not pair.student or not pair.teacher:
-        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
-    found = budget_of(pair, rollouts, asked)
-    out = console()
-    devices = 1 if asked.machine == "cpu" else asked.devices
-    rows = [
-        BudgetRow(own.stage, own.device_hours, own.device_hours / devices, own.memory, own.disk, own.note)
-        for own in found
+        ]
+        for who in ("student", "teacher")
+    }
+    cut = [not own or own[-1] not in models.eos_ids for own in ids["teacher"]]
+    return [
+        teacher_ahead(asked, ids, models.tokenizer, make_checker(prompts)),
+        length_limit(cut, rollouts.max_new_tokens),
+        resolution(models.student, rate),
     ]
-    out.print(budget_table(rows, asked.where))
-    total = sum(stage.device_hours for stage in found)
-    out.print(
-        f"Together {total:,.1f} device-hours and {sum(stage.disk for stage in found) / 1e9:,.0f} GB of disk, at least. "
-        "Estimates from the models' shapes and the machine's data sheet; docs/scale.md says how."
-    )
+
+
+def teacher_ahead(
+    prompts: list[Prompt],
+    ids: dict[str, list[tuple[int, ...]]],
+    tokenizer: PreTrainedTokenizerBase,
+    check: Checker | None,
+) -> Finding:
+    """Is the teacher more often right than the student?"""
+    from rocktokens.accuracy import accuracy_estimate, right_shares
+
+    name = "teacher ahead"
+    known = [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
+    if check is None or not known:
+        return unknown(name, "The prompts have no answers to check, so accuracy cannot be measured.")
+    right, shown = {}, []
+    for who in ("student", "teacher"):
+        texts = tokenizer.batch_decode([list(ids[who][at]) for at in known], skip_special_tokens=True)
+        right[who] = right_shares(texts, [prompts[at].answer or "" for at in known], check)
+        found = accuracy_estimate(right[who], rng=np.random.default_rng(0))
+        shown.append(f"{who} {found.value:.0%} [{found.low:.0%}, {found.high:.0%}]")
+    gain = right["teacher"] - right["student"]
+    error = 1.96 * gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
+    number = ", ".join(shown)
+    if gain.mean() + error < 0:
+        return wrong(
+            name,
+            number,
+            "The teacher is worse than the student on these prompts.",
+            "Choose another teacher, or check its chat template: distillation moves the student towards it.",
+        )
+    if gain.mean() - error <= 0:
+        sentence = f"On {len(known)} prompts the teacher is not proven to be better than the student."
+        return note(name, number, sentence, "Probe with more prompts (--probe 200).")
+    return fine(name, number, "The teacher is better than the student.")
+
+
+def length_limit(cut: list[bool], limit: int) -> Finding:
+    """Is the length limit long enough for the teacher?"""
+    share = wilson_interval(sum(cut), len(cut))
+    number = f"{share.value:.0%} of {len(cut)} cut at {limit} tokens"
+    if share.low > CUT / 2 and share.value > CUT:
+        return wrong(
+            "length limit",
+            number,
+            "The teacher itself does not finish within the length limit.",
+            "Raise --rollouts.max-new-tokens (and --distill.max-new-tokens), or ask for shorter rollouts.",
+        )
+    return fine("length limit", number, "The teacher finishes within the length limit.")
+
+
+def resolution(student: PreTrainedModel, rate: float) -> Finding:
+    """Is an update of the learning rate's size larger than the resolution of the weights?"""
+    weights = [parameter.detach().flatten() for parameter in student.parameters() if parameter.dim() > 1]
+    dtype = str(weights[0].dtype).removeprefix("torch.")
+    step = max(1, sum(len(own) for own in weights) // WEIGHTS)
+    lost = lost_updates(np.concatenate([own[::step].float().cpu().numpy() for own in weights]), rate, dtype)
+    number = f"{lost:.0%} of updates of {rate:g} lost in {dtype}"
+    if lost > LOST:
+        return wrong(
+            "learning rate",
+            number,
+            "Most weights do not change when a step of this size is added to them in their own format.",
+            "Keep float32 weights (--pair.dtype float32, with bf16 for products), or raise the learning rate.",
+        )
+    return fine("learning rate", number, "Updates are larger than the resolution of the weights.")

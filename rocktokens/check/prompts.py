@@ -1,15 +1,16 @@
-"""The doctor's checks of prompts: answers inside them, duplicates between splits, unreadable answers, their number."""
+"""Checks of prompts: unreadable answers, answers inside them, duplicates between splits, their number."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from rocktokens.check.doctor_findings import Finding, fine, note, unknown, wrong
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.errors import DataError
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.stats import smallest_detectable_effect
 
@@ -18,50 +19,34 @@ if TYPE_CHECKING:
 
     from rocktokens.prompts.tasks import Prompt
 
-PARTS = ("train", "detection", "causal")
-# Prompts that are read of each part, and the share of answers beyond chance that counts as a leak.
-MOST, LEAK = 2000, 0.2
-# Below so many prompts intervals over prompts are too short (docs/method.md).
-FEW = 50
+MOST = 2000  # prompts that are read of each part
+LEAK = 0.2  # share of answers beyond chance that counts as a leak
+FEW = 50  # below this many prompts intervals over prompts are too short (docs/method.md)
 
 
 def prompt_findings(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
     """Every check of the prompts."""
-    from rocktokens.prompts.tasks import load_prompts
+    from rocktokens.prompts.tasks import Part, load_prompts
 
     parts: dict[str, list[Any]] = {}
-    for part in PARTS:
-        limit = min(config.limit or MOST, MOST)
+    for part in get_args(Part):
         try:
-            parts[part] = load_prompts(dataclasses.replace(config, limit=limit), tokenizer, part=part)  # type: ignore[arg-type]
+            parts[part] = load_prompts(replace(config, limit=min(config.limit or MOST, MOST)), tokenizer, part=part)
         except DataError as error:
             if "neither a number nor a formula" in str(error):
-                return [unreadable(str(error))]
+                remedy = "Use --prompts.checker exact, regex or a function of your own; unreadable answers are wrong."
+                return [wrong("readable answers", str(error).partition(" are neither")[0], str(error), remedy)]
             if "has no prompts" not in str(error):
                 raise
             parts[part] = []
-        except ConfigError:
-            raise
     prompts = [prompt for own in parts.values() for prompt in own]
+    answers = sum(prompt.answer is not None for prompt in prompts)
     return [
-        fine("readable answers", f"{sum(prompt.answer is not None for prompt in prompts)} answers", READABLE),
+        fine("readable answers", f"{answers} answers", "The checker can read every reference answer."),
         answers_in_prompts(prompts),
         duplicates({part: [prompt.text for prompt in own] for part, own in parts.items()}),
         enough(len(parts["detection"]), len(parts["causal"])),
     ]
-
-
-READABLE = "The checker can read every reference answer."
-
-
-def unreadable(message: str) -> Finding:
-    """Reference answers that the checker cannot read."""
-    return wrong(
-        "readable answers",
-        message.partition(" are neither")[0],
-        message.partition(" Use checker")[0],
-        "Use --prompts.checker exact, regex or a function of your own; unreadable answers count as wrong.",
-    )
 
 
 def answers_in_prompts(prompts: list[Prompt], seed: int = 0) -> Finding:
@@ -78,7 +63,7 @@ def answers_in_prompts(prompts: list[Prompt], seed: int = 0) -> Finding:
     number = f"{own.mean():.1%} (by chance {other.mean():.1%})"
     if low <= LEAK:
         return fine(check, number, "Prompts hold their answer about as often as another prompt's.")
-    example = next(prompt for prompt in known if _holds(prompt.text, prompt.answer))
+    example = known[int(own.argmax())]
     return wrong(
         check,
         number,
@@ -94,46 +79,39 @@ def _holds(text: str, answer: str | None) -> bool:
 
 def duplicates(texts: dict[str, list[str]]) -> Finding:
     """Do two splits share a prompt, up to case and spaces?"""
-    check = "duplicates"
     seen = {part: {" ".join(text.lower().split()) for text in own} for part, own in texts.items()}
-    parts = list(seen)
-    shared = {
-        f"{first} and {second}": seen[first] & seen[second]
-        for i, first in enumerate(parts)
-        for second in parts[i + 1 :]
-        if seen[first] & seen[second]
-    }
-    total = sum(len(own) for own in texts.values())
+    shared = {f"{a} and {b}": seen[a] & seen[b] for a, b in combinations(seen, 2) if seen[a] & seen[b]}
     if shared:
         where, example = next(iter(shared.items()))
         return wrong(
-            check,
+            "duplicates",
             f"{sum(len(both) for both in shared.values())} shared",
             f"{where} share prompts, e.g. {min(example)[:60]!r}.",
             "Remove one of each: what is measured on the second was trained on in the first.",
         )
+    total = sum(len(own) for own in texts.values())
     repeated = total - sum(len(own) for own in seen.values())
-    if repeated > 0.01 * max(total, 1):
+    if repeated > 0.01 * total:
         return note(
-            check,
+            "duplicates",
             f"{repeated} of {total}",
             "Prompts occur several times within a split.",
             "Intervals over prompts treat them as independent; remove duplicates.",
         )
-    return fine(check, f"0 shared, {repeated} repeated", "No prompt stands in two splits.")
+    return fine("duplicates", f"0 shared, {repeated} repeated", "No prompt stands in two splits.")
 
 
 def enough(detection: int, causal: int) -> Finding:
     """Are there enough prompts for detection and for the causal tests?"""
-    check = "enough prompts"
-    seen = smallest_detectable_effect(0.5, causal) if causal >= 2 else None
-    effect = "" if seen is None else f"; {causal} for causal tests show effects of {100 * seen:.1f} points or more"
-    number = f"{detection} for detection{effect}"
+    number = f"{detection} for detection"
+    if causal >= 2:
+        effect = 100 * smallest_detectable_effect(0.5, causal)
+        number += f"; {causal} for causal tests show effects of {effect:.1f} points or more"
     if detection < FEW or causal < FEW:
         return wrong(
-            check,
+            "enough prompts",
             number,
             f"Fewer than {FEW} prompts for a stage: its intervals are too short and little can be declared.",
             "Give more prompts: of a file, 2 of 10 go to detection and 2 of 10 to causal tests.",
         )
-    return fine(check, number, "Every stage has prompts enough for honest intervals.")
+    return fine("enough prompts", number, "Every stage has enough prompts for honest intervals.")

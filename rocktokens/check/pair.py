@@ -1,4 +1,4 @@
-"""The doctor's checks of a pair that need no weights: end tokens, chat templates, round trip, vocabulary, sampling."""
+"""Checks of a pair that need no weights: tokenizer, end tokens, chat templates, round trip, vocabulary, sampling."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.check.doctor_findings import Finding, fine, note, unknown, wrong
+from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.errors import ConfigError
 from rocktokens.models.settings import PairConfig
 from rocktokens.sample.settings import RolloutConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "What is 3 + 4?"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}],
-    [
-        {"role": "user", "content": "What is 3 + 4?"},
-        {"role": "assistant", "content": "It is 7."},
-        {"role": "user", "content": "And 5 + 6?"},
-    ],
-)
-TOOL: dict[str, object] = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
-    },
-}
+QUESTION = {"role": "user", "content": "What is 3 + 4?"}
 ANSWER = "The answer is 7."
+CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
+    [QUESTION],
+    [{"role": "system", "content": "Be brief."}, QUESTION],
+    [QUESTION, {"role": "assistant", "content": "It is 7."}, {"role": "user", "content": "And 5 + 6?"}],
+)
+NUMBERS = {"a": {"type": "number"}, "b": {"type": "number"}}
+ADD = {"name": "add", "description": "Add two numbers.", "parameters": {"type": "object", "properties": NUMBERS}}
+TOOL = {"type": "function", "function": ADD}
 # Settings of a generation config and the value that leaves the model's distribution alone.
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
@@ -56,31 +49,36 @@ class Side:
     @property
     def ends(self) -> set[int]:
         """Every id that ends a rollout of this model."""
-        own = {self.tokenizer.eos_token_id} - {None}
-        return own | (self.generation_ends or set())
+        return ({self.tokenizer.eos_token_id} - {None}) | (self.generation_ends or set())
 
     def spell(self, ids: Sequence[int] | set[int]) -> str:
         """Ids with their tokens."""
         tokens = self.tokenizer.convert_ids_to_tokens(sorted(ids))
         return ", ".join(f"{token} ({id_})" for id_, token in zip(sorted(ids), tokens)) or "none"
 
+    def render(self, messages: list[dict[str, str]], tools: list[Any] | None = None) -> str:
+        """Messages through the chat template."""
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            )
+        except Exception as error:  # templates are programs of their own and raise what they like
+            return f"refused: {error}"
+
 
 def load_side(name: str, config: PairConfig) -> Side:
     """Tokenizer and configurations of a model."""
-    from rocktokens.models.pair import load_tokenizer, model_config
-
-    return Side(name, load_tokenizer(name, config), model_config(name, config), _generation(name))
-
-
-def _generation(name: str) -> object | None:
     from transformers import GenerationConfig
 
-    if name.endswith(".gguf") or (Path(name).is_dir() and not (Path(name) / "generation_config.json").exists()):
-        return None
-    try:
-        return GenerationConfig.from_pretrained(name)
-    except (OSError, ValueError):
-        return None
+    from rocktokens.models.pair import load_tokenizer, model_config
+
+    generation = None
+    if not name.endswith(".gguf") and not (Path(name).is_dir() and not (Path(name) / "generation_config.json").exists()):
+        try:
+            generation = GenerationConfig.from_pretrained(name)
+        except (OSError, ValueError):
+            pass  # the model has none
+    return Side(name, load_tokenizer(name, config), model_config(name, config), generation)
 
 
 def pair_findings(student: Side, teacher: Side, rollouts: RolloutConfig) -> list[Finding]:
@@ -98,25 +96,15 @@ def pair_findings(student: Side, teacher: Side, rollouts: RolloutConfig) -> list
 
 def tokenizers(student: Side, teacher: Side) -> Finding:
     """Do ids mean the same for both?"""
-    ours, theirs = ({id_: token for token, id_ in side.tokenizer.get_vocab().items()} for side in (student, teacher))
-    different = sorted(id_ for id_ in ours.keys() & theirs.keys() if ours[id_] != theirs[id_])
-    if different:
-        first = different[0]
-        return wrong(
-            "tokenizer",
-            f"{len(different)} ids differ",
-            f"Id {first} is {ours[first]!r} for the student and {theirs[first]!r} for the teacher.",
-            "Choose a teacher of the same tokenizer family; per-token divergence needs one vocabulary.",
-        )
-    text = f"{CONVERSATIONS[0][0]['content']} {ANSWER}\n\\(x^2\\)"
-    if student.tokenizer(text)["input_ids"] != teacher.tokenizer(text)["input_ids"]:
-        return wrong(
-            "tokenizer",
-            "0 ids differ",
-            "Both have one vocabulary but split text differently (merges, normalisation or start token).",
-            "Choose a teacher of the same tokenizer family.",
-        )
-    return fine("tokenizer", "0 ids differ", f"The {len(ours.keys() & theirs.keys()):,} shared ids mean the same.")
+    from rocktokens.models.pair import check_tokenizers
+
+    pair = PairConfig(student=student.name, teacher=teacher.name)
+    try:
+        _, num_types = check_tokenizers(pair, (student.tokenizer, teacher.tokenizer))
+    except ConfigError as error:
+        remedy = "Choose a teacher of the same tokenizer family; per-token divergence needs one vocabulary."
+        return wrong("tokenizer", "", str(error), remedy)
+    return fine("tokenizer", f"{num_types:,} token types", "Every id means the same for both models.")
 
 
 def end_tokens(student: Side, teacher: Side) -> Finding:
@@ -125,10 +113,9 @@ def end_tokens(student: Side, teacher: Side) -> Finding:
     if not student.ends:
         return wrong(check, "0 end tokens", "The student names no end token.", "Set eos_token in its tokenizer.")
     if student.ends != teacher.ends:
-        only = student.ends ^ teacher.ends
         return wrong(
             check,
-            f"{len(only)} differ",
+            f"{len(student.ends ^ teacher.ends)} differ",
             f"The student ends with {student.spell(student.ends)}, the teacher with {teacher.spell(teacher.ends)}.",
             "Give both the same eos_token_id in generation_config.json: the teacher rewards an end that the student "
             "does not stop at, and lengths explode.",
@@ -143,7 +130,7 @@ def end_tokens(student: Side, teacher: Side) -> Finding:
                 f"{side.spell(side.generation_ends)}.",
                 "Add the tokenizer's end token to eos_token_id in generation_config.json.",
             )
-        turn = template_end(side)
+        turn = _template_end(side)
         if turn is not None and turn not in side.ends:
             return wrong(
                 check,
@@ -155,13 +142,12 @@ def end_tokens(student: Side, teacher: Side) -> Finding:
     return fine(check, "0 differ", f"Rollouts end with {student.spell(student.ends)} everywhere.")
 
 
-def template_end(side: Side) -> int | None:
+def _template_end(side: Side) -> int | None:
     """The special token that the chat template puts after an assistant's message; None where there is none."""
     if not side.tokenizer.chat_template:
         return None
-    messages = [*CONVERSATIONS[0], {"role": "assistant", "content": ANSWER}]
     try:
-        text = side.tokenizer.apply_chat_template(messages, tokenize=False)
+        text = side.tokenizer.apply_chat_template([QUESTION, {"role": "assistant", "content": ANSWER}], tokenize=False)
     except Exception:  # templates are programs of their own and raise what they like
         return None
     after = side.tokenizer(str(text).rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
@@ -176,16 +162,16 @@ def chat_template(student: Side, teacher: Side) -> Finding:
     if not any(have):
         return fine(check, "0 templates", "Neither model has a chat template; prompts are plain text.")
     if not all(have):
-        who = "student" if have[0] else "teacher"
         return wrong(
             check,
             "1 template",
-            f"Only the {who} has a chat template.",
-            "Render every prompt with one template and give both models the same token ids, as rocktokens does.",
+            f"Only the {'student' if have[0] else 'teacher'} has a chat template.",
+            "Render every prompt with one template and give both models the same token ids. rocktokens renders with "
+            "the student's: without one, chat messages are refused.",
         )
     cases = [(messages, None, f"{len(messages)} messages") for messages in CONVERSATIONS]
     for messages, tools, what in [*cases, (CONVERSATIONS[0], [TOOL], "message with a tool")]:
-        ours, theirs = (_rendered(side, messages, tools) for side in (student, teacher))
+        ours, theirs = student.render(messages, tools), teacher.render(messages, tools)
         if ours != theirs:
             at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
             return wrong(
@@ -202,36 +188,26 @@ def chat_template(student: Side, teacher: Side) -> Finding:
     return fine(check, "0 differences", "Both models have the same chat template.")
 
 
-def _rendered(side: Side, messages: list[dict[str, str]], tools: list[Any] | None = None) -> str:
-    try:
-        return str(
-            side.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-        )
-    except Exception as error:  # templates are programs of their own and raise what they like
-        return f"refused: {error}"
-
-
 def round_trip(student: Side, texts: Sequence[str] = ()) -> Finding:
     """Does a rendered prompt with its answer tokenise to itself after decoding?"""
-    check = "round trip"
     tokenizer = student.tokenizer
     if not texts and tokenizer.chat_template:
-        texts = [_rendered(student, messages) + ANSWER for messages in CONVERSATIONS]
-    texts = texts or [f"{CONVERSATIONS[0][0]['content']} {ANSWER}"]
+        texts = [student.render(messages) + ANSWER for messages in CONVERSATIONS]
+    texts = texts or [f"{QUESTION['content']} {ANSWER}"]
     changed = []
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        again = tokenizer(tokenizer.decode(ids, clean_up_tokenization_spaces=False), add_special_tokens=False)[
-            "input_ids"
-        ]
+        decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        again = tokenizer(decoded, add_special_tokens=False)["input_ids"]
         if list(ids) != list(again):
             changed.append((text, next((at for at, (a, b) in enumerate(zip(ids, again)) if a != b), len(ids))))
+    number = f"{len(changed)} of {len(texts)}"
     if not changed:
-        return fine(check, f"0 of {len(texts)}", "Prompts with answers keep their token ids when they are decoded.")
+        return fine("round trip", number, "Prompts with answers keep their token ids when they are decoded.")
     text, at = changed[0]
     return wrong(
-        check,
-        f"{len(changed)} of {len(texts)}",
+        "round trip",
+        number,
         f"Decoding and tokenising again changes the ids, first at token {at} of {text[:60]!r}.",
         "Pass token ids from sampler to scorer and never text; a trainer that re-tokenises scores other tokens.",
     )
@@ -264,21 +240,20 @@ def vocabulary(student: Side, teacher: Side) -> Finding:
 
 def sampling(rollouts: RolloutConfig) -> Finding:
     """Are rollouts drawn from the distribution that is scored?"""
-    check = "sampling settings"
-    changed = []
-    if rollouts.greedy:
-        changed.append("greedy decoding")
-    if rollouts.temperature != 1.0:
-        changed.append(f"temperature {rollouts.temperature:g}")
-    if rollouts.top_p not in (None, 1.0):
-        changed.append(f"top-p {rollouts.top_p:g}")
-    if rollouts.top_k is not None:
-        changed.append(f"top-k {rollouts.top_k}")
+    changes = {
+        "greedy decoding": rollouts.greedy,
+        f"temperature {rollouts.temperature:g}": rollouts.temperature != 1.0,
+        f"top-p {rollouts.top_p}": rollouts.top_p not in (None, 1.0),
+        f"top-k {rollouts.top_k}": rollouts.top_k is not None,
+    }
+    changed = [name for name, is_so in changes.items() if is_so]
+    number = f"{len(changed)} differ"
     if not changed:
-        return fine(check, "0 differ", "Rollouts are drawn at temperature 1 from all tokens, as they are scored.")
+        sentence = "Rollouts are drawn at temperature 1 from all tokens, as they are scored."
+        return fine("sampling settings", number, sentence)
     return wrong(
-        check,
-        f"{len(changed)} differ",
+        "sampling settings",
+        number,
         f"Rollouts are drawn with {' and '.join(changed)}, but scored at temperature 1 over all tokens.",
         "Sample with temperature 1, without top-k and top-p: log-ratios of other samples estimate no KL.",
     )
@@ -289,17 +264,16 @@ def generation_defaults(student: Side) -> Finding:
     check = "generation defaults"
     if student.generation is None:
         return unknown(check, "The student has no generation_config.json.")
-    set_ = {name: getattr(student.generation, name, None) for name in NEUTRAL}
-    off = {name: value for name, value in set_.items() if value is not None and value != NEUTRAL[name]}
-    if off.keys() == {"top_k"} and off["top_k"] == 50:
+    named = {name: getattr(student.generation, name, None) for name in NEUTRAL}
+    off = {name: value for name, value in named.items() if value is not None and value != NEUTRAL[name]}
+    if off == {"top_k": 50}:
         off = {}  # transformers' own default, which is written into many files
     if not off:
         return fine(check, "0 settings", "The student's generation config leaves its distribution alone.")
-    named = ", ".join(f"{name} {value:g}" for name, value in off.items())
     return note(
         check,
         f"{len(off)} settings",
-        f"The student's generation config sets {named}.",
+        f"The student's generation config sets {', '.join(f'{name} {value:g}' for name, value in off.items())}.",
         "Engines that take a model's defaults (vLLM does) sample with these; rocktokens and TRL do not. Start such a "
         "server with --generation-config vllm.",
     )
