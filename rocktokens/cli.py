@@ -24,7 +24,7 @@ SHARED = ("study", "sample", "score", "knockout", "graft", "compare")  # command
 # Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
 SUMMARIES = {
     "study": "Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`.",
-    "check": "Say whether a student and a teacher fit, whether servers serve them, and what a run will need.",
+    "check": "Look for what silently ruins distillation, in a pair, its prompts, servers or a run: `check [RUN]`.",
     "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
     "sample": "Sample rollouts of the student into a run.",
     "score": "Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
@@ -38,9 +38,6 @@ SUMMARIES = {
     "report": "Write a run's report: one HTML file that holds everything, and its figures beside it.",
     "view": "Show a run, while it trains too, or the runs of a folder, on 127.0.0.1.",
     "import": "Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`.",
-    "doctor": (
-        "Look for what silently ruins distillation, in a pair, its prompts, a run or an imported dump: `doctor [RUN]`."
-    ),
 }
 
 

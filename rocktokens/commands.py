@@ -17,8 +17,7 @@ from tyro.conf import Positional, arg
 
 from rocktokens.bypass.settings import BypassConfig
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
-from rocktokens.check.plan_settings import BudgetConfig
-from rocktokens.commands_interop import DoctorCommand, ExportCommand, ImportCommand
+from rocktokens.commands_interop import ExportCommand, ImportCommand
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError
@@ -62,21 +61,27 @@ class StudyCommand(StudyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Say whether a student and a teacher fit, whether servers serve them, and what a run will need."""
+    """Look for what silently ruins distillation, in a pair, its prompts, servers, a run or an imported dump."""
 
+    path: Annotated[Positional[Path | None], arg(metavar="[DIRECTORY]")] = None
+    """A run, also one made by `import`; without it, the pair and the prompts alone."""
     pair: PairConfig = field(default_factory=PairConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
-    plan: bool = False
-    """Print a budget instead: GPU-hours, memory and disk of every stage."""
-    budget: BudgetConfig = field(default_factory=BudgetConfig)
-    """For --plan: how large the run is, and on what."""
+    probe: int = 32
+    """Prompts that both models answer, loaded in this process also where servers are named; 0: load no weights."""
+    learning_rate: float = DistillConfig.learning_rate
+    """The learning rate that is compared with the resolution of the weights."""
+    json: bool = False
+    """Print the findings as JSON."""
 
     def run(self) -> None:
+        from rocktokens.check.findings import report
         from rocktokens.check.stage import check
 
-        check(self.pair, self.prompts, self.rollouts, self.servers, budget=self.budget if self.plan else None)
+        how = {"probe": self.probe, "learning_rate": self.learning_rate}
+        report(check(self.path, self.pair, self.prompts, self.rollouts, self.servers, **how), as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +344,6 @@ COMMANDS: dict[str, type] = {
     "report": ReportCommand,
     "view": ViewCommand,
     "import": ImportCommand,
-    "doctor": DoctorCommand,
 }
 
 

@@ -45,7 +45,7 @@ class PlannedStage:
 
 def plan(config: StudyConfig) -> list[PlannedStage]:
     """The chosen stages in order, with how much work each is."""
-    from rocktokens.models.requirements import needs_of
+    from rocktokens.check.needs import needs_of
     from rocktokens.stage import resolve
     from rocktokens.study_outlook import expected
 
@@ -118,7 +118,7 @@ def dry_run(config: StudyConfig) -> list[str]:
     """Lines that say what the study would take; nothing is run."""
     import psutil
 
-    from rocktokens.models.requirements import needs_of
+    from rocktokens.check.needs import needs_of
     from rocktokens.stage import resolve
 
     pair, prompts = resolve(config.path, config.pair, config.prompts)

@@ -62,7 +62,7 @@ def test_nothing_to_check_is_refused():
 
 def test_nobody_else_makes_intervals_of_outcomes():
     """Wilson's interval is for other shares (rollouts that are cut); accuracies come from core/accuracy.py."""
-    allowed = {"core/accuracy.py", "core/stats.py", "stages/doctor_run.py", "stages/doctor_probe.py"}
+    allowed = {"accuracy.py", "stats.py", "check/run.py", "check/stage.py"}
     users = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rocktokens.errors import DataError
+from rocktokens.progress import console
 
 Status = Literal["fine", "note", "wrong", "not checked"]
 STYLES = {"wrong": "bold red", "note": "yellow", "fine": "green", "not checked": "dim"}
@@ -45,14 +46,22 @@ def unknown(check: str, why: str) -> Finding:
     return Finding(check, "not checked", "", why)
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """Findings for a terminal, faults first."""
+def report(findings: Sequence[Finding], *, as_json: bool = False) -> None:
+    """Print findings, faults first, or as a JSON list; DataError where there is a fault."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("", "check", "number", "what it means", box=None, padding=(0, 1), show_edge=False)
-    for finding in sorted(findings, key=lambda own: list(STYLES).index(own.status)):
-        said = f"{finding.sentence} → {finding.remedy}" if finding.remedy else finding.sentence
-        style = STYLES[finding.status]
-        table.add_row(f"[{style}]{finding.status}[/]", finding.check, escape(finding.number), escape(said))
-    return table
+    faults = [finding.check for finding in findings if finding.status == "wrong"]
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+    else:
+        table = Table("", "check", "number", "what it means", box=None, padding=(0, 1), show_edge=False)
+        for finding in sorted(findings, key=lambda own: list(STYLES).index(own.status)):
+            said = f"{finding.sentence} → {finding.remedy}" if finding.remedy else finding.sentence
+            style = STYLES[finding.status]
+            table.add_row(f"[{style}]{finding.status}[/]", finding.check, escape(finding.number), escape(said))
+        console().print(table)
+        if not faults:
+            print(f"no fault in {sum(finding.status in ('fine', 'note') for finding in findings)} checks")
+    if faults:
+        raise DataError(f"{len(faults)} of {len(findings)} checks found a fault: {', '.join(faults)}")

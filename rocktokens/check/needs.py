@@ -75,9 +75,9 @@ def memory_and_time(config: PairConfig, rollouts: RolloutConfig) -> Finding:
         f"{free / 1e9:.1f} GB free"
     )
     sentence = (
-        f"Student of {needs.student.parameters / 1e6:,.1f} M parameters, teacher of {needs.teacher.parameters / 1e6:,.1f} "
-        f"M. 1,000 response tokens take at least {needs.sample_seconds:.2g} s to sample, {needs.score_seconds:.2g} s to "
-        f"score, {needs.distill_seconds:.2g} s to train on."
+        f"{needs.student.parameters / 1e6:,.1f} M parameters (student) and {needs.teacher.parameters / 1e6:,.1f} M "
+        f"(teacher). 1,000 response tokens take at least {needs.sample_seconds:.2g} s to sample, "
+        f"{needs.score_seconds:.2g} s to score, {needs.distill_seconds:.2g} s to train on."
     )
     if needs.distill_bytes > free:
         remedy = "Use smaller models, --pair.dtype bfloat16, a served teacher, or a machine with more memory."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +74,10 @@ def load_side(name: str, config: PairConfig) -> Side:
     from rocktokens.models.pair import load_tokenizer, model_config
 
     generation = None
-    if not name.endswith(".gguf") and not (Path(name).is_dir() and not (Path(name) / "generation_config.json").exists()):
-        try:
+    has_one = not Path(name).is_dir() or (Path(name) / "generation_config.json").exists()
+    if has_one and not name.endswith(".gguf"):
+        with contextlib.suppress(OSError, ValueError):
             generation = GenerationConfig.from_pretrained(name)
-        except (OSError, ValueError):
-            pass  # the model has none
     return Side(name, load_tokenizer(name, config), model_config(name, config), generation)
 
 

@@ -143,7 +143,9 @@ def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:
         step_R = np.array(run.read("imported")["step"].to_pylist())
         length_R = np.array([len(row["token_ids"]) for row in rollouts], float)
         cut_R = np.array([np.nan if row["truncated"] is None else row["truncated"] for row in rollouts], float)
-        lengths, cut = (np.array([of_R[step_R == step].mean() for step in np.unique(step_R)]) for of_R in (length_R, cut_R))
+        lengths, cut = (
+            np.array([of_R[step_R == step].mean() for step in np.unique(step_R)]) for of_R in (length_R, cut_R)
+        )
         if run.steps():
             entropy = run.query(
                 "select imported.step, avg(student_entropy) as entropy from occurrences join imported using "
@@ -156,7 +158,9 @@ def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:
         number = f"{grown.early:.0f} → {grown.late:.0f} tokens"
         growth = fine("length growth", number, "Lengths are steady over training.")
         if grown.ratio >= GROWTH and (late_cut is None or late_cut.late >= CUT):
-            remedy = "Check end tokens and templates (`rocktokens check` on the pair), and that the end token is trained."
+            remedy = (
+                "Check end tokens and templates (`rocktokens check` on the pair), and that the end token is trained."
+            )
             growth = wrong("length growth", number, "Rollouts grew until many were cut at the limit.", remedy)
     explores = unknown("entropy", "The student's entropy over training is not recorded.")
     if fell is not None:

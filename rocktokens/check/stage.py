@@ -38,10 +38,10 @@ PROBE_TEXT, PROBE_ROLLOUTS, PROBE_TOKENS = "What is 3 + 4? The answer is", 16, 3
 
 def check(
     path: Path | None = None,
-    pair: PairConfig = PairConfig(),
-    prompts: PromptsConfig = PromptsConfig(),
-    rollouts: RolloutConfig = RolloutConfig(),
-    servers: ServersConfig = ServersConfig(),
+    pair: PairConfig | None = None,
+    prompts: PromptsConfig | None = None,
+    rollouts: RolloutConfig | None = None,
+    servers: ServersConfig | None = None,
     *,
     probe: int = 32,
     learning_rate: float = DistillConfig.learning_rate,
@@ -60,6 +60,8 @@ def check(
     from rocktokens.stage import resolve
     from rocktokens.tokens import run_tokenizer
 
+    pair, prompts = pair or PairConfig(), prompts or PromptsConfig()
+    rollouts, servers = rollouts or RolloutConfig(), servers or ServersConfig()
     found: list[Finding] = []
     if path is not None:
         run = open_run(path)

@@ -95,7 +95,7 @@ def facts_of(dump: Dump) -> Json:
         can += ["the engine's log-probabilities against the trainer's"] if engine_table(dump) is not None else []
         notes.append(
             f"the dump has no teacher log-probabilities for every rollout, so no token's cost is known and nothing can "
-            f"be detected. What can be had: {' and '.join(can)} (`rocktokens doctor RUN`)."
+            f"be detected. What can be had: {' and '.join(can)} (`rocktokens check RUN`)."
         )
     elif not dump.has_kl:
         notes.append(

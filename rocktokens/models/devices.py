@@ -62,3 +62,21 @@ def warn_of_slow_products(*models: PreTrainedModel) -> None:
                 str(weight.dtype).removeprefix("torch."),
             )
             return
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device: a GPU's own, the machine's otherwise."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def total_memory() -> int:
+    """Bytes of the device that models are loaded on: a GPU's own, the machine's otherwise."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    import psutil
+
+    return int(psutil.virtual_memory().total)

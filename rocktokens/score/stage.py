@@ -124,7 +124,7 @@ def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, servers: 
 
 def _groups(run: Run, steps: list[int], place: Place) -> Iterator[list[int]]:
     """As many students at once as memory allows, so that the teacher runs as seldom as possible."""
-    from rocktokens.models.requirements import total_memory
+    from rocktokens.models.devices import total_memory
 
     folders = [run.checkpoint(step) for step in steps]
     size = max((sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders), default=0)

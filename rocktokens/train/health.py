@@ -1,6 +1,6 @@
 """Numbers by which a training run is seen to go wrong: growth, repetition, mismatch, resolution.
 
-What is too much is said by whoever asks (the trainer's alarms, the doctor); this module only measures.
+What is too much is said by whoever asks (the trainer's alarms, `check`); this module only measures.
 
 Shapes: S steps, T tokens of one rollout, N tokens of all rollouts.
 """
@@ -91,15 +91,3 @@ def lost_updates(weights_N: NDArray[np.floating], learning_rate: float, dtype: s
         raise ValueError(f"unknown format {dtype}")
     size_N = np.abs(np.asarray(weights_N, float))
     return float(np.mean(learning_rate < UNIT_ROUNDOFF[dtype] * size_N)) if len(size_N) else 0.0
-
-
-def clamped_share(student_NV: ArrayLike, teacher_NV: ArrayLike, k: int) -> float:
-    """Share of positions at which a forward KL over the teacher's top k tokens, without its tail, is negative.
-
-    Trainers that clamp it at 0 (verl does) learn nothing there. Both arguments are log-probabilities.
-    """
-    student, teacher = np.asarray(student_NV, float), np.asarray(teacher_NV, float)
-    k = min(k, teacher.shape[1])
-    top_NK = np.argpartition(-teacher, k - 1, axis=1)[:, :k]
-    p, q = np.take_along_axis(student, top_NK, 1), np.take_along_axis(teacher, top_NK, 1)
-    return float(np.mean((np.exp(q) * (q - p)).sum(1) < 0))

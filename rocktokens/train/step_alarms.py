@@ -32,7 +32,7 @@ def _length(record: Rows, config: AlarmConfig, dtype: str) -> Sentence:
     return (
         f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them are cut "
         "at the length limit: is the end token trained on (weight above 0), and the same for student, teacher and "
-        "template? `rocktokens doctor` compares them"
+        "template? `rocktokens check` compares them"
     )
 
 

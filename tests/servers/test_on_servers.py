@@ -15,8 +15,7 @@ from standin_server import StandIn
 from rocktokens.causal.graft_stage import graft
 from rocktokens.causal.knockout_stage import knockout
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
-from rocktokens.check.plan_settings import BudgetConfig
-from rocktokens.check.stage import check
+from rocktokens.check.stage import server_findings
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -220,14 +219,12 @@ def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp
     assert len(open_run(path).read("rollouts")) == 120
 
 
-def test_check_probes_servers_and_prints_a_budget(pair, prompts, student, states, capsys):
+def test_check_probes_servers(pair, student, states):
     servers = ServersConfig(student=(student.url,), teacher=(states.url,))
-    check(pair, prompts, ROLLOUTS, servers)
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{student.url} serves the student and generates" in said
-    assert f"{states.url} serves the teacher and gives its hidden states" in said
-    check(pair, prompts, ROLLOUTS, budget=BudgetConfig(prompts=100))
-    assert "device-hours" in capsys.readouterr().out
+    first, second = server_findings(pair, ROLLOUTS, servers)
+    assert f"{student.url} serves the student and generates" in first.sentence
+    assert f"{states.url} serves the teacher and gives its hidden states" in second.sentence
+    assert "tokens a second" in first.number
 
 
 def test_every_server_of_a_pool_is_recognised(tmp_path, pair, prompts, student, states):
@@ -331,18 +328,15 @@ def test_a_teacher_that_writes_must_be_the_one_whose_states_are_given(tmp_path, 
     assert open_run(path).facts("distill")["steps"] == 2
 
 
-def test_check_recognises_a_dead_engine_by_url(pair, prompts, states):
-    with StandIn(STUDENT, unhealthy=True) as dead:
-        with pytest.raises(ConfigError, match="--max-num-batched-tokens") as error:
-            check(pair, prompts, ROLLOUTS, ServersConfig(student=(dead.url,)))
-        assert dead.url in str(error.value)
-
-
-def test_check_refuses_a_context_that_no_rollout_fits(pair, prompts):
-    with StandIn(STUDENT, context=8) as short:
-        with pytest.raises(ConfigError, match="--max-model-len") as error:
-            check(pair, prompts, ROLLOUTS, ServersConfig(student=(short.url,)))
-        assert short.url in str(error.value)
+@pytest.mark.parametrize(
+    ("fault", "says"), [({"unhealthy": True}, "--max-num-batched-tokens"), ({"context": 8}, "--max-model-len")]
+)
+def test_check_names_the_fault_of_a_server_and_its_url(pair, fault, says):
+    with StandIn(STUDENT, **fault) as server:
+        (found,) = server_findings(pair, ROLLOUTS, ServersConfig(student=(server.url,)))
+        assert found.status == "wrong"
+        assert says in found.sentence
+        assert server.url in found.sentence
 
 
 def test_a_study_says_at_once_that_grafts_on_servers_need_a_teacher_that_generates(tmp_path, pair, prompts, states):
