@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 RETRIES = 2  # of a job whose worker died: more often, and the job itself is what kills it
 MOST_WORKERS = 256  # on one machine
 _workers = 1  # that share this command's work; a worker is told
-_kept: dict[str, Any] = {}
+_kept: dict[str, Any] = {}  # see `keep`
+_idle: list[_Worker] | None = None  # see `keeping_workers`
 _advance: Callable[[int], None] = lambda count: None  # noqa: E731
 
 
@@ -186,17 +187,32 @@ class _Worker:
         self.pipe.close()
 
 
+@contextmanager
+def keeping_workers() -> Iterator[None]:
+    """Inside the block workers stay between calls of `run`: a study's stages import torch once."""
+    global _idle
+    _idle = []
+    try:
+        yield
+    finally:
+        for worker in _idle:
+            worker.kill()
+        _idle = None
+
+
 def _in_pool(jobs: Sequence[Job], work: Callable[..., object], count: int, shown: Work) -> None:
     bar, left, deaths = _Bar(shown), deque(jobs), Counter[str]()
     busy: dict[Connection, tuple[Job, _Worker]] = {}
-    idle: list[_Worker] = []
+    idle = [] if _idle is None else _idle
     try:
         while left or busy:
             while left and len(busy) < count:
-                worker, job = idle.pop() if idle else _start(_free_slot(busy), count, work), left.popleft()
+                taken = {worker.slot for worker in [*idle, *(worker for _, worker in busy.values())]}
+                free = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+                worker, job = idle.pop() if idle else _start(free), left.popleft()
                 busy[worker.pipe] = (job, worker)
                 with suppress(OSError):  # it has died, as reading from it will tell
-                    worker.pipe.send(job)
+                    worker.pipe.send((work, job, count))
             for pipe in wait(list(busy)):
                 job, worker = busy[pipe]  # type: ignore[index]
                 try:
@@ -214,15 +230,11 @@ def _in_pool(jobs: Sequence[Job], work: Callable[..., object], count: int, shown
                 bar.move(job, said)
                 if kind == "done":
                     idle.append(busy.pop(worker.pipe)[1])
+        for worker in idle:
+            worker.pipe.send(None)
     finally:
-        for worker in [*idle, *(worker for _, worker in busy.values())]:
+        for worker in [*(idle if _idle is None else ()), *(worker for _, worker in busy.values())]:
             worker.kill()
-
-
-def _free_slot(busy: dict[Connection, tuple[Job, _Worker]]) -> int:
-    """The lowest number that no worker has: workers with different numbers have different GPUs."""
-    taken = {worker.slot for _, worker in busy.values()}
-    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 
 def _once_more(job: Job, deaths: Counter[str], cause: str) -> Job:
@@ -237,11 +249,10 @@ def _once_more(job: Job, deaths: Counter[str], cause: str) -> Job:
     return job
 
 
-def _start(slot: int, count: int, work: Callable[..., object]) -> _Worker:
+def _start(slot: int) -> _Worker:
     """Start a worker process with a GPU of its own, or one thread where there is none."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = listed.split(",") if listed is not None else [str(n) for n in range(num_gpus())]
-    devices = [device for device in devices if device]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus()))))
+    devices = [device for device in listed.split(",") if device]
     own = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the directory in which the command was given
     if devices:
         own["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
@@ -250,7 +261,7 @@ def _start(slot: int, count: int, work: Callable[..., object]) -> _Worker:
     before = {name: os.environ.get(name) for name in own}
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work, count, granted()), name=f"rocktokens-{slot}")
+    process = context.Process(target=_serve, args=(theirs, granted()), name=f"rocktokens-{slot}")
     os.environ.update(own)
     try:
         process.start()
@@ -266,22 +277,19 @@ def num_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
-def _serve(pipe: Connection, work: Callable[..., object], count: int, permissions: Sequence[Any]) -> None:
+def _serve(pipe: Connection, permissions: Sequence[Any]) -> None:
     """A worker's life: take a job, do it, say so."""
-    global _workers
-    _workers = count
     os.setpgrp()  # Ctrl-C is the driver's; it ends this process and what this process starts
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     threading.Thread(target=_end_with_driver, daemon=True).start()
     with suppress(EOFError, BrokenPipeError), granting(*permissions), _advancing(lambda n: pipe.send(("advance", n))):
         while True:
-            job = pipe.recv()
-            try:
-                _do(work, job)
-            except Exception as error:
-                pipe.send(("failed", _portable(error, job)))
-            else:
-                pipe.send(("done", job.size))
+            asked = pipe.recv()
+            if asked is None:
+                _kept.clear()
+                continue
+            failed = _do(*asked)
+            pipe.send(("failed", failed) if failed is not None else ("done", asked[1].size))
 
 
 def _end_with_driver() -> None:
@@ -292,24 +300,26 @@ def _end_with_driver() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _do(work: Callable[..., object], job: Job) -> None:
-    if not job.part.exists():  # a worker that died may have written it first
-        work(job.part, **job.arguments)
-
-
-def _portable(error: Exception, job: Job) -> Exception:
-    """The error as the driver can raise it: ours as it is, others with the worker's traceback."""
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return RunError(
-            f"memory ran out in job {job.name}; finished parts stay. Use fewer --workers or smaller batches"
-        )
-    if not isinstance(error, RockTokensError):
-        error.add_note(f"in job {job.name}:\n{''.join(traceback.format_exception(error))}")
+def _do(work: Callable[..., object], job: Job, count: int) -> Exception | None:
+    """Do a job in a worker. Returns what went wrong as the driver can raise it: errors of ours as they are."""
+    global _workers
+    _workers = count
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"job {job.name} failed:\n{''.join(traceback.format_exception(error))}")
-    return error
+        if not job.part.exists():  # a worker that died may have written it first
+            work(job.part, **job.arguments)
+        return None
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            return RunError(
+                f"memory ran out in job {job.name}; finished parts stay. Use fewer --workers or smaller batches"
+            )
+        if not isinstance(error, RockTokensError):
+            error.add_note(f"in job {job.name}:\n{''.join(traceback.format_exception(error))}")
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return RuntimeError(f"job {job.name} failed:\n{''.join(traceback.format_exception(error))}")
+        return error
 
 
 # ---------------------------------------------------------------- Ray
@@ -318,19 +328,10 @@ def _portable(error: Exception, job: Job) -> Exception:
 class _Actor:
     """A worker on Ray: does one job after another and keeps what they load."""
 
-    def __init__(self, work: Callable[..., object], count: int, permissions: Sequence[Any]) -> None:
-        global _workers
-        _workers = count
-        self.work, self.permissions = work, permissions
-
-    def do(self, job: Job) -> Exception | None:
+    def do(self, work: Callable[..., object], job: Job, count: int, permissions: Sequence[Any]) -> Exception | None:
         """None where the part is written, or the error that ended the job."""
-        try:
-            with granting(*self.permissions):
-                _do(self.work, job)
-        except Exception as error:
-            return _portable(error, job)
-        return None
+        with granting(*permissions):
+            return _do(work, job, count)
 
 
 def _on_ray(jobs: Sequence[Job], work: Callable[..., object], place: Place, shown: Work) -> None:
@@ -348,8 +349,8 @@ def _on_ray(jobs: Sequence[Job], work: Callable[..., object], place: Place, show
         idle: list[Any] = []
         while left or busy:
             while left and len(busy) < count:
-                actor, job = idle.pop() if idle else kind.remote(work, count, granted()), left.popleft()
-                busy[actor.do.remote(job)] = (job, actor)
+                actor, job = idle.pop() if idle else kind.remote(), left.popleft()
+                busy[actor.do.remote(work, job, count, granted())] = (job, actor)
             while idle:  # its core may be what the job of a lost node waits for
                 ray.kill(idle.pop())
             for reply in ray.wait(list(busy))[0]:

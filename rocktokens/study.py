@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rocktokens.jobs import Place, num_gpus
+from rocktokens.jobs import Place, keeping_workers, num_gpus
 from rocktokens.study_settings import STAGES, Stage, StudyConfig
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _run_stages(config: StudyConfig, place: Place) -> None:
     from rocktokens.progress import stages
     from rocktokens.study_outlook import expected
 
-    with working_on(config.path), stages(expected(config, _complete(config.path))) as overall:
+    with working_on(config.path), keeping_workers(), stages(expected(config, _complete(config.path))) as overall:
         for stage in (stage for stage in STAGES if stage in config.stages):
             began, before = time.monotonic(), _written(config.path)
             with overall.stage(stage), _remembering(config):

@@ -13,7 +13,7 @@ import pytest
 from small_runs import save_pair
 
 from rocktokens.errors import DataError
-from rocktokens.jobs import Place
+from rocktokens.jobs import Place, keeping_workers
 from rocktokens.run import open_run
 from rocktokens.sample import stage as sampling
 from rocktokens.sample.settings import RolloutConfig
@@ -47,7 +47,8 @@ def both(path: Path, given: object, place: Place) -> dict[str, str]:
 
 def test_two_workers_make_the_run_that_one_process_makes(shared) -> None:
     home, given = shared
-    assert both(home / "one", given, Place()) == both(home / "two", given, Place(workers=2))
+    with keeping_workers():
+        assert both(home / "one", given, Place()) == both(home / "two", given, Place(workers=2))
 
 
 def test_a_stopped_stage_continues_with_the_missing_parts(shared, monkeypatch: pytest.MonkeyPatch) -> None:
