@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rocktokens.divergence.heads import has_bf16_products
 from rocktokens.errors import ConfigError
-from rocktokens.ranks import ranks
+from rocktokens.jobs import num_workers
 
 log = logging.getLogger(__name__)
 
@@ -30,21 +30,17 @@ def choose_device(device: str) -> str:
 
 
 def _own_cuda() -> str:
-    """One device a process: torchrun and --workers number the processes of a machine."""
+    """One device a process: torchrun numbers the processes of a machine, --workers shows each one device."""
     rank = os.environ.get("LOCAL_RANK")
     return "cuda" if rank is None else f"cuda:{int(rank) % max(torch.cuda.device_count(), 1)}"
 
 
 def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:
-    """Set torch's CPU threads: as told, else one for tiny models (more would only wait), else its share of the cores.
-
-    Processes of one command on one machine share its cores alike.
-    """
+    """Set torch's CPU threads: as told, else one for tiny models (more only wait), else its share of the cores."""
     if threads is None:
         largest = max(sum(p.numel() for p in model.parameters()) for model in models)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        world = ranks().world
-        here = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))  # torchrun's, on this machine
+        here = max(num_workers(), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # processes of this command or torchrun's
         threads = 1 if largest < TINY_PARAMETERS else max(1, cores // here)
     torch.set_num_threads(threads)
     return threads

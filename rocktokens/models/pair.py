@@ -8,6 +8,7 @@ model's own logits, so that a family this module does not know is noticed here a
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -29,16 +31,15 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from rocktokens.divergence.fused import Head
 from rocktokens.errors import ConfigError
 from rocktokens.models.devices import choose_device, choose_threads, warn_of_slow_products
 from rocktokens.models.settings import PairConfig
-from rocktokens.sample.settings import RolloutConfig
 
 if TYPE_CHECKING:
     from rocktokens.models.states import StateSource
-    from rocktokens.sample.requests import Engine
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class RemoteTeacher:
     """A teacher behind servers: its states, and an engine that samples from it; either may be missing."""
 
     states: StateSource | None = None
-    engine: Callable[[RolloutConfig], Engine] | None = None
+    engine: Callable[[Any], Any] | None = None
+    """From rollout settings to an engine that samples."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,11 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
             f"the weights of {name} lack {missing[0]}, one of {len(missing)}; the model is half-written or another "
             "model's configuration lies beside it. Copy or download it again."
         )
-    if "gguf_file" in options:
-        _forget_packing(model)
+    if "gguf_file" in options:  # its weights are plain by now; transformers would go on refusing to train or save it
+        model.hf_quantizer = None  # type: ignore[assignment]
+        for described in (model.config, model.config.get_text_config()):
+            if hasattr(described, "quantization_config"):
+                del described.quantization_config
     if config.device_map is None:
         model.to(device)  # type: ignore[arg-type]
     return model.eval()
@@ -189,14 +194,6 @@ def _dtype(config: PairConfig) -> Any:
     if config.dtype == "auto":
         return torch.float32 if choose_device(config.device) == "cpu" else "auto"
     return getattr(torch, config.dtype)
-
-
-def _forget_packing(model: PreTrainedModel) -> None:
-    """A model read from GGUF has plain weights by now; transformers would go on refusing to train or save it."""
-    model.hf_quantizer = None  # type: ignore[assignment]
-    for config in (model.config, model.config.get_text_config()):
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
 
 
 def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
@@ -283,6 +280,46 @@ def head_from(config: Any, weight_VH: Tensor, bias_V: Tensor | None) -> Head:
         if divisor is not None:
             scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
     return Head(weight_VH, bias_V, getattr(config, "final_logit_softcapping", None), scale)
+
+
+def read_head(name: str, config: PairConfig) -> Head:
+    """The output head alone, from safetensors: a served teacher's states are multiplied with it here."""
+    described, (source, options) = model_config(name, config), _source(name, config)
+    if "gguf_file" in options:  # the whole model is read and released
+        head = head_of(load_model(name, config))
+        return Head(head.weight_VH.detach().clone(), head.bias_V, head.softcap, head.scale)
+    with _named_errors(name), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
+    layer: Any = model.get_output_embeddings()
+    named = list(model.named_parameters(remove_duplicate=False))
+    found: dict[str, Tensor | None] = {"bias": None}
+    for part, parameter in (("weight", layer.weight), ("bias", getattr(layer, "bias", None))):
+        if parameter is not None:
+            keys = [key for key, value in named if value is parameter]
+            if getattr(described.get_text_config(), "tie_word_embeddings", False) and part == "weight":
+                keys += [key for key, value in named if value is model.get_input_embeddings().weight]  # type: ignore[union-attr]
+            with _named_errors(name):
+                found[part] = _read_tensor(source, keys, tuple(parameter.shape))
+    dtype, weight = _dtype(config), found["weight"]
+    assert weight is not None
+    return head_from(described, weight if dtype == "auto" else weight.to(dtype), found["bias"])
+
+
+def _read_tensor(source: str, keys: list[str], shape: tuple[int, ...]) -> Tensor:
+    """One tensor of a checkpoint, by any of its names; of several files only the one that holds it is opened."""
+    index = cached_file(source, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        files = json.loads(Path(index).read_text())["weight_map"]
+    else:
+        with safe_open(str(cached_file(source, "model.safetensors")), "pt") as file:
+            files = dict.fromkeys(file.keys(), "model.safetensors")
+    endings = {".".join(key.split(".")[-2:]) for key in keys}
+    for key in [*keys, *(key for key in files if ".".join(key.split(".")[-2:]) in endings)]:
+        if key in files:
+            with safe_open(str(cached_file(source, files[key])), "pt") as file:
+                if tuple(file.get_slice(key).get_shape()) == shape:
+                    return file.get_tensor(key)
+    raise ConfigError(f"the weights of {source} hold no {keys[0]} of shape {shape}; the output head cannot be read")
 
 
 def hidden_states(

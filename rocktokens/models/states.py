@@ -2,7 +2,7 @@
 
 Scoring and training need, for every token of a rollout, the state that predicts it, and the output head that turns
 states into logits; whose memory the rest of the model takes is not their business. The served source is in
-engines/states.py; this interface knows no transport.
+servers/states.py; this interface knows no transport.
 
 Shapes: B sequences, T positions, N response positions of all sequences, H width.
 """
@@ -20,8 +20,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rocktokens.divergence.fused import Head
-from rocktokens.models.common_start import worth_sharing
 from rocktokens.models.pair import head_of, hidden_states
+
+# What several texts begin with is computed once; one forward pass more costs something, too: below these numbers of
+# tokens it does not pay.
+LEAST_LENGTH, LEAST_TOKENS = 8, 256
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,22 @@ class RememberedStates:
         return known
 
 
+def worth_sharing(texts: Sequence[Sequence[int]], most: int | None = None) -> int:
+    """Tokens at the beginning of all texts that are better computed once; 0 where it does not pay.
+
+    Args:
+        texts: Token ids.
+        most: At most this many; every text keeps at least one token of its own anyway.
+    """
+    if len(texts) < 2:
+        return 0
+    first, last = min(map(tuple, texts)), max(map(tuple, texts))  # in order: whatever these two share, all share
+    common = next((place for place, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))
+    longest = max(map(len, texts))
+    common = min(common, longest - 1, longest if most is None else most)
+    return common if common >= LEAST_LENGTH and common * (len(texts) - 1) >= LEAST_TOKENS else 0
+
+
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:
     """Sequences as one grid, filled up with 0 on the right."""
     input_BT = torch.zeros((len(ids), max(map(len, ids))), dtype=torch.long)
@@ -149,5 +168,5 @@ def padded(ids: Sequence[Sequence[int]]) -> Tensor:
 
 
 def source_of(teacher: PreTrainedModel | StateSource) -> StateSource:
-    """A source as it is; a model in this process as one."""
+    """Wrap a local model as a `StateSource`."""
     return LocalStates(teacher) if isinstance(teacher, PreTrainedModel) else teacher

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rocktokens.errors import ConfigError
-from rocktokens.models.common_start import worth_sharing
+from rocktokens.models.states import worth_sharing
 
 
 class _SlabLayer(DynamicLayer):

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocktokens.errors import ConfigError
-from rocktokens.models.output_head import read_head
-from rocktokens.models.pair import Pair, PairFacts, RemoteTeacher, context_of, load_pair, pair_facts
+from rocktokens.models.pair import Pair, PairFacts, RemoteTeacher, context_of, load_pair, pair_facts, read_head
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Engine

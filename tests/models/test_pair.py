@@ -234,11 +234,6 @@ def test_a_family_with_a_last_step_we_do_not_know_is_refused():
 # --- tokenizers that do not fit ---
 
 
-def with_tokenizer(saved, tmp_path, tokenizer) -> PairConfig:
-    path = save_model(tmp_path / "teacher", tiny_model(seed=1), tokenizer)
-    return PairConfig(student=saved[0], teacher=path)
-
-
 def word_tokenizer(words: list[str], **special: str) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -249,24 +244,19 @@ def word_tokenizer(words: list[str], **special: str) -> PreTrainedTokenizerFast:
 WORDS = ["<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, VOCABULARY))]
 
 
-def test_an_id_that_means_something_else_is_named(saved, tmp_path):
-    words = list(WORDS)
-    words[10], words[11] = words[11], words[10]
-    with pytest.raises(ConfigError, match="id 10 is 'w10' for the student, 'w11' for the teacher"):
-        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer(words)))
-
-
-def test_a_token_that_only_one_has_is_named(saved, tmp_path):
-    with pytest.raises(ConfigError, match=r"only the teacher has id 64 \('extra'\)"):
-        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer([*WORDS, "extra"])))
-    shutil.rmtree(tmp_path / "teacher")
-    with pytest.raises(ConfigError, match=r"only the student has id 60 \('w60'\), one of 4"):
-        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer(WORDS[:60])))
-
-
-def test_another_end_token_is_named(saved, tmp_path):
-    with pytest.raises(ConfigError, match="eos_token: '<eos>' for the student, 'w9' for the teacher"):
-        load_pair(with_tokenizer(saved, tmp_path, word_tokenizer(WORDS, eos_token="w9")))
+@pytest.mark.parametrize(
+    ("words", "special", "says"),
+    [
+        ([*WORDS[:10], WORDS[11], WORDS[10], *WORDS[12:]], {}, "id 10 is 'w10' for the student, 'w11'"),
+        ([*WORDS, "extra"], {}, r"only the teacher has id 64 \('extra'\)"),
+        (WORDS[:60], {}, r"only the student has id 60 \('w60'\), one of 4"),
+        (WORDS, {"eos_token": "w9"}, "eos_token: '<eos>' for the student, 'w9'"),
+    ],
+)
+def test_tokenizers_that_differ_are_refused_by_the_first_difference(saved, tmp_path, words, special, says):
+    path = save_model(tmp_path / "teacher", tiny_model(seed=1), word_tokenizer(words, **special))
+    with pytest.raises(ConfigError, match=says):
+        load_pair(PairConfig(student=saved[0], teacher=path))
 
 
 def test_one_vocabulary_split_differently_is_refused(tmp_path):
@@ -298,51 +288,44 @@ def refused(saved, teacher, *says: str) -> None:
         assert part in str(caught.value)
 
 
-def test_a_missing_directory(saved, tmp_path):
-    refused(saved, tmp_path / "nowhere", "there is no directory", "nowhere")
+def cut(name, keep):
+    def change(path: Path) -> None:
+        file = next(path.glob(name))
+        file.write_bytes(file.read_bytes()[:keep])
+
+    return change
+
+
+def remove(*names):
+    return lambda path: [file.unlink() for name in names for file in path.glob(name)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda path: shutil.rmtree(path), "there is no directory"),
+        (remove("*"), "config.json"),
+        (cut("*.safetensors", 0), "copy"),
+        (cut("*.safetensors", 4), "copy"),
+        (cut("*.safetensors", 500), "copy"),
+        (cut("*.safetensors", -100), "copy"),
+        (remove("*.safetensors"), "safetensors"),
+        (cut("config.json", 40), "config"),
+        (remove("tokenizer*", "special_tokens_map.json"), "tokenizer"),
+    ],
+)
+def test_a_model_that_is_missing_or_damaged_is_refused_by_its_name(saved, tmp_path, change, says):
+    path = copy_of(saved, tmp_path)
+    change(path)
+    refused(saved, path, str(path), says)
+
+
+def test_names_that_lead_nowhere(saved, tmp_path):
     refused(saved, "./nowhere", "there is no directory")
     refused(saved, tmp_path / "model.gguf", "there is no file")
-
-
-def test_an_empty_directory(saved, tmp_path):
-    (tmp_path / "empty").mkdir()
-    refused(saved, tmp_path / "empty", "config.json")
-
-
-def test_a_hub_name_that_cannot_be_reached(saved):
     refused(saved, "nobody/nothing", "nobody/nothing")
-
-
-def test_no_names_at_all():
     with pytest.raises(ConfigError, match=r"--pair\.student and --pair\.teacher"):
         load_pair(PairConfig())
-
-
-@pytest.mark.parametrize("keep", [0, 4, 500, -100])
-def test_half_written_weights(saved, tmp_path, keep):
-    path = copy_of(saved, tmp_path)
-    weights = next(path.glob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:keep])
-    refused(saved, path, str(path))
-
-
-def test_missing_weights(saved, tmp_path):
-    path = copy_of(saved, tmp_path)
-    next(path.glob("*.safetensors")).unlink()
-    refused(saved, path, str(path), "safetensors")
-
-
-def test_a_half_written_config(saved, tmp_path):
-    path = copy_of(saved, tmp_path)
-    (path / "config.json").write_text((path / "config.json").read_text()[:40])
-    refused(saved, path, str(path))
-
-
-def test_a_missing_tokenizer(saved, tmp_path):
-    path = copy_of(saved, tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        (path / name).unlink(missing_ok=True)
-    refused(saved, path, str(path), "tokenizer")
 
 
 def test_weights_that_miss_a_layer_are_refused(saved, tmp_path):
@@ -459,22 +442,13 @@ def test_tiny_models_get_one_thread_unless_told():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("processes", "threads"),
-    [
-        ({}, 8),
-        ({"ROCKTOKENS_WORLD": "3"}, 2),
-        ({"WORLD_SIZE": "16"}, 1),
-        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}, 2),
-    ],
-    ids=str,
-)
-def test_processes_of_one_machine_share_its_cores(monkeypatch, processes, threads):
+@pytest.mark.parametrize(("workers", "launched", "threads"), [(1, 1, 8), (3, 1, 2), (1, 4, 2), (16, 1, 1)])
+def test_processes_of_one_machine_share_its_cores(monkeypatch, workers, launched, threads):
     """A model that is not tiny takes all cores, or this process's share of them."""
     monkeypatch.setattr(devices, "TINY_PARAMETERS", 0)
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)))
-    for variable, value in processes.items():
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(devices, "num_workers", lambda: workers)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(launched))
     before = torch.get_num_threads()
     try:
         assert choose_threads(None, tiny_model()) == threads

@@ -12,8 +12,7 @@ import torch
 from standin_server import StandIn
 
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.models.output_head import read_head
-from rocktokens.models.pair import head_of
+from rocktokens.models.pair import head_of, read_head
 from rocktokens.models.settings import PairConfig
 from rocktokens.models.states import LocalStates, Sequences
 from rocktokens.score.scoring import Rollout, score
