@@ -1,8 +1,8 @@
-"""Checkpoints that can be trusted: complete or ignored, with everything a resumed run needs to go on bit by bit.
+"""What a training leaves in a run: checkpoints that can be trusted, and where the models and prompts came from.
 
-Two kinds. Resume checkpoints are TRL's own, with our state beside it; one is complete when its trainer_state.json,
-which is written last, can be read. Kept checkpoints are plain model directories for anyone to load, renamed into place
-when they are whole. This module knows the trainer's saving hooks, not what is trained.
+Resume checkpoints are TRL's own, with our state added; one is complete when its trainer_state.json, which is written
+last, can be read. Kept checkpoints are plain model directories for anyone to load, renamed into place when they are
+whole. This module knows the trainer's saving hooks, not what is trained.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,21 +21,23 @@ from torch import nn
 from transformers import AutoTokenizer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import TrainOutput
+from trl.trainer.utils import get_config_model_id
 
 from rocktokens.errors import RunError
-from rocktokens.train.saturation import Saturation
-from rocktokens.train.step_record import StepPlan, has_saturated, is_out_of_time, saturation_of
+from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
     from transformers import PreTrainedModel
     from trl import DistillationTrainer as _Base
 
     from rocktokens.divergence.monitor import TokenMonitor
+    from rocktokens.run import Run
     from rocktokens.select.interface import Selector
-    from rocktokens.train.step_meter import Meter
-    from rocktokens.train.step_record import RunDirectory, TrainingRecord
+    from rocktokens.train.meter import Meter
+    from rocktokens.train.record import Saturation, TrainingRecord
+    from rocktokens.train.trainer import RockDistillationTrainer, RockOptions
 else:
     _Base = object
 
@@ -43,6 +45,9 @@ STATE_NAME = "rocktokens.pt"
 RESUME_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")  # transformers reads them with weights_only, too
 # What must agree between a model and a checkpoint for its weights to fit.
 SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+PROMPTS, TOKENIZER = "prompts.jsonl", "tokenizer"
+# Prompts kept of a large dataset; a stream is not read for this.
+MOST_PROMPTS = 10_000
 
 
 def last_complete_checkpoint(directory: str | Path) -> Path | None:
@@ -65,8 +70,6 @@ def _is_complete(path: Path) -> bool:
 
 def _load_resume_file(path: Path) -> Any:
     """What a resume file holds, tensors and plain values only; RunError where it is damaged or would run code."""
-    from transformers.trainer_pt_utils import safe_globals
-
     try:
         with safe_globals():  # numpy's generator state, as transformers saves it
             return torch.load(path, weights_only=True, map_location="cpu")
@@ -82,94 +85,77 @@ class CheckpointMixin(_Base):
     """Saving and resuming for the trainer; every rank takes part."""
 
     args: Any
-    model: PreTrainedModel
-    optimizer: Optimizer
-    run: RunDirectory | None
+    run: Run | None
     monitor: TokenMonitor
     selector: Selector
     shadows: dict[str, Selector]
     record: TrainingRecord
     meter: Meter
-    until_saturated: bool
-    hours: float | None
-    saturation_on: Literal["loss", "rest"]
+    options: RockOptions
     saturation: Saturation | None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **settings: Any) -> Any:  # type: ignore[override]
-        """Train; `resume_from_checkpoint=True` goes on from the newest complete checkpoint."""
+        """Train; `resume_from_checkpoint=True` continues from the newest complete checkpoint."""
         if resume_from_checkpoint is True:
-            found = last_complete_checkpoint(self.args.output_dir)
-            if found is None:
+            resume_from_checkpoint = str(last_complete_checkpoint(self.args.output_dir) or "")
+            if not resume_from_checkpoint:
                 raise RunError(f"{self.args.output_dir} holds no complete checkpoint to go on from")
-            resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
-            self._check_checkpoint(Path(str(resume_from_checkpoint)))
-            self._check_tokenizer(Path(str(resume_from_checkpoint)))
+            path = Path(str(resume_from_checkpoint))
+            self._check_checkpoint(path)
             for name in RESUME_FILES:
-                if (Path(str(resume_from_checkpoint)) / name).exists():
-                    _load_resume_file(Path(str(resume_from_checkpoint)) / name)
-            self._restore(Path(str(resume_from_checkpoint)) / STATE_NAME)
-            if self._is_finished(str(resume_from_checkpoint)):  # transformers would take one more step
+                if (path / name).exists():
+                    _load_resume_file(path / name)
+            if (path / STATE_NAME).exists():  # a stock TRL checkpoint has none: monitor and selector start anew
+                self._restore(path / STATE_NAME)
+            if self._is_finished(path):  # transformers would take one more step
                 return self._finished_output()
         return super().train(resume_from_checkpoint or None, **settings)
+
+    def _is_finished(self, path: Path) -> bool:
+        """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
+        state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
+        most, options = self.args.max_steps, self.options
+        saturated = options.until_saturated and self.record.has_saturated(self.args, most)
+        if not 0 < most <= state.global_step and not saturated and not self.record.is_out_of_time(options.hours):
+            return False
+        self.state = state
+        self.saturation = self.record.saturation(self.args, most)
+        if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
+            self._load_from_checkpoint(str(path))
+        return True
 
     def _finished_output(self) -> TrainOutput:
         """What `train` returned when the run ended, as far as its checkpoint knows: nothing was trained now."""
         losses = self.record.column("loss")
         known = losses[np.isfinite(losses)]
         loss = float(known.mean()) if len(known) else 0.0
-        metrics = {
-            "train_runtime": 0.0,
-            "train_samples_per_second": 0.0,
-            "train_steps_per_second": 0.0,
-            "total_flos": float(self.state.total_flos),
-            "train_loss": loss,
-        }
+        rates = dict.fromkeys(("train_runtime", "train_samples_per_second", "train_steps_per_second"), 0.0)
+        metrics = {**rates, "total_flos": float(self.state.total_flos), "train_loss": loss}
         return TrainOutput(self.state.global_step, loss, metrics)
 
-    def _is_finished(self, path: str) -> bool:
-        """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
-        state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
-        out_of_steps = 0 < self.args.max_steps <= state.global_step
-        plan = StepPlan.of(self.args, self.args.max_steps)
-        saturated = self.until_saturated and has_saturated(self.record, self.saturation_on, plan)
-        if not out_of_steps and not saturated and not is_out_of_time(self.record, self.hours):
-            return False
-        self.state = state
-        self.saturation = saturation_of(self.record, self.saturation_on, plan)
-        if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
-            self._load_from_checkpoint(path)
-        return True
-
     def _check_checkpoint(self, path: Path) -> None:
-        """Refuse a checkpoint of another model before any weight is touched."""
+        """Refuse a checkpoint of another model or tokenizer before any weight is touched."""
         if not _is_complete(path):
             raise RunError(f"{path} is no complete checkpoint; choose another, or resume_from_checkpoint=True")
-        config_path = path / "config.json"
-        if not config_path.exists():
-            return  # an adapter: PEFT checks its own
-        theirs, ours = json.loads(config_path.read_text()), self.model.config.to_dict()
-        for key in SHAPE_KEYS:
-            if key in theirs and key in ours and theirs[key] != ours[key]:
+        if (path / "config.json").exists():  # else an adapter: PEFT checks its own
+            theirs, ours = json.loads((path / "config.json").read_text()), self.model.config.to_dict()
+            for key in SHAPE_KEYS:
+                if key in theirs and key in ours and theirs[key] != ours[key]:
+                    raise RunError(
+                        f"{path} is a checkpoint of another model: {key} is {theirs[key]!r} there and {ours[key]!r} "
+                        "here. Choose the run's own checkpoint, or start a new run."
+                    )
+        if (path / "tokenizer.json").exists():
+            theirs, ours = AutoTokenizer.from_pretrained(path).get_vocab(), self._tokenizer.get_vocab()
+            if theirs != ours:
+                token = min(theirs.items() ^ ours.items(), key=lambda item: (item[1], item[0]))[0]
                 raise RunError(
-                    f"{path} is a checkpoint of another model: {key} is {theirs[key]!r} there and {ours[key]!r} here. "
-                    "Choose the run's own checkpoint, or start a new run."
+                    f"{path} was trained with another tokenizer: {token!r} is id {theirs.get(token)} there and "
+                    f"{ours.get(token)} here. Start a new run for another tokenizer."
                 )
 
-    def _check_tokenizer(self, path: Path) -> None:
-        if not (path / "tokenizer.json").exists():
-            return
-        theirs, ours = AutoTokenizer.from_pretrained(path).get_vocab(), self._tokenizer.get_vocab()
-        if theirs != ours:
-            token = min(theirs.items() ^ ours.items(), key=lambda item: (item[1], item[0]))[0]
-            raise RunError(
-                f"{path} was trained with another tokenizer: {token!r} is id {theirs.get(token)} there and "
-                f"{ours.get(token)} here. Start a new run for another tokenizer."
-            )
-
     def _restore(self, path: Path) -> None:
-        if not path.exists():
-            return  # a stock TRL checkpoint: weights and optimiser go on, monitor and selector start anew
         state = _load_resume_file(path)
         if state["selector_name"] != self.selector.name:
             raise RunError(
@@ -183,7 +169,7 @@ class CheckpointMixin(_Base):
         for name, shadow in self.shadows.items():
             if name in state["shadows"]:
                 shadow.load_state_dict(state["shadows"][name])
-        self.record.load_state_dict(state["record"])
+        self.record.rows = [dict(row) for row in state["record"]["rows"]]
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Our state, and a wait for every rank: only then is trainer_state.json written, which says "complete"."""
@@ -195,7 +181,7 @@ class CheckpointMixin(_Base):
                 "selector_name": self.selector.name,
                 "selector": self.selector.state_dict(),
                 "shadows": {name: shadow.state_dict() for name, shadow in self.shadows.items()},
-                "record": self.record.state_dict(),
+                "record": {"rows": [dict(row) for row in self.record.rows]},
             }
             torch.save(state, Path(output_dir) / STATE_NAME)
         self.accelerator.wait_for_everyone()
@@ -223,10 +209,9 @@ class CheckpointMixin(_Base):
             else:
                 self.save_model(str(draft), _internal_call=True)
             if self.args.should_save:
-                self.accelerator.unwrap_model(self.model).config.save_pretrained(
-                    draft
-                )  # an adapter's directory says what model it is for
-                (draft / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle has no place in a model directory
+                # An adapter's directory says what model it is for; a pickle has no place in a model directory.
+                self.accelerator.unwrap_model(self.model).config.save_pretrained(draft)
+                (draft / TRAINING_ARGS_NAME).unlink(missing_ok=True)
                 shutil.rmtree(final, ignore_errors=True)
                 draft.rename(final)
         self.accelerator.wait_for_everyone()
@@ -246,3 +231,54 @@ def _writing(directory: Path) -> Iterator[None]:
             f"cannot write {directory}: {reason}. Earlier checkpoints are intact: free some space or make it "
             "writable, then repeat the command to go on from the last of them."
         ) from error
+
+
+def describe_run(trainer: RockDistillationTrainer, run: Run, models: dict[str, str | PreTrainedModel | None]) -> None:
+    """Record pair, prompts and tokenizer in a run that does not name them yet, so that `sample` knows what to load.
+
+    Args:
+        trainer: knows the prompts and the tokenizer.
+        run: the run.
+        models: student and teacher as the user gave them; None for a served teacher.
+    """
+    if "pair" in run.manifest["config"] or not trainer.accelerator.is_main_process:
+        return
+    names = {}
+    for who, model in models.items():
+        name = "" if model is None else model if isinstance(model, str) else get_config_model_id(model.config)
+        names[who] = str(Path(name).absolute()) if name and Path(name).is_dir() else name
+    sections: Json = {"trainer": {"class": type(trainer).__name__, "precision": trainer.precision.description, **names}}
+    if all(names.values()):
+        sections["pair"] = {**names, "trust_remote_code": bool(trainer.args.trust_remote_code)}
+    processing: Any = trainer.processing_class  # a tokenizer, or a processor of several kinds of input
+    processing.save_pretrained(run.path / TOKENIZER)
+    lines = _prompt_lines(trainer.train_dataset)
+    if lines is not None:
+        path = run.path / PROMPTS
+        draft = path.with_name(f".{path.name}.tmp")
+        draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        draft.replace(path)
+        sections["prompts"] = {"source": str(path.absolute()), "split": "train"}
+    run.describe(sections)
+
+
+def _prompt_lines(dataset: Any) -> list[str] | None:
+    """The dataset's prompts as lines of JSON; None where they cannot be had as text or messages."""
+    if dataset is None or not hasattr(dataset, "__len__"):
+        return None
+    lines = []
+    for row in dataset.select(range(min(len(dataset), MOST_PROMPTS))) if hasattr(dataset, "select") else dataset:
+        prompt = row.get("prompt")
+        if isinstance(prompt, str):
+            line: Row = {"prompt": prompt}
+        elif isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            line = {"messages": prompt}
+        else:
+            return None
+        if isinstance(row.get("answer"), str):
+            line["answer"] = row["answer"]
+        try:
+            lines.append(json.dumps(line, ensure_ascii=False))
+        except TypeError:  # images
+            return None
+    return lines

@@ -1,9 +1,11 @@
 """The teacher as the trainer sees it: its states for a batch, and its head. In this process, or served elsewhere.
 
 A local teacher is TRL's: prepared by accelerate, run through its own wrapper. A served one takes no memory here but its
-output head's; its states are asked for rollout by rollout and put on the batch's grid. Under FSDP accelerate does not
-shard a model in evaluation mode, and under DeepSpeed's ZeRO-3 the head is in pieces, so that a large teacher has to be
-served there; this module says so.
+output head's; its states are asked for rollout by rollout and put on the batch's grid.
+
+TRL wants equal `vocab_size` in both configurations, but many families pad their output heads to a multiple that depends
+on the model's size, so that one tokenizer has heads of different height. Such a teacher is loaded as TRL loads it and
+handed to the trainer afterwards; rows beyond the shared part are cut in the loss and banned in sampling.
 
 Shapes: B rollouts of a micro-batch, C columns of the completion grid, G the teacher's width.
 """
@@ -14,20 +16,26 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer
+from trl import DistillationConfig
+from trl.models import prepare_deepspeed
+from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from rocktokens.divergence.fused import Head
 from rocktokens.errors import ConfigError
 from rocktokens.models.pair import head_of
 from rocktokens.models.states import Sequences, StateSource
-from rocktokens.train.precision import mixed
-from rocktokens.train.step_meter import ModelShape
+from rocktokens.train.meter import ModelShape
 from rocktokens.values import Batch
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from rocktokens.train.trainer import RockDistillationTrainer
 
 log = logging.getLogger(__name__)
@@ -36,58 +44,25 @@ log = logging.getLogger(__name__)
 REPLICA_SHARE = 0.4
 
 
-class Teacher(Protocol):
-    """States and head of the teacher."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of its output head."""
-        ...
-
-    @property
-    def shape(self) -> ModelShape:
-        """What its forward passes cost on this machine."""
-        ...
-
-    def head(self) -> Head:
-        """Its output head, on the device that trains."""
-        ...
-
-    def states(self, inputs: dict[str, object]) -> Tensor:
-        """The states that predict each completion token, (B, C, G); without gradient."""
-        ...
-
-
 class LocalTeacher:
     """The trainer's `teacher_model`."""
 
     def __init__(self, trainer: RockDistillationTrainer) -> None:
         self.trainer = trainer
+        self._model: Any = trainer.accelerator.unwrap_model(trainer.teacher_model)
         self._refuse_sharding()
-
-    @property
-    def _model(self) -> Any:
-        return self.trainer.accelerator.unwrap_model(self.trainer.teacher_model)
-
-    @property
-    def rows(self) -> int:
-        """Rows of its output head."""
-        return int(self._model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def shape(self) -> ModelShape:
-        """What its forward passes cost."""
-        return ModelShape.of(self._model)
+        self.rows = len(self._model.get_output_embeddings().weight)
+        self.shape = ModelShape.of(self._model)
 
     def head(self) -> Head:
         """Its output head."""
         return head_of(self._model)
 
     def states(self, inputs: Batch) -> Tensor:
-        """One forward pass through accelerate's wrapper."""
+        """The states that predict each completion token, (B, C, G); through its own wrapper, without gradient."""
         trainer, model = self.trainer, self._model
         model.eval()
-        with torch.no_grad(), mixed(trainer.accelerator, trainer.autocast):
+        with torch.no_grad(), trainer.precision.mixed():
             found: Tensor = trainer._forward_redirection(trainer.teacher_model, model, trainer._states, model, inputs)
             return found
 
@@ -103,11 +78,11 @@ class LocalTeacher:
         log.info("FSDP does not shard the teacher: each process holds all of it, %.1f GB", weights / 1e9)
         device = trainer.accelerator.device
         if device.type == "cuda":
-            whole = torch.cuda.get_device_properties(device).total_memory
-            if weights > REPLICA_SHARE * whole:
+            memory = torch.cuda.get_device_properties(device).total_memory
+            if weights > REPLICA_SHARE * memory:
                 raise ConfigError(
                     f"FSDP does not shard the teacher, and its {weights / 1e9:.0f} GB would fill "
-                    f"{100 * weights / whole:.0f} % of every device; {serve}"
+                    f"{100 * weights / memory:.0f} % of every device; {serve}"
                 )
 
 
@@ -116,20 +91,11 @@ class ServedTeacher:
 
     def __init__(self, trainer: RockDistillationTrainer, source: StateSource) -> None:
         self.trainer, self.source = trainer, source
-        device = trainer.accelerator.device
-        head = source.head
+        device, head = trainer.accelerator.device, source.head
         bias = None if head.bias_V is None else head.bias_V.to(device)
         self._head = replace(head, weight_VH=head.weight_VH.to(device), bias_V=bias)
-
-    @property
-    def rows(self) -> int:
-        """Rows of its output head."""
-        return len(self._head.weight_VH)
-
-    @property
-    def shape(self) -> ModelShape:
-        """Its backbone costs this machine nothing; its head is projected here."""
-        return ModelShape(0, 0, self._head.weight_VH.numel())
+        self.rows = len(head.weight_VH)
+        self.shape = ModelShape(0, 0, head.weight_VH.numel())  # its backbone costs this machine nothing
 
     def head(self) -> Head:
         """Its output head."""
@@ -141,8 +107,8 @@ class ServedTeacher:
         if "pixel_values" in inputs:
             raise ConfigError("a served teacher sees token ids only; images need the teacher in this process")
         mask_BC = inputs["completion_mask"].bool().cpu()
-        prompts = _rows(inputs["prompt_ids"], inputs["prompt_mask"])
-        responses = _rows(inputs["completion_ids"], mask_BC)
+        prompts = _unmasked(inputs["prompt_ids"], inputs["prompt_mask"])
+        responses = _unmasked(inputs["completion_ids"], mask_BC)
         filled = [index for index, response in enumerate(responses) if response]
         sequences = Sequences(
             tuple((*prompts[index], *responses[index]) for index in filled),
@@ -154,6 +120,11 @@ class ServedTeacher:
         if filled:
             state_BCG[mask_BC.to(device)] = self.source.response_states(sequences).to(device)
         return state_BCG
+
+
+def _unmasked(ids_BC: Tensor, mask_BC: Tensor) -> list[tuple[int, ...]]:
+    """The unmasked ids of every row."""
+    return [tuple(ids[mask].tolist()) for ids, mask in zip(ids_BC.cpu(), mask_BC.bool().cpu())]
 
 
 class StateMemory:
@@ -172,7 +143,7 @@ class StateMemory:
         finally:
             self._records = False
 
-    def states(self, teacher: Teacher, inputs: Batch) -> Tensor:
+    def states(self, teacher: LocalTeacher | ServedTeacher, inputs: Batch) -> Tensor:
         """The teacher's states of a micro-batch; from memory, once, where all of its rollouts are there."""
         rows = inputs["row"].tolist() if "row" in inputs else []
         if rows and not self._records and all(row in self._state_by_row for row in rows):
@@ -189,7 +160,89 @@ class StateMemory:
         self._state_by_row = {}
 
 
-def _rows(ids_BC: Tensor, mask_BC: Tensor) -> list[tuple[int, ...]]:
-    """The unmasked ids of every row."""
-    mask_BC = mask_BC.bool().cpu()
-    return [tuple(ids[mask].tolist()) for ids, mask in zip(ids_BC.cpu(), mask_BC)]
+def differ_in_size(
+    student: str | PreTrainedModel, teacher: str | PreTrainedModel | None, args: DistillationConfig
+) -> bool:
+    """Whether TRL would refuse the pair because the vocabulary sizes in the configurations differ."""
+    if teacher is None:
+        return False
+    sizes = []
+    for model, given in ((student, args.model_init_kwargs), (teacher, args.teacher_model_init_kwargs)):
+        options: Any = given or {}
+        revision = options.get("revision", args.teacher_model_revision if model is teacher else None)
+        trust = options.get("trust_remote_code", args.trust_remote_code)
+        config = model.config if not isinstance(model, str) else None
+        config = config or AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust)
+        sizes.append(config.get_text_config().vocab_size)
+    return bool(sizes[0] != sizes[1])
+
+
+def prepared_teacher(
+    teacher: str | PreTrainedModel, args: DistillationConfig, trainer: RockDistillationTrainer
+) -> PreTrainedModel:
+    """The teacher, loaded and prepared in the way TRL does it for teachers of the student's vocabulary size."""
+    if isinstance(teacher, str):
+        given: Any = args.teacher_model_init_kwargs
+        options = dict(given or {})
+        dtype = options.get("dtype")
+        options["dtype"] = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+        if args.teacher_model_revision is not None:
+            options.setdefault("revision", args.teacher_model_revision)
+        if args.distributed_state.distributed_type in ["MULTI_GPU", "DEEPSPEED"]:
+            options["device_map"] = None
+        options.setdefault("trust_remote_code", args.trust_remote_code)
+        teacher = create_model_from_path(teacher, **options)
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(teacher, trainer.accelerator)
+    return trainer.accelerator.prepare_model(teacher, evaluation_mode=True)
+
+
+def refuse_other_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, teacher: str | PreTrainedModel, args: DistillationConfig
+) -> None:
+    """Refuse a teacher whose tokenizer gives an id of the student's another meaning.
+
+    The teacher's tokenizer is looked for where the teacher came from. A teacher without one (a random model, a
+    directory of weights alone) cannot be checked, and is believed.
+    """
+    if isinstance(teacher, str):
+        name, options = teacher, {"revision": args.teacher_model_revision, "trust_remote_code": args.trust_remote_code}
+    else:  # what was loaded from the hub is in the cache: the network is not asked again
+        name, options = get_config_model_id(teacher.config), {"local_files_only": True}
+    if not name or (Path(name).is_dir() and not any(Path(name).glob("*token*"))):
+        return
+    try:
+        theirs = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError) as error:
+        log.info("the teacher's tokenizer cannot be read, so it was not compared with the student's: %s", error)
+        return
+    ours = {id_: token for token, id_ in tokenizer.get_vocab().items()}
+    others = {id_: token for token, id_ in theirs.get_vocab().items()}
+    for id_ in sorted(ours.keys() & others.keys()):
+        if ours[id_] != others[id_]:
+            raise ConfigError(
+                f"the tokenizers differ: id {id_} is {ours[id_]!r} for the student and {others[id_]!r} for the "
+                "teacher; per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+            )
+
+
+def share_vocabulary(trainer: RockDistillationTrainer, vocabulary: int, rows: int) -> None:
+    """Let TRL's generation never draw an id from `vocabulary` to `rows` - 1: the teacher has no such row.
+
+    Refused where the smaller head does not even hold the tokenizer's ids.
+    """
+    largest = max(trainer._tokenizer.get_vocab().values())
+    if largest >= vocabulary:
+        raise ConfigError(
+            f"the tokenizer has ids up to {largest}, but the smaller output head has {vocabulary} rows; one of the "
+            "models does not belong to this tokenizer. Choose a teacher of the same tokenizer family."
+        )
+    if vocabulary >= rows:
+        return
+    banned = list(range(vocabulary, rows))
+    suppressed = sorted({*(trainer.generation_config.suppress_tokens or []), *banned})
+    trainer.generation_config.suppress_tokens = trainer.generation_kwargs["suppress_tokens"] = suppressed
+    if trainer.use_vllm:
+        given = trainer.vllm_generation.generation_kwargs
+        bias = {**given.get("logit_bias", {}), **dict.fromkeys(banned, -100.0)}
+        trainer.vllm_generation.generation_kwargs = {**given, "logit_bias": bias}

@@ -1,7 +1,7 @@
-"""From the completions of one optimiser step to a loss weight for each of their tokens, the same on every rank.
+"""From the rollouts of one optimiser step to a loss weight for each of their tokens, and to the order of micro-batches.
 
-Grids of this rank are gathered, the selector sees the whole step, and each rank takes back its rows. This module knows
-grids and ranks; what a weight means for the loss is the trainer's business.
+Grids of all ranks are gathered, the selector sees the whole step once, and each rank takes back its rows. What a weight
+means for the loss is the trainer's business.
 
 Shapes: B rollouts of this rank, R of all ranks, C columns of the completion grid, N occurrences, K measured rows.
 """
@@ -9,7 +9,7 @@ Shapes: B rollouts of this rank, R of all ranks, C columns of the completion gri
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,18 +20,18 @@ from torch import Tensor
 from rocktokens.divergence.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 from rocktokens.select.interface import Selector, SelectorBatch, overlap
-
-# What a selector that needs losses is shown of every occurrence.
-from rocktokens.values import Row
+from rocktokens.values import Batch, Row
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
+
 log = logging.getLogger(__name__)
 
-
-# What a selector that needs the most probable tokens is shown of every occurrence.
+# What a selector that needs losses is shown of every occurrence; and one that needs the most probable tokens.
+MEASURED = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob")
 TOP_COLUMNS = ("student_top_id_Nk", "student_top_Nk", "teacher_at_student_top_Nk", "teacher_top_id_Nk")
+# A weight this near to 1 counts as unchanged: rounding of weights that are divided by their mean.
+UNCHANGED = 1e-3
 
 
 class Rows(NamedTuple):
@@ -49,9 +49,9 @@ class Rows(NamedTuple):
     teacher_entropy_K: Tensor
     grad_norm_K: Tensor
 
-    def at(self, mask_K: Tensor) -> Rows:
-        """Some of the rows."""
-        return Rows(*(column[mask_K] for column in self))
+    def at(self, rows_K: Tensor) -> Rows:
+        """Some of the rows, by a mask or by their numbers."""
+        return Rows(*(column[rows_K] for column in self))
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
@@ -80,15 +80,23 @@ class Grid:
         return whole_RC[self.first_row : self.first_row + rows, :columns]
 
 
-def gather_grid(
-    accelerator: Accelerator,
-    token_BC: Tensor,
-    mask_BC: Tensor,
-    *,
-    step: int,
-    length_limit: int | None,
-) -> Grid:
-    """The step's occurrences, gathered from every rank in rank order."""
+def loss_mask(inputs: Batch) -> Tensor:
+    """Response positions that the student wrote; what a tool wrote carries no loss."""
+    mask_BC = inputs["completion_mask"]
+    return mask_BC * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask_BC
+
+
+def everywhere(accelerator: Accelerator, grid_BC: Tensor, fill: float = 0) -> Tensor:
+    """A grid of all ranks' rows in rank order, on the CPU; shorter ranks are filled up on the right."""
+    if accelerator.num_processes > 1:
+        padded_BC = accelerator.pad_across_processes(grid_BC, dim=1, pad_index=fill)
+        grid_BC = accelerator.gather(padded_BC.contiguous())
+    return grid_BC.cpu()
+
+
+def gather_grid(accelerator: Accelerator, output: Batch, *, step: int, length_limit: int | None) -> Grid:
+    """The step's occurrences, gathered from every rank."""
+    token_BC, mask_BC = output["completion_ids"], loss_mask(output)
     token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
     rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
     limit = length_limit if length_limit is not None else token_RC.shape[1]
@@ -96,17 +104,7 @@ def gather_grid(
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
 
-def everywhere(accelerator: Accelerator, grid_BC: Tensor, fill: float = 0) -> Tensor:
-    """A grid of all ranks' rows, on the CPU; shorter ranks are filled up on the right."""
-    if accelerator.num_processes > 1:
-        padded_BC = accelerator.pad_across_processes(grid_BC, dim=1, pad_index=fill)
-        grid_BC = accelerator.gather(padded_BC.contiguous())
-    return grid_BC.cpu()
-
-
-def with_losses(
-    accelerator: Accelerator, grid: Grid, rows: Rows, choices: TopChoices | None = None
-) -> SelectorBatch | None:
+def with_losses(accelerator: Accelerator, grid: Grid, rows: Rows, top: TopChoices | None = None) -> SelectorBatch | None:
     """The batch with what was measured of its rows; None unless every occurrence was measured."""
     local_K = rows.rollout_K - grid.first_row
     columns: Row = {}
@@ -117,17 +115,10 @@ def with_losses(
         columns[f"{name}_N"] = everywhere(accelerator, column_BC.to(accelerator.device), torch.nan)[grid.mask_RC]
         if bool(columns[f"{name}_N"].isnan().any()):
             return None
-    if choices is not None:
-        own = (
-            choices.student_ids_NK,
-            choices.student_logprobs_NK,
-            choices.teacher_at_student_NK,
-            choices.teacher_ids_NK,
-        )
-        for name, column_KT in zip(TOP_COLUMNS, own):
-            column_BCT = torch.zeros((*grid.shape, column_KT.shape[1]), dtype=column_KT.dtype)
-            column_BCT[local_K, rows.position_K] = column_KT
-            columns[name] = everywhere(accelerator, column_BCT.to(accelerator.device))[grid.mask_RC]
+    for name, column_Kk in zip(TOP_COLUMNS, top[:4] if top is not None else ()):
+        column_BCk = torch.zeros((*grid.shape, column_Kk.shape[1]), dtype=column_Kk.dtype)
+        column_BCk[local_K, rows.position_K] = column_Kk
+        columns[name] = everywhere(accelerator, column_BCk.to(accelerator.device))[grid.mask_RC]
     return replace(grid.batch, **columns)
 
 
@@ -153,16 +144,9 @@ def decide_weights(accelerator: Accelerator, selector: Selector, batch: Selector
     if not bool(weight_N.any()):
         nothing = f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}"
         if not kept_before:
-            raise ConfigError(
-                f"{nothing}: there is nothing to train on. Name fewer rocks, raise lam or keep, or take more rollouts "
-                "a step."
-            )
+            raise ConfigError(f"{nothing}. Name fewer rocks, raise lam or keep, or take more rollouts a step.")
         log.warning("%s: its loss is 0 and nothing is learned from it", nothing)
     return weight_N
-
-
-# A weight this near to 1 counts as unchanged: rounding of weights that are divided by their mean.
-UNCHANGED = 1e-3
 
 
 def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict[str, float | None]:
@@ -185,7 +169,7 @@ def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict
 
 
 def compare_shadows(
-    selector_name: str, weight_N: Tensor, shadows: dict[str, Selector], batch: SelectorBatch, full: SelectorBatch | None
+    selector_name: str, weight_N: Tensor, shadows: Mapping[str, Selector], batch: SelectorBatch, full: SelectorBatch | None
 ) -> dict[str, float]:
     """Kept share of every shadow and its overlap with the selector in force and with each other.
 
@@ -195,12 +179,48 @@ def compare_shadows(
     kept: dict[str, Tensor] = {selector_name: weight_N}
     for name, shadow in shadows.items():
         seen = full if shadow.needs_losses else batch
-        if seen is None or (shadow.needs_top and seen.student_top_id_Nk is None):
-            continue
-        kept[name] = shadow.weights(seen)
+        if seen is not None and not (shadow.needs_top and seen.student_top_id_Nk is None):
+            kept[name] = shadow.weights(seen)
     found = {f"shadow_kept_{name}": float((kept[name] > 0).float().mean()) for name in shadows if name in kept}
     names = list(kept)
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
             found[f"overlap_{first}_{second}"] = overlap(kept[first], kept[second])
     return found
+
+
+def by_length(batch: Batch) -> Batch:
+    """One of TRL's batches ordered by length, so that TRL's cut into micro-batches leaves little padding.
+
+    Rollouts of one prompt stay together, placed by the longest of them: a prompt is computed once per micro-batch.
+    Weights, telemetry and normalisation go by each rollout's own number, so nothing else depends on the order. A batch
+    with images, whose rows belong to several entries of other lists, is returned as it is.
+    """
+    if "pixel_values" in batch:
+        return batch
+    prompt_B = _prompt_numbers(batch)
+    length_B = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
+    longest_B = length_B.new_zeros(len(prompt_B)).scatter_reduce(0, prompt_B, length_B, "amax")[prompt_B]
+    keys = list(zip(longest_B.tolist(), prompt_B.tolist(), length_B.tolist()))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    found = dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.ndim and len(value) == len(order):
+            found[name] = value[torch.tensor(order, device=value.device)]
+        elif isinstance(value, list) and len(value) == len(order):
+            found[name] = [value[row] for row in order]
+    return found
+
+
+def shared_lengths(batch: Batch, parts: int) -> Tensor:
+    """Lengths of the prompts that came before in the same of `parts` equal micro-batches, once per repetition."""
+    size = max(len(batch["prompt_mask"]) // parts, 1)
+    places = [(row // size, prompt) for row, prompt in enumerate(_prompt_numbers(batch).tolist())]
+    repeated = [place in places[:row] for row, place in enumerate(places)]
+    return batch["prompt_mask"].sum(1).cpu()[torch.tensor(repeated, dtype=torch.bool)]
+
+
+def _prompt_numbers(batch: Batch) -> Tensor:
+    """A number for every row's prompt; equal prompts have equal numbers."""
+    whole_BP2 = torch.cat([batch["prompt_ids"] * batch["prompt_mask"], batch["prompt_mask"]], dim=1)
+    return torch.unique(whole_BP2, dim=0, return_inverse=True)[1]

@@ -1,7 +1,4 @@
-"""Where the time of a training step went, and what it should have cost: seconds by stage, FLOPs from model shapes.
-
-This module knows clocks and shapes of models; it does not know what a stage does.
-"""
+"""Where the time of a training step went, and what it should have cost: seconds by stage, FLOPs from model shapes."""
 
 from __future__ import annotations
 
@@ -14,14 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rocktokens.tables import STEP_STAGES as STAGES
-from rocktokens.tables import TRAINING_STAGES
+from rocktokens.tables import STEP_STAGES, TRAINING_STAGES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-# Stages beside training: what records, evaluates or saves.
-ASIDE = tuple(stage for stage in STAGES if stage not in TRAINING_STAGES)
 
 
 class Meter:
@@ -29,7 +22,7 @@ class Meter:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._synchronise = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda: None
-        self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(STEP_STAGES, 0.0)
         self._processor, self._processor_aside = time.process_time(), 0.0
 
     def now(self) -> float:
@@ -41,7 +34,7 @@ class Meter:
     def whole(self, name: str) -> Iterator[None]:
         """Count the block under `name`, whatever stages are named inside."""
         start, kept = self.now(), self._seconds
-        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._seconds = dict.fromkeys(STEP_STAGES, 0.0)
         try:
             yield
         finally:
@@ -51,32 +44,25 @@ class Meter:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the block under `name`, less what inner stages claim."""
-        start, claimed, processor = self.now(), self.total(), time.process_time()
+        start, claimed, processor = self.now(), sum(self._seconds.values()), time.process_time()
         try:
             yield
         finally:
-            if name in ASIDE:
+            if name not in TRAINING_STAGES:  # what records, evaluates or saves is no part of training's cost
                 self._processor_aside += time.process_time() - processor
-            self._seconds[name] += self.now() - start - (self.total() - claimed)
+            self._seconds[name] += self.now() - start - (sum(self._seconds.values()) - claimed)
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere."""
         self._seconds[name] += seconds
 
-    def total(self) -> float:
-        """Seconds of all stages since the last `take`."""
-        return sum(self._seconds.values())
-
-    def take_processor(self) -> float:
-        """Processor seconds of this process since the last call, without what recorded, evaluated or saved."""
-        now = time.process_time()
-        spent = now - self._processor - self._processor_aside
-        self._processor, self._processor_aside = now, 0.0
-        return spent
-
     def take(self) -> dict[str, float]:
-        """Seconds by stage since the last call."""
-        taken, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
+        """Seconds by stage, and processor seconds of training, since the last call; as columns of the record."""
+        now = time.process_time()
+        taken = {"seconds_processor": now - self._processor - self._processor_aside}
+        taken |= {f"seconds_{stage}": seconds for stage, seconds in self._seconds.items()}
+        self._processor, self._processor_aside = now, 0.0
+        self._seconds = dict.fromkeys(STEP_STAGES, 0.0)
         return taken
 
 
@@ -94,19 +80,15 @@ class ModelShape:
     def of(cls, model: PreTrainedModel) -> ModelShape:
         """The shape of a causal language model; output head and input embeddings are no part of the backbone."""
         config, head = model.config.get_text_config(), model.get_output_embeddings().weight
-        embedding = model.get_input_embeddings().weight
-        outside = {id(head), id(embedding)}
-        active = 1.0
+        outside = {id(head), id(model.get_input_embeddings().weight)}
         experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-        if experts:
-            active = getattr(config, "num_experts_per_tok", experts) / experts
+        active = getattr(config, "num_experts_per_tok", experts) / experts if experts else 1.0
         backbone = 0.0
         for name, parameter in model.named_parameters():
             if id(parameter) not in outside:
                 backbone += parameter.numel() * (active if ".experts." in name else 1.0)
-        width = config.hidden_size
         heads = getattr(config, "num_attention_heads", 1)
-        head_width = getattr(config, "head_dim", None) or width // heads
+        head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(round(backbone), config.num_hidden_layers * heads * head_width, head.numel())
 
     def backbone(self, length_R: np.ndarray) -> float:
@@ -116,7 +98,7 @@ class ModelShape:
         return 2.0 * self.backbone_parameters * tokens + 4.0 * self.attention_width * attended
 
     def head(self, rows: float) -> float:
-        """FLOPs of one vocabulary projection of so many rows."""
+        """FLOPs of one vocabulary projection of these rows."""
         return 2.0 * self.head_elements * rows
 
 

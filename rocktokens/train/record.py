@@ -1,0 +1,225 @@
+"""What training writes down: one row per optimiser step, whether the loss still falls, and alarms.
+
+Rows live in memory and in every resume checkpoint; training.parquet is rewritten whole from them, so that a resumed run
+never holds a step twice. This module knows rows of numbers, not how they came about.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
+from scipy.special import stdtr, stdtrit
+
+from rocktokens.tables import FLOP_STAGES, STEP_STAGES, TABLES
+from rocktokens.train.health import change, numerical_floor
+from rocktokens.train.settings import AlarmConfig
+from rocktokens.values import Json, Row
+
+if TYPE_CHECKING:
+    from rocktokens.run import Run
+
+log = logging.getLogger(__name__)
+
+# Saturation is tested at these intervals of steps, and believed when it holds this often in a row.
+SATURATION_EVERY, SATURATION_TIMES = 10, 3
+# A run is looked at many times while it goes on, and any look may stop it: each has a tenth of the usual 2.5 %.
+STOP_TAIL = 0.0025
+# Means of blocks of steps are compared, so that a slow wave in the loss is not taken for many independent points.
+BLOCKS = 12
+# Student's quantiles for a line through the blocks.
+T_95, T_STOP = (float(stdtrit(BLOCKS - 2, 1 - tail)) for tail in (0.025, STOP_TAIL))
+ALARMS = ("length", "entropy", "floor", "invalid")
+
+
+class TrainingRecord:
+    """One row per optimiser step; shadow selectors add columns of their own."""
+
+    def __init__(self, name: str = "training") -> None:
+        self.name = name
+        self.rows: list[Row] = []
+
+    def column(self, name: str) -> np.ndarray:
+        """A column as floats; NaN where empty."""
+        return np.array([np.nan if row.get(name) is None else row[name] for row in self.rows], float)
+
+    def total(self, name: str) -> float:
+        """The sum of a column, empty places left out."""
+        return float(np.nansum(self.column(name)))
+
+    def write(self, run: Run) -> None:
+        """Write the table, the documented columns first, in place of what was there."""
+        kinds = {column.name: column.type for column in TABLES["training"].columns}
+        kinds |= dict.fromkeys(sorted({key for row in self.rows for key in row} - kinds.keys()), pa.float64())
+        columns = {name: pa.array([row.get(name) for row in self.rows], kind) for name, kind in kinds.items()}
+        run.write(self.name, pa.table(columns))
+
+    def summary(self) -> dict[str, float]:
+        """Totals over the run: where time and work went."""
+        if not self.rows:
+            return {}
+        found = {f"seconds_{stage}": self.total(f"seconds_{stage}") for stage in STEP_STAGES}
+        found |= {f"flops_{stage}": self.total(f"flops_{stage}") for stage in FLOP_STAGES}
+        seconds, tokens = self.total("seconds"), self.total("tokens")
+        kept = float(np.nansum(self.column("kept_share") * self.column("tokens"))) / max(tokens, 1.0)
+        found |= {"steps": float((self.column("step") > 0).sum()), "seconds": seconds, "tokens": tokens}
+        found |= {"kept_share": kept, "ceiling": 1.0 / max(kept, 1e-9)}
+        return found | {"tokens_per_second": tokens / max(seconds, 1e-9)}
+
+    def saturation(self, args: Any, max_steps: int, back: int = 0) -> Saturation | None:
+        """The slope test on the steps after the warm-up, leaving out the last `back` of them.
+
+        Args:
+            args: the trainer's arguments, which say how long the learning rate rises.
+            max_steps: the most steps that the training may take.
+            back: steps to leave out.
+        """
+        step_S, total = self.column("step"), max(int(max_steps), 0)
+        last = (float(step_S.max()) if len(step_S) else 0.0) - back
+        seen_S = (step_S > int(args.get_warmup_steps(total))) & (step_S <= last)
+        return saturation(self.column("loss")[seen_S], remaining=max(total - int(last), 0))
+
+    def has_saturated(self, args: Any, max_steps: int) -> bool:
+        """Whether the loss no longer falls, now and at the tests before: one test alone is believed too easily."""
+        tests = (self.saturation(args, max_steps, SATURATION_EVERY * back) for back in range(SATURATION_TIMES))
+        return all(found is not None and found.saturated for found in tests)
+
+    def is_out_of_time(self, hours: float | None) -> bool:
+        """Whether the training has taken this many hours, those before an interruption included."""
+        return hours is not None and self.total("seconds") >= 3600 * hours
+
+
+class Saturation(NamedTuple):
+    """How far the loss falls over the window, and what its slope would still bring, as shares of its mean there."""
+
+    saturated: bool
+    """Even the upper bound of what the slope would still bring is below the tolerance, and so is the bound's distance
+    from the estimate: a slope that is not known that well says nothing."""
+    fall: float
+    """Fall over the window divided by the mean loss in it; negative where the loss rises."""
+    low: float
+    high: float
+    """95 % interval of `fall`."""
+    p_value: float
+    """One-sided p of "the loss does not fall"."""
+    num_steps: int
+    """Steps in the window."""
+    horizon: int
+    """Steps that the slope is carried over: those that remain, and no fewer than the window has."""
+    still: float
+    still_high: float
+    """What the slope would bring over the horizon, and its 99.75 % upper bound."""
+
+
+def saturation(
+    loss_S: ArrayLike, *, remaining: int = 0, share: float = 1 / 3, tolerance: float = 0.10
+) -> Saturation | None:
+    """Slope test over the last `share` of the losses; None where that is too short to tell.
+
+    Saturated means: the slope would lower the loss by less than `tolerance` of its level over all the steps that
+    remain (and over as many as the window has), by a 99.75 % upper bound that is itself known to less than the
+    tolerance. A noisy loss is therefore not called saturated for its noise, a slow fall not for its slowness while
+    there is time left for it, and looking often does not stop a run by chance.
+
+    Args:
+        loss_S: the loss of every step after the warm-up.
+        remaining: steps that may still be taken.
+        share: length of the window, as a share of the steps.
+        tolerance: fall that is not worth the remaining steps.
+    """
+    loss = np.asarray(loss_S, float)
+    loss = loss[np.isfinite(loss)]
+    window = loss[len(loss) - round(share * len(loss)) :]
+    if len(window) < 2 * BLOCKS:
+        return None
+    horizon = max(int(remaining), len(window))
+    level = float(window.mean())
+    if level <= 0 or np.ptp(window) == 0:  # nothing left to fall, or nothing that moves
+        return Saturation(True, 0.0, 0.0, 0.0, 1.0, len(window), horizon, 0.0, 0.0)
+    # The least-squares line through the blocks' means, and the standard error of its slope.
+    x_B = np.array([index.mean() for index in np.array_split(np.arange(len(window)), BLOCKS)])
+    y_B = np.array([block.mean() for block in np.array_split(window, BLOCKS)])
+    x_B = x_B - x_B.mean()
+    spread = float(x_B @ x_B)
+    slope = float(x_B @ y_B) / spread
+    rest_B = y_B - y_B.mean() - slope * x_B
+    stderr = float(np.sqrt(rest_B @ rest_B / (BLOCKS - 2) / spread))
+
+    fall, error = -slope * len(window) / level, stderr * len(window) / level
+    reach, longer = T_95 * error, horizon / len(window)
+    above = longer * T_STOP * error
+    statistic = slope / stderr if stderr > 0 else np.sign(slope) * np.inf
+    p_value = float(stdtr(BLOCKS - 2, statistic)) if np.isfinite(statistic) else float(statistic > 0)
+    return Saturation(
+        saturated=bool(longer * fall + above < tolerance and above < tolerance),
+        fall=float(fall),
+        low=float(fall - reach),
+        high=float(fall + reach),
+        p_value=p_value,
+        num_steps=len(window),
+        horizon=horizon,
+        still=float(longer * fall),
+        still_high=float(longer * fall + above),
+    )
+
+
+class Alarms:
+    """Which alarms a training run has raised: each once, as a line in the log and a number for the trackers."""
+
+    def __init__(self, config: AlarmConfig | None, dtype: str) -> None:
+        self.config, self.dtype = config, dtype
+        self.raised: dict[str, int] = {}
+        """Alarm → the step at which it was raised first."""
+
+    def look(self, record: TrainingRecord, step: int) -> Json:
+        """Test the record up to this step; returns columns for its row, one per alarm that holds now."""
+        if self.config is None or not record.rows:
+            return {}
+        found = {}
+        for name, sentence in self._sentences(record, self.config).items():
+            found[f"alarm_{name}"] = 1
+            if name not in self.raised:
+                self.raised[name] = step
+                log.warning("alarm at step %d, %s: %s", step, name, sentence)
+        return found
+
+    def _sentences(self, record: TrainingRecord, config: AlarmConfig) -> dict[str, str]:
+        """What is wrong now, by alarm."""
+        found, window = {}, config.window
+        length = change(record.column("mean_length"), window)
+        cut, entropy = (change(record.column(name), window) for name in ("truncated_share", "entropy"))
+        if length and cut and length.ratio >= config.length_growth and cut.late >= config.truncated:
+            found["length"] = (
+                f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them are "
+                "cut at the length limit: is the end token trained on (weight above 0), and the same for student, "
+                "teacher and template? `rocktokens check` compares them"
+            )
+        if entropy and entropy.late < config.entropy and entropy.ratio < config.entropy_left:
+            found["entropy"] = (
+                f"the student's entropy has fallen from {entropy.early:.3f} to {entropy.late:.4f} nats: it hardly "
+                "explores any more. Lower the learning rate, or look at rollouts for repeated text"
+            )
+        losses, floor = record.column("loss"), numerical_floor(self.dtype)
+        known = losses[np.isfinite(losses) & (record.column("kept_share") > 0)]
+        if len(known) >= window and known[-window:].mean() < floor:
+            found["floor"] = (
+                f"the loss has been {known[-window:].mean():.1e} nats over {window} steps, below the {floor:.1e} that "
+                f"rounding in {self.dtype} makes: its gradient is noise. The student has learned what this precision "
+                "can show, or teacher and student are the same model"
+            )
+        row = record.rows[-1]
+        share = (row.get("invalid") or 0) / max(row.get("tokens") or 0, 1)
+        if share >= config.invalid:
+            found["invalid"] = (
+                f"{share:.2%} of the step's tokens have a divergence that is not a number: a model's logits overflow. "
+                "Lower the learning rate, or use bfloat16 or float32 in place of float16"
+            )
+        return found
+
+    @property
+    def stops(self) -> bool:
+        """Whether training is to end because of an alarm."""
+        return self.config is not None and self.config.stop and bool(self.raised)
