@@ -75,8 +75,6 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
         steps=steps,
         until="steps",
         hours=None,
-        tokens=None,
-        saturation_on="loss",
         schedule=schedule,
         learning_rate=settings.learning_rate or trained.learning_rate,
         prompts_per_step=settings.prompts_per_step or trained.prompts_per_step,

@@ -2,7 +2,7 @@
 
     found = distill(DistillConfig(steps=300), pair, prompts, run)
 
-Everything a killed run needs lies in the run: call it again with the same arguments and it goes on where it stopped,
+Everything a killed run needs lies in the run: call it again with the same arguments and it continues where it stopped,
 bit for bit on a CPU. Knows models, prompts and a run directory; which stage follows is the pipeline's business.
 """
 
@@ -14,40 +14,44 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.trainer_callback import PrinterCallback
 
-from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.models.devices import TINY_PARAMETERS
 from rocktokens.models.pair import Pair, no_bars
-from rocktokens.models.states import StateSource
-from rocktokens.progress import progress
+from rocktokens.progress import Work, progress
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.accuracy import Evaluator
 from rocktokens.sample.rollouts import make_engine, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
-from rocktokens.select.interface import Selector, selector_of
+from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.checkpoints import last_complete_checkpoint
-from rocktokens.train.off_policy import OffPolicyTrainer, answer_rows, load_weights
-from rocktokens.train.saturation import Saturation
+from rocktokens.train.record import Saturation, TrainingRecord
 from rocktokens.train.settings import DistillConfig
-from rocktokens.train.step_display import StepProgress
-from rocktokens.train.step_record import RunDirectory, TokenBudget, TrainingRecord, is_out_of_time
-from rocktokens.train.trainer import RockDistillationTrainer, device_arguments, processes
-
-# Rollouts in one forward and backward pass of a model too large to take a whole step at once.
+from rocktokens.train.trainer import (
+    OffPolicyTrainer,
+    RockDistillationTrainer,
+    RockOptions,
+    device_arguments,
+    processes,
+)
 from rocktokens.values import Json, Row
 
+if TYPE_CHECKING:
+    from rocktokens.models.states import StateSource
+    from rocktokens.run import Run
+
+# Rollouts in one forward and backward pass of a model too large to take a whole step at once.
 MICRO_BATCH = 8
-# A budget of tokens is given up after so many times the planned steps.
-LONGEST = 20
 
 Account = Callable[[str, dict[str, float], Saturation | None], None]
 """Told at the end of a training: its title, the totals of its record, and the slope test."""
@@ -70,7 +74,7 @@ def distill(
     config: DistillConfig,
     pair: Pair,
     prompts: Sequence[Prompt],
-    run: RunDirectory,
+    run: Run,
     *,
     rocks: Sequence[int] = (),
     bypass: Sequence[int] | None = None,
@@ -101,107 +105,70 @@ def distill(
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if config.off_policy.answers is not None:
         off_policy(config, pair, prompts, run, problems=problems, check=check, show=show, on_end=on_end)
-    selector = selector_of(config.selector, rocks, bypass)
-    shadows = {name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows}
-    with _writing_to(run.path):  # TRL makes its output directory, and the run keeps the tokenizer
-        trainer = _on_policy_trainer(config, pair, prompts, run, selector, shadows, rocks)
-    if problems and check is not None:
-        _evaluate(trainer, config, problems, check, config.evaluate_every or max(1, config.steps // 10))
-    _train(trainer, "on-policy distillation", show, on_step, on_end)
-    monitor = trainer.monitor.gathered()
-    if trainer.args.should_save:
-        run.write("monitor", monitor.table())
-    return Distilled(trainer.model, trainer.record, trainer.saturation, _facts(config, trainer, monitor))
-
-
-def _on_policy_trainer(
-    config: DistillConfig,
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    run: RunDirectory,
-    selector: Selector,
-    shadows: dict[str, Selector],
-    rocks: Sequence[int],
-) -> RockDistillationTrainer:
     schedule = config.schedule
     if schedule == "auto":
         schedule = "constant" if config.until == "saturated" else "linear"
-    arguments = device_arguments(
-        str(run.path / "checkpoints" / ".resume"),
-        **_batching(config.prompts_per_step * config.rollouts_per_prompt, config.micro_batch, pair),
-        max_steps=config.steps if config.tokens is None else config.steps * LONGEST,
+    arguments = _arguments(
+        config,
+        pair,
+        run.path / "checkpoints" / ".resume",
+        rollouts=config.prompts_per_step * config.rollouts_per_prompt,
+        micro_batch=config.micro_batch,
+        steps=config.steps,
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant_with_warmup" if schedule == "constant" else schedule,
-        warmup_steps=math.ceil(config.warmup * config.steps),
-        max_grad_norm=config.clip,
-        max_completion_length=config.max_new_tokens,
         save_steps=config.save_every or min(100, max(1, config.steps // 10)),
-        **_vllm(config),
         report_to=list(config.report_to) or "none",
-        **_precision(config.bf16),
-        **_quiet(config.seed, config.steps),
+        **_vllm(config),
     )
-    generation = {"auto": "trl" if _sharded() else "ours", "vllm": "trl"}.get(config.generation, config.generation)
-    keep = {round(config.steps * i / config.keep) for i in range(config.keep + 1)}
-    if config.tokens is not None:
-        keep |= {config.steps * times for times in range(2, LONGEST)}
     adapter = None
     if config.lora_rank is not None:
         adapter = LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear")
-    rows = [{"prompt_id": prompt.prompt_id, "prompt": list(prompt.prompt_ids)} for prompt in prompts]
-    return RockDistillationTrainer(
-        pair.student,
-        pair.teacher,
-        arguments,
-        Dataset.from_list(rows),
-        processing_class=pair.tokenizer,
-        peft_config=adapter,
-        selector=selector,
-        shadows=shadows,
-        run=run,
-        rocks=rocks or None,
+    sharded = "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED"))
+    generation: Any = {"auto": "trl" if sharded else "ours", "vllm": "trl"}.get(config.generation, config.generation)
+    watcher = _StepProgress("on-policy distillation", config.steps, show=show and processes().is_main_process)
+    options = RockOptions(
+        shadows={name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows},
         normalise=config.normalise,
         kind=None if config.loss == "reverse_kl" else config.loss,
         audit_every=config.audit_every,
-        budget=None if config.tokens is None else TokenBudget(config.steps, config.tokens),
         telemetry_every=config.telemetry_every if config.loss == "reverse_kl" else None,
-        keep_at=keep,
-        generation=generation,  # type: ignore[arg-type]
+        keep_at=frozenset(round(config.steps * i / config.keep) for i in range(config.keep + 1)),
+        generation=generation,
         rollouts_per_prompt=config.rollouts_per_prompt,
+        evaluator=_evaluator(config, pair, problems, check),
+        evaluate_every=config.evaluate_every or max(1, config.steps // 10),
         until_saturated=config.until == "saturated",
-        saturation_on=config.saturation_on,
         hours=config.hours,
+        on_step=on_step or watcher,
         teacher_states=_served_states(pair),
     )
-
-
-def _served_states(pair: Pair) -> StateSource | None:
-    if pair.teacher is not None or pair.remote is None:
-        return None
-    return pair.remote.states
-
-
-def _evaluate(
-    trainer: RockDistillationTrainer, config: DistillConfig, problems: Sequence[Prompt], check: Checker, every: int
-) -> None:
-    """Measure accuracy on held-out prompts every so many steps."""
-    trainer.evaluator = Evaluator(
-        problems,
-        check,
-        trainer._tokenizer,
-        max_new_tokens=config.max_new_tokens,
-        num_rollouts=config.evaluate_rollouts,
-        seed=config.seed,
-    )
-    trainer.evaluate_every = every
-    trainer.check_evaluation()
+    with _writing_to(run.path):  # TRL makes its output directory, and the run keeps the tokenizer
+        trainer = RockDistillationTrainer(
+            pair.student,
+            pair.teacher,
+            arguments,
+            Dataset.from_list([{"prompt_id": p.prompt_id, "prompt": list(p.prompt_ids)} for p in prompts]),
+            processing_class=pair.tokenizer,
+            peft_config=adapter,
+            selector=selector_of(config.selector, rocks, bypass),
+            run=run,
+            rocks=rocks or None,
+            options=options,
+        )
+    _train(trainer, watcher, on_end)
+    monitor = trainer.monitor.gathered()
+    if trainer.args.should_save:
+        run.write("monitor", monitor.table())
+    facts = _facts(config, trainer) | {"monitor_rocks": monitor.rocks()}
+    return Distilled(trainer.model, trainer.record, trainer.saturation, facts)
 
 
 def off_policy(
     config: DistillConfig,
     pair: Pair,
     prompts: Sequence[Prompt],
-    run: RunDirectory,
+    run: Run,
     *,
     problems: Sequence[Prompt] = (),
     check: Checker | None = None,
@@ -212,7 +179,9 @@ def off_policy(
     stage = config.off_policy
     final = run.path / "checkpoints" / "off_policy"
     if final.is_dir():
-        load_weights(pair.student, final)
+        saved = AutoModelForCausalLM.from_pretrained(final, dtype=next(pair.student.parameters()).dtype)
+        with torch.no_grad():
+            pair.student.load_state_dict(saved.state_dict())
         return
     state = processes()
     if state.is_main_process and not run.has("teacher_answers"):
@@ -220,27 +189,38 @@ def off_policy(
         settings = RolloutConfig(num_rollouts=1, max_new_tokens=config.max_new_tokens, seed=config.seed)
         engine = make_engine(pair, settings, of_teacher=True)
         with progress("teacher's answers", len(asked), "answers") as advance:
-            run.write(
-                "teacher_answers",
-                sample_rollouts(engine, asked, settings, pair.tokenizer, check, progress=advance),
-            )
+            table = sample_rollouts(engine, asked, settings, pair.tokenizer, check, progress=advance)
+        run.write("teacher_answers", table)
     state.wait_for_everyone()
-    rows = answer_rows(run.read("teacher_answers"))
+    answers = run.read("teacher_answers").select(["prompt_id", "prompt_ids", "token_ids"])
+    answers = answers.rename_columns(["prompt_id", "prompt", "completion"])
+    rows = [row for row in answers.to_pylist() if row["completion"]]
     if len(rows) < stage.batch:
         raise DataError(f"{len(rows)} teacher answers are fewer than off_policy.batch = {stage.batch}")
     steps = stage.epochs * (len(rows) // stage.batch)
-    arguments = device_arguments(
-        str(run.path / "checkpoints" / ".resume_off_policy"),
-        **_batching(stage.batch, None, pair),
-        max_steps=steps,
+    arguments = _arguments(
+        config,
+        pair,
+        run.path / "checkpoints" / ".resume_off_policy",
+        rollouts=stage.batch,
+        micro_batch=None,
+        steps=steps,
         learning_rate=stage.learning_rate,
         lr_scheduler_type="linear",
-        warmup_steps=math.ceil(config.warmup * steps),
-        max_grad_norm=config.clip,
-        max_completion_length=config.max_new_tokens,
         save_steps=min(100, max(1, steps // 10)),
-        **_precision(config.bf16),
-        **_quiet(config.seed, steps),
+    )
+    evaluator = None
+    if stage.until_accuracy is not None:
+        evaluator = _evaluator(config, pair, problems, check)
+        if evaluator is None:
+            raise ConfigError("off_policy.until_accuracy needs held-out prompts with answers to check")
+    watcher = _StepProgress("off-policy distillation", steps, show=show and state.is_main_process)
+    options = RockOptions(
+        evaluator=evaluator,
+        evaluate_every=stage.evaluate_every,
+        until_accuracy=stage.until_accuracy,
+        on_step=watcher,
+        teacher_states=_served_states(pair),
     )
     trainer = OffPolicyTrainer(
         pair.student,
@@ -248,61 +228,50 @@ def off_policy(
         arguments,
         Dataset.from_list(rows),
         processing_class=pair.tokenizer,
-        teacher_states=_served_states(pair),
         hard_share=stage.hard_share,
         run=run,
-        until_accuracy=stage.until_accuracy,
+        options=options,
     )
-    if stage.until_accuracy is not None:
-        if not problems or check is None:
-            raise ConfigError("off_policy.until_accuracy needs held-out prompts with answers to check")
-        _evaluate(trainer, config, problems, check, stage.evaluate_every)
-    _train(trainer, "off-policy distillation", show, on_end=on_end)
+    _train(trainer, watcher, on_end)
     trainer.keep_model(final)
 
 
-def _train(
-    trainer: RockDistillationTrainer,
-    title: str,
-    show: bool,
-    on_step: Callable[[Row], None] | None = None,
-    on_end: Account | None = None,
-) -> None:
-    """Go on from the newest complete checkpoint, or start; show progress and, at the end, give the account."""
-    trainer.remove_callback(PrinterCallback)
-    output = Path(str(trainer.args.output_dir))
-    found = last_complete_checkpoint(output)
-    is_main = trainer.accelerator.is_main_process
-    with no_bars(), StepProgress(title, int(trainer.args.max_steps), show=show and is_main) as watcher:
-        trainer.on_step = on_step or watcher
-        trainer.train(str(found) if found is not None else None)
-    if trainer.run is not None and trainer.args.should_save:
-        trainer.record.write(trainer.run)
-    if on_end is not None and is_main:
-        on_end(title, trainer.record.summary(), trainer.saturation)
-
-
-@contextmanager
-def _writing_to(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "Free some space there, or choose a directory you can write to."
-        raise RunError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
-
-
-def _batching(rollouts: int, micro_batch: int | None, pair: Pair) -> dict[str, int]:
-    """Rollouts a pass and passes a step, for this number of processes."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if rollouts % processes:
-        raise ConfigError(f"{rollouts} rollouts per step cannot be divided over {processes} processes")
-    own = rollouts // processes
+def _arguments(
+    config: DistillConfig,
+    pair: Pair,
+    output: Path,
+    *,
+    rollouts: int,
+    micro_batch: int | None,
+    steps: int,
+    **settings: Any,
+) -> Any:
+    """TRL's configuration of a stage: `rollouts` a step over all processes, in passes of `micro_batch`."""
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    own, rest = divmod(rollouts, num_processes)
+    if rest:
+        raise ConfigError(f"{rollouts} rollouts per step cannot be divided over {num_processes} processes")
     if micro_batch is None:
         tiny = sum(p.numel() for p in pair.student.parameters()) < TINY_PARAMETERS
         micro_batch = own if tiny else max(size for size in range(1, MICRO_BATCH + 1) if own % size == 0)
     if own % micro_batch:
         raise ConfigError(f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
-    return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": own // micro_batch}
+    if config.bf16 is not None:
+        settings["bf16"] = config.bf16
+    return device_arguments(
+        str(output),
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=own // micro_batch,
+        max_steps=steps,
+        warmup_steps=math.ceil(config.warmup * steps),
+        max_grad_norm=config.clip,
+        max_completion_length=config.max_new_tokens,
+        seed=config.seed,
+        save_total_limit=1,
+        logging_steps=max(1, min(10, steps // 10)),
+        disable_tqdm=True,
+        **settings,
+    )
 
 
 def _vllm(config: DistillConfig) -> dict[str, object]:
@@ -321,44 +290,95 @@ def _vllm(config: DistillConfig) -> dict[str, object]:
     }
 
 
-def _precision(bf16: bool | None) -> dict[str, bool]:
-    return {} if bf16 is None else {"bf16": bf16}
+def _served_states(pair: Pair) -> StateSource | None:
+    return pair.remote.states if pair.teacher is None and pair.remote is not None else None
 
 
-def _quiet(seed: int, steps: int) -> dict[str, object]:
-    return {
-        "seed": seed,
-        "save_total_limit": 1,
-        "logging_steps": max(1, min(10, steps // 10)),
-        "disable_tqdm": True,
-    }
+def _evaluator(
+    config: DistillConfig, pair: Pair, problems: Sequence[Prompt], check: Checker | None
+) -> Evaluator | None:
+    """Accuracy on held-out prompts, where there are some with answers to check."""
+    if not problems or check is None:
+        return None
+    return Evaluator(
+        problems,
+        check,
+        pair.tokenizer,
+        max_new_tokens=config.max_new_tokens,
+        num_rollouts=config.evaluate_rollouts,
+        seed=config.seed,
+    )
 
 
-def _sharded() -> bool:
-    return os.environ.get("ACCELERATE_USE_FSDP") == "true" or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+def _train(trainer: RockDistillationTrainer, watcher: _StepProgress, on_end: Account | None) -> None:
+    """Continue from the newest complete checkpoint, or start; show progress and, at the end, give the account."""
+    trainer.remove_callback(PrinterCallback)
+    found = last_complete_checkpoint(str(trainer.args.output_dir))
+    with no_bars(), watcher.showing():
+        trainer.train(str(found) if found is not None else None)
+    if trainer.run is not None and trainer.args.should_save:
+        trainer.record.write(trainer.run)
+    if on_end is not None and trainer.accelerator.is_main_process:
+        on_end(watcher.title, trainer.record.summary(), trainer.saturation)
 
 
-def _why_stopped(config: DistillConfig, trainer: RockDistillationTrainer) -> str:
-    if trainer.state.global_step >= config.steps:
-        return "steps" if config.tokens is None else "tokens"
-    return "time" if is_out_of_time(trainer.record, config.hours) else "saturated"
+class _StepProgress:
+    """A bar with loss, rate and time left, from the row of every step; everything goes to standard error."""
+
+    def __init__(self, title: str, steps: int, *, show: bool) -> None:
+        self.title, self.steps, self.show = title, steps, show
+        self._work: Work | None = None
+        self._accuracy = ""
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Show the bar inside the block."""
+        if not self.show:
+            yield
+            return
+        with progress(self.title, self.steps, "steps") as self._work:
+            yield
+
+    def __call__(self, row: Row) -> None:
+        work = self._work
+        if work is None:
+            return
+        if not work.done and row["step"] > 1:  # an earlier run took the steps before
+            work.resumed(row["step"] - 1)
+        if row.get("accuracy") is not None:
+            self._accuracy = f", accuracy {row['accuracy']:.1%} [{row['accuracy_low']:.1%}, {row['accuracy_high']:.1%}]"
+        said = f"loss {row['loss']:.4f}"
+        for name in ("rocks", "rest"):
+            said += f", {name} {row[f'loss_{name}']:.3f}" if row.get(f"loss_{name}") is not None else ""
+        work(row["step"] - work.done)
+        rate = row["tokens"] / max(row["seconds"], 1e-9)
+        work.say(f"{said}, {rate:.0f} tokens/s{self._accuracy}", now=row.get("accuracy") is not None)
 
 
-def _facts(config: DistillConfig, trainer: RockDistillationTrainer, monitor: TokenMonitor) -> dict[str, object]:
+@contextmanager
+def _writing_to(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "Free some space there, or choose a directory you can write to."
+        raise RunError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
+
+
+def _facts(config: DistillConfig, trainer: RockDistillationTrainer) -> Json:
+    """What the manifest says of a distillation."""
     record, ended = trainer.record, trainer.saturation
-    accuracy = record.column("accuracy")
-    evaluated = np.flatnonzero(~np.isnan(accuracy))
+    stopped = "time" if record.is_out_of_time(config.hours) else "saturated"
     facts: Json = {
         "steps": trainer.state.global_step,
-        "stopped": _why_stopped(config, trainer),
+        "stopped": "steps" if trainer.state.global_step >= config.steps else stopped,
         "saturated": None if ended is None else ended.saturated,
         "saturation": None if ended is None else ended._asdict(),
         "selector": trainer.selector.name,
-        "normalise": trainer.normalise,
+        "normalise": config.normalise,
         "vocabulary": trainer.vocabulary,
         "summary": record.summary(),
-        "monitor_rocks": monitor.rocks(),
     }
+    evaluated = np.flatnonzero(~np.isnan(record.column("accuracy")))
     for name, index in (("accuracy_before", 0), ("accuracy_after", -1)):
         if len(evaluated):
             row = record.rows[evaluated[index]]

@@ -1,4 +1,4 @@
-"""Settings of the two stages of distillation."""
+"""Settings of the two stages of distillation, and of the alarms."""
 
 from __future__ import annotations
 
@@ -79,12 +79,7 @@ class DistillConfig(Settings, section="distill"):
     until: Literal["steps", "saturated"] = "steps"
     """Stop after the steps, or earlier when the loss no longer falls."""
     hours: Positive | None = None
-    """Stop after so many hours of training, evaluation included, whatever `until` says; unset: no limit."""
-    saturation_on: Literal["loss", "rest"] = "loss"
-    """Which loss is tested: the whole, or that of everything but the rocks."""
-    tokens: Count | None = None
-    """Go on after the steps until so many tokens were sampled and scored by the teacher; needs schedule=constant.
-    Unset: stop at the steps."""
+    """Stop after this many hours of training, evaluation included, whatever `until` says; unset: no limit."""
     learning_rate: Positive = 2e-6
     """Peak learning rate."""
     schedule: Literal["auto", "linear", "cosine", "constant"] = "auto"
@@ -117,13 +112,13 @@ class DistillConfig(Settings, section="distill"):
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     """Which tokens carry loss."""
     shadows: tuple[str, ...] = ()
-    """Selectors recorded beside the one in force, by name, with their default settings."""
+    """Selectors that are recorded but not in force, by name, with their default settings."""
     off_policy: OffPolicyConfig = field(default_factory=OffPolicyConfig)
     """The stage before."""
     lora_rank: Count | None = None
     """Train adapters of this rank instead of the whole student."""
     keep: Annotated[int, Meta(ge=1, le=10_000)] = 7
-    """Checkpoints kept for scoring, evenly spaced, beside the one that OPD starts from."""
+    """Checkpoints kept for scoring, evenly spaced, after the one that OPD starts from."""
     save_every: Count | None = immaterial(None)
     """Steps between checkpoints to resume from; unset: a tenth of the run, at most 100."""
     telemetry_every: Count | None = 10
@@ -142,11 +137,6 @@ class DistillConfig(Settings, section="distill"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.tokens is None or (self.until == "steps" and self.schedule == "constant"),
-            "a budget of tokens needs until=steps and schedule=constant: a learning rate that has decayed over the "
-            "steps would leave nothing for the tokens after them",
-        )
         rollouts = self.prompts_per_step * self.rollouts_per_prompt
         require(
             self.micro_batch is None or rollouts % self.micro_batch == 0,
@@ -157,3 +147,23 @@ class DistillConfig(Settings, section="distill"):
             not unknown,
             f"no selector is called {unknown[0] if unknown else ''}; there are {', '.join(SELECTOR_OPTIONS)}",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmConfig(Settings, section="alarm"):
+    """Limits of the alarms that the trainer raises while it runs."""
+
+    window: Count = 10
+    """Steps that are averaged, at the start and at the end."""
+    length_growth: Annotated[float, Meta(gt=1, le=1e12)] = 2.0
+    """Alarm when rollouts have grown by this factor and many are cut at the length limit."""
+    truncated: ShareOrAll = 0.2
+    """Share of rollouts cut at the limit that counts as many."""
+    entropy_left: ShareOrAll = 0.1
+    """Alarm when the student's mean entropy has fallen below this share of what it was."""
+    entropy: Positive = 0.05
+    """…and below this value, in nats."""
+    invalid: ShareOrAll = 0.001
+    """Alarm when this share of a step's tokens has a divergence that is not a number."""
+    stop: bool = False
+    """Stop training at the first alarm."""

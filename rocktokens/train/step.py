@@ -47,7 +47,11 @@ class StepHooks(TrainerCallback):
         trainer = self.trainer
         if trainer.run is not None and state.global_step == 0 and 0 in trainer.options.keep_at:
             trainer.keep_checkpoint()
-        if trainer.options.evaluator is not None and not trainer.record.rows and trainer.options.evaluate_every is not None:
+        if (
+            trainer.options.evaluator is not None
+            and not trainer.record.rows
+            and trainer.options.evaluate_every is not None
+        ):
             trainer.record.rows.append({"step": 0} | self._evaluate())
         trainer.meter.take()
         self._began = trainer.meter.now()
@@ -77,7 +81,11 @@ class StepHooks(TrainerCallback):
                 self._write_occurrences(step, Rows.joined([trained, others]))
         if trainer.run is not None and step in trainer.options.keep_at:
             trainer.keep_checkpoint()
-        if trainer.options.evaluator is not None and trainer.options.evaluate_every is not None and _due(state, trainer.options.evaluate_every):
+        if (
+            trainer.options.evaluator is not None
+            and trainer.options.evaluate_every is not None
+            and _due(state, trainer.options.evaluate_every)
+        ):
             row |= self._evaluate()
         ended = trainer.meter.now()
         row["seconds"], self._began = ended - self._began, ended  # what is saved after a step counts to the next one

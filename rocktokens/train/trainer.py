@@ -4,8 +4,8 @@ What is overridden, and nothing else: who generates completions and in which ord
 micro-batch (a fused divergence over the weighted rows only), what is saved with a checkpoint, and hooks around a step.
 Rollouts, accelerate, FSDP, DeepSpeed, LoRA, trackers and the optimiser stay TRL's.
 
-Shapes: B rollouts of a (micro-)batch, C columns of the completion grid, N occurrences of the step, K rows with a weight,
-H and G widths.
+Shapes: B rollouts of a (micro-)batch, C columns of the completion grid, N occurrences of the step, K rows with a
+weight, H and G widths.
 """
 
 from __future__ import annotations
@@ -239,7 +239,9 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             )
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         if (rows * self.accelerator.num_processes) % options.rollouts_per_prompt:
-            raise ConfigError(f"{rows} rollouts per step cannot be divided into {options.rollouts_per_prompt} per prompt")
+            raise ConfigError(
+                f"{rows} rollouts per step cannot be divided into {options.rollouts_per_prompt} per prompt"
+            )
         if options.rollouts_per_prompt > 1 and isinstance(self.train_dataset, IterableDataset):
             raise ConfigError(
                 f"rollouts_per_prompt = {options.rollouts_per_prompt} needs a dataset with a length, but this one is a "
@@ -289,7 +291,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: Any, has_tool_images: bool = False
     ) -> list[list[int]]:
-        """TRL's generation, or ours: each rollout from (seed, step, row over all ranks), whatever the number of ranks."""
+        """TRL's generation, or ours: each rollout from a seed of its own, derived from (seed, step, row over all ranks)."""
         if self.options.generation == "trl":
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, has_tool_images)
         assert self.max_completion_length is not None

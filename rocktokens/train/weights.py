@@ -104,7 +104,9 @@ def gather_grid(accelerator: Accelerator, output: Batch, *, step: int, length_li
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
 
-def with_losses(accelerator: Accelerator, grid: Grid, rows: Rows, top: TopChoices | None = None) -> SelectorBatch | None:
+def with_losses(
+    accelerator: Accelerator, grid: Grid, rows: Rows, top: TopChoices | None = None
+) -> SelectorBatch | None:
     """The batch with what was measured of its rows; None unless every occurrence was measured."""
     local_K = rows.rollout_K - grid.first_row
     columns: Row = {}
@@ -169,7 +171,11 @@ def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict
 
 
 def compare_shadows(
-    selector_name: str, weight_N: Tensor, shadows: Mapping[str, Selector], batch: SelectorBatch, full: SelectorBatch | None
+    selector_name: str,
+    weight_N: Tensor,
+    shadows: Mapping[str, Selector],
+    batch: SelectorBatch,
+    full: SelectorBatch | None,
 ) -> dict[str, float]:
     """Kept share of every shadow and its overlap with the selector in force and with each other.
 
