@@ -13,6 +13,7 @@ _HOMES = {
     "fused_divergence": "rocktokens.divergence.fused",
     "TokenMonitor": "rocktokens.divergence.monitor",
     "RockDistillationTrainer": "rocktokens.train.trainer",
+    "RockOptions": "rocktokens.train.trainer",
     "Selector": "rocktokens.select.interface",
     "SelectorBatch": "rocktokens.select.interface",
     "make_selector": "rocktokens.select.interface",

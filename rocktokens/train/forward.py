@@ -5,8 +5,8 @@ included, and of the prompt only the last hidden state is needed, for it predict
 padding in every row are cut off before the model sees them; on a CPU, where padding costs as much as text, rows of
 alike length go through the model together.
 
-TRL computes its loss inside `_forward_redirection`, which replaces the model's `forward`; accelerate's autocast lives in
-that replaced `forward`. So with `bf16=True` stock TRL samples in bfloat16 and computes the loss in the weights'
+TRL computes its loss inside `_forward_redirection`, which replaces the model's `forward`; accelerate's autocast lives
+in that replaced `forward`. So with `bf16=True` stock TRL samples in bfloat16 and computes the loss in the weights'
 precision. Our trainer enters accelerate's autocast itself unless `autocast=False` asks for stock's behaviour.
 
 Shapes: B rollouts, U distinct prompts, P prompt columns, C completion columns, H width.

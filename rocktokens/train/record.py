@@ -193,8 +193,8 @@ class Alarms:
         cut, entropy = (change(record.column(name), window) for name in ("truncated_share", "entropy"))
         if length and cut and length.ratio >= config.length_growth and cut.late >= config.truncated:
             found["length"] = (
-                f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them are "
-                "cut at the length limit: is the end token trained on (weight above 0), and the same for student, "
+                f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them "
+                "are cut at the length limit: is the end token trained on (weight above 0), and the same for student, "
                 "teacher and template? `rocktokens check` compares them"
             )
         if entropy and entropy.late < config.entropy and entropy.ratio < config.entropy_left:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rocktokens.progress import console
 from rocktokens.show import percent
 from rocktokens.tables import STEP_STAGES
-from rocktokens.train.saturation import Saturation
+from rocktokens.train.record import Saturation
 
 
 def show_account(title: str, summary: Mapping[str, float], saturation: Saturation | None) -> None:

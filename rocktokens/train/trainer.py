@@ -291,7 +291,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: Any, has_tool_images: bool = False
     ) -> list[list[int]]:
-        """TRL's generation, or ours: each rollout from a seed of its own, derived from (seed, step, row over all ranks)."""
+        """TRL's generation, or ours: each rollout has a seed of its own, from (seed, step, row over all ranks)."""
         if self.options.generation == "trl":
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, has_tool_images)
         assert self.max_completion_length is not None

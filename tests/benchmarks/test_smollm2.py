@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.errors import ConfigError
 from rocktokens.prompts.checkers import MathChecker
-from rocktokens.train.off_policy import OffPolicyTrainer
+from rocktokens.train.trainer import OffPolicyTrainer
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 RESULT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}

@@ -14,13 +14,14 @@ from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError
-from rocktokens.train.trainer import device_arguments
+from rocktokens.train.trainer import RockOptions, device_arguments
 
 
 def made(path, models=None, args=None, kind=RockDistillationTrainer, **settings):
     """A trainer that has not trained yet."""
     student, teacher = models or (distilling.student(), distilling.teacher())
     settings = {"processing_class": distilling.tokenizer(), **settings}
+    settings = distilling.with_options(settings)
     return kind(student, teacher, args or distilling.arguments(path), distilling.dataset(), **settings)
 
 
@@ -199,7 +200,7 @@ def test_prompts_from_a_stream_cannot_be_repeated(tmp_path):
             args,
             distilling.dataset().to_iterable_dataset(),
             processing_class=distilling.tokenizer(),
-            rollouts_per_prompt=4,
+            options=RockOptions(rollouts_per_prompt=4),
         )
 
 

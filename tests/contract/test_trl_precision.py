@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import distilling
 import pytest
@@ -11,7 +12,7 @@ from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, fused_divergence
 from rocktokens.divergence.fused import Head
-from rocktokens.train.precision import as_factors, product_dtype
+from rocktokens.train.forward import Precision
 
 
 @contextmanager
@@ -81,24 +82,23 @@ def test_mixed_precision_changes_the_gradient_by_bf16s_rounding_and_not_more(tmp
 # The output heads
 
 
-class Asked:
-    mixed_precision = "bf16"
+def precision(asked: str, autocast: bool = True) -> Precision:
+    return Precision(SimpleNamespace(mixed_precision=asked), torch.zeros(1), autocast=autocast)
 
 
 def test_the_heads_products_are_bf16_on_cuda_only_and_where_asked():
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert product_dtype(Asked, True, cuda) == torch.bfloat16
-    assert product_dtype(Asked, True, cpu) is None
-    assert product_dtype(Asked, False, cuda) is None
-    half = type("Half", (), {"mixed_precision": "fp16"})
-    assert product_dtype(half, True, cuda) is None
+    assert precision("bf16").product(cuda) == torch.bfloat16
+    assert precision("bf16").product(cpu) is None
+    assert precision("bf16", autocast=False).product(cuda) is None
+    assert precision("fp16").product(cuda) is None
 
 
 def test_factors_in_bf16_keep_sums_in_float32_and_send_gradients_to_float32_weights():
     torch.manual_seed(0)
     states_NH, weight_VH = torch.randn(40, 32), torch.randn(500, 32, requires_grad=True)
     teacher_NH, teacher_VH = torch.randn(40, 32), torch.randn(500, 32)
-    head, rounded_NH = as_factors(Head(weight_VH), states_NH, torch.bfloat16)
+    head, rounded_NH = precision("bf16").factors(Head(weight_VH), states_NH, torch.device("cuda"))
     assert rounded_NH.dtype == head.weight_VH.dtype == torch.bfloat16
     found = fused_divergence(rounded_NH, head.weight_VH, teacher_NH, teacher_VH)
     found.loss.backward()
@@ -108,4 +108,4 @@ def test_factors_in_bf16_keep_sums_in_float32_and_send_gradients_to_float32_weig
     assert torch.allclose(found.value_N.double(), (p.exp() * (p - q)).sum(-1), rtol=1e-5)
     assert weight_VH.grad is not None
     assert weight_VH.grad.dtype == torch.float32
-    assert as_factors(Head(weight_VH), states_NH, None)[0].weight_VH is weight_VH
+    assert precision("bf16").factors(Head(weight_VH), states_NH, torch.device("cpu"))[0].weight_VH is weight_VH

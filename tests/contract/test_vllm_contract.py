@@ -37,7 +37,7 @@ from rocktokens.servers.probe import own_logprobs, served_logprobs
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import ServedStates
 from rocktokens.servers.vllm import VllmEngine
-from rocktokens.train.trainer import RockDistillationTrainer
+from rocktokens.train.trainer import RockDistillationTrainer, RockOptions
 
 # Heads of width 32, the least that vLLM's CPU attention takes.
 WIDTH, EOS = 128, 1
@@ -217,8 +217,7 @@ def test_twenty_steps_of_distillation_follow_the_local_teacher(served, states, t
             distilling.arguments(tmp_path / name, max_steps=20),
             Dataset.from_list([{"prompt": text} for text in texts]),
             processing_class=tokenizer,
-            generation="ours",
-            teacher_states=source,
+            options=RockOptions(generation="ours", teacher_states=source),
         )
         trainer.train()
         losses.append([row["loss"] for row in trainer.record.rows])

@@ -8,8 +8,7 @@ from cases import make_case
 
 from rocktokens.divergence import fused as divergence
 from rocktokens.divergence import heads
-from rocktokens.divergence.cross_entropy import chunked_cross_entropy
-from rocktokens.divergence.fused import KINDS
+from rocktokens.divergence.fused import KINDS, chunked_cross_entropy
 from rocktokens.divergence.heads import Head, Projection
 
 needs_products = pytest.mark.skipif(
@@ -165,7 +164,7 @@ def test_the_cuda_path_equals_the_widened_head(monkeypatch):
 
 @needs_products
 def test_cross_entropy_by_split_products_equals_the_widened_head(split, monkeypatch):
-    monkeypatch.setattr("rocktokens.divergence.cross_entropy.CHUNK_ELEMENTS", 3000 * 16)
+    monkeypatch.setattr("rocktokens.divergence.fused.CHUNK_ELEMENTS", 3000 * 16)
     case, wide = case_and_its_widened_self()
     factor_N, results = torch.full((40,), 1 / 40), []
     for given in (case, wide):

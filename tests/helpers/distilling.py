@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,16 @@ def arguments(path: Path | str, **settings: Any) -> Any:
     return device_arguments(str(path), **{**defaults, **settings})
 
 
-def trained(kind: Any, path: Path | str, *, data: Any = None, models: Any = None, args: Any = None, **settings: Any):
+def with_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of our trainer, with those that are fields of RockOptions gathered in `options`."""
+    from rocktokens.train.trainer import RockOptions
+
+    names = {field.name for field in fields(RockOptions)} & settings.keys()
+    own = RockOptions(**{name: settings[name] for name in names})
+    return {name: value for name, value in settings.items() if name not in names} | ({"options": own} if names else {})
+
+
+def trained(kind: Any, path: Path | str, /, *, data: Any = None, models: Any = None, args: Any = None, **settings: Any):
     """A trainer of the given class after its steps."""
     the_student, the_teacher = models or (student(), teacher())
     trainer = kind(
@@ -112,7 +122,7 @@ def trained(kind: Any, path: Path | str, *, data: Any = None, models: Any = None
         args or arguments(path),
         data if data is not None else dataset(),
         processing_class=tokenizer(),
-        **settings,
+        **with_options(settings),
     )
     trainer.train()
     return trainer

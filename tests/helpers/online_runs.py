@@ -15,7 +15,7 @@ from scipy.signal import lfilter
 from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.select.adaptive import Adaptive
 from rocktokens.select.interface import SelectorBatch
-from rocktokens.train.saturation import saturation
+from rocktokens.train.record import saturation
 
 # Shapes: V token types, N rows of a step, S steps.
 
@@ -135,7 +135,7 @@ def simulate_saturation(kind: str, seed: int, *, noise: float, warmup: int, step
     loss = mean * (1 + noise * np.sqrt(0.5) * (rng.normal(0, 1, steps + 1) + wave))
     held = 0
     for step in range(10, steps, 10):
-        found = saturation(loss[:step], warmup=warmup, remaining=steps - step, tolerance=TOLERANCE)
+        found = saturation(loss[warmup:step], remaining=steps - step, tolerance=TOLERANCE)
         held = held + 1 if found is not None and found.saturated else 0
         if held == 3:
             return step, bool(1 - mean[steps] / mean[step] > TOLERANCE)

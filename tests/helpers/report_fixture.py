@@ -32,7 +32,7 @@ from rocktokens.stage import Stage
 from rocktokens.stats import Estimate
 from rocktokens.table_files import PartWriter
 from rocktokens.tables import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
-from rocktokens.train.step_record import TrainingRecord
+from rocktokens.train.record import TrainingRecord
 
 CENSUS_PROMPTS, COMPARE_PROMPTS = 1000, 400
 SECONDS = {"rollout": 0.7, "teacher": 0.2, "student": 0.25, "head": 0.1, "optimiser": 0.05}

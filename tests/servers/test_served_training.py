@@ -37,9 +37,7 @@ def trained(path, teacher=None, states=None, **settings):
         args,
         distilling.dataset(),
         processing_class=distilling.tokenizer(),
-        generation="ours",
-        teacher_states=states,
-        **settings,
+        **distilling.with_options({"generation": "ours", "teacher_states": states, **settings}),
     )
     trainer.train()
     return trainer
@@ -82,7 +80,7 @@ def test_a_head_with_padding_rows_is_cut_for_a_served_teacher_too(tmp_path):
 
 def test_one_teacher_and_only_one(tmp_path):
     for both in ({}, {"teacher": distilling.teacher(), "states": object()}):
-        with pytest.raises(ConfigError, match="one teacher model is needed"):
+        with pytest.raises(ConfigError, match="one teacher is needed"):
             trained(tmp_path, **both)
 
 

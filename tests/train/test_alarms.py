@@ -9,9 +9,8 @@ import torch
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError
-from rocktokens.train.alarm_settings import AlarmConfig
-from rocktokens.train.step_alarms import Alarms
-from rocktokens.train.step_record import TrainingRecord
+from rocktokens.train.record import Alarms, TrainingRecord
+from rocktokens.train.settings import AlarmConfig
 
 
 def looked(dtype="float32", config=None, steps=60, **series):
@@ -20,7 +19,7 @@ def looked(dtype="float32", config=None, steps=60, **series):
     record, alarms = TrainingRecord(), Alarms(config or AlarmConfig(), dtype)
     for step in range(steps):
         row = {name: value[step] if np.ndim(value) else value for name, value in {**healthy, **series}.items()}
-        record.add({"step": step + 1, "tokens": 1000, "invalid": 0, **row})
+        record.rows.append({"step": step + 1, "tokens": 1000, "invalid": 0, **row})
         record.rows[-1] |= alarms.look(record, step + 1)
     return alarms, record
 

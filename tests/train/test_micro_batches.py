@@ -9,8 +9,8 @@ import torch
 
 from rocktokens import RockDistillationTrainer
 from rocktokens.train import trainer as trainer_module
-from rocktokens.train.micro_batches import by_length, shared_lengths
-from rocktokens.train.step_meter import ModelShape, step_flops
+from rocktokens.train.meter import ModelShape, step_flops
+from rocktokens.train.weights import by_length, shared_lengths
 
 
 def batch(prompts: list[int], lengths: list[int]) -> dict:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import FAMILIES, tiny_model
 
-from rocktokens.train.shared_prompts import Texts, can_share, completion_states
+from rocktokens.train.forward import Texts, can_share, completion_states
 
 PAD = 2
 
