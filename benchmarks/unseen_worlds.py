@@ -30,10 +30,10 @@ from rocktokens.detect import stage as detect
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.recipes import world_recipe
 from rocktokens.run import MANIFEST
 from rocktokens.sample import stage as sample
 from rocktokens.score import stage as score
+from rocktokens.study import world_recipe
 from rocktokens.train import stage as distill
 from rocktokens.world import World, world_names
 from rocktokens.world.grammar import ARITHMETIC, MARKET

@@ -1,292 +1,438 @@
-"""The command line: flags become a configuration, the configuration goes to a stage. It decides nothing.
+"""The command line: tyro's subcommands over the registry of stages (study.STAGES) and a few commands that are no stage.
 
-Nothing heavy is imported before a command is known to be valid, so that help and mistakes answer at once.
+Flags stand above the YAML file of --config, the file above the recipe, the recipe above the defaults. On its own
+command a stage's settings need no prefix: `rocktokens distill RUN --steps 10`, `rocktokens study --distill.steps 10`.
 Exit status: 0 done, 1 failed, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import difflib
+import json
 import logging
 import os
 import sys
-import typing
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
+
+import tyro
+from msgspec import Meta
+from tyro.conf import Positional, arg
 
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.jobs import Place, refuse_torchrun
+from rocktokens.models.settings import PairConfig
+from rocktokens.permissions import ALLOW_CODE, granting, permissions_of
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.settings import field_docs, field_types, from_mapping, load_yaml
+from rocktokens.study import STAGES, StageSpec, StudyConfig
+from rocktokens.train.settings import DistillConfig
 
-SHARED = ("study", "sample", "score", "knockout", "graft", "compare")  # commands that take --workers and --ray
-# Command → what it does: the first line of its class in commands.py, which help does not import (a test compares them).
-SUMMARIES = {
-    "study": "Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`.",
-    "check": "Look for what silently ruins distillation, in a pair, its prompts, servers or a run: `check [RUN]`.",
-    "distill": "Distil the student on its own rollouts, with a weight and a record for every token.",
-    "sample": "Sample rollouts of the student into a run.",
-    "score": "Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
-    "detect": "Find the rocks of a scored run, or of a table of occurrences (--occurrences FILE --out DIR).",
-    "geometry": "Say which way the token types' gradients point and how much they pull.",
-    "knockout": "Ban the candidates one at a time and say what each ban does to accuracy.",
-    "graft": "Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
-    "bypass": "Say which costly token types training may skip, which it must not, and why.",
-    "compare": "Train the regimes from one start and say what leaving out the rocks costs and saves.",
-    "export": "Write a run's bypass list, or its rocks, in the form that another trainer reads.",
-    "report": "Write a run's report: one HTML file that holds everything, and its figures beside it.",
-    "view": "Show a run, while it trains too, or the runs of a folder, on 127.0.0.1.",
-    "import": "Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`.",
-}
+ABOUT = """rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.
+
+Anywhere on the line: --config FILE.yaml (settings by section and field), --workers N or --ray ADDRESS (where shared work
+is done), --json (what was found, as JSON on standard output), --allow-code (run Python code that the settings or a run
+name: a checker, a selector, a model's own code). `rocktokens study --help-all` lists every setting."""
+RunPath = Annotated[Positional[Path], arg(metavar="RUN")]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `rocktokens` command."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(_main(arguments))
-    except ConfigError as error:
-        print(f"rocktokens: {error}", file=sys.stderr)
-        sys.exit(2)
+        run_command(list(sys.argv[1:] if arguments is None else arguments))
+        sys.exit(0)
     except RockTokensError as error:
         print(f"rocktokens: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
-        print("rocktokens: stopped; the same command goes on where it was", file=sys.stderr)
-        sys.exit(1)
+        print("rocktokens: stopped; the same command continues where it was", file=sys.stderr)
     except BrokenPipeError:
-        sys.exit(1)
-    except OSError as error:  # a path that no stage touched through runs/files.py
+        pass  # whoever read our output has seen enough
+    except OSError as error:
         where = f"{error.filename}: "[:300] if error.filename else ""
         print(f"rocktokens: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
     except MemoryError:
         print("rocktokens: out of memory; use smaller batches, a smaller model or fewer prompts", file=sys.stderr)
-        sys.exit(1)
     except Exception as error:
         if os.environ.get("ROCKTOKENS_TRACEBACK"):
             raise
-        print(f"rocktokens: {_unexpected(error)}", file=sys.stderr)
-        sys.exit(1)
+        import traceback
+
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+        print(
+            f"rocktokens: this should not have happened: {said} ({Path(place.filename).name}, line {place.lineno}). "
+            "Nothing that was complete is lost. ROCKTOKENS_TRACEBACK=1 shows the whole trace; please report it with the "
+            "command.",
+            file=sys.stderr,
+        )
+    sys.exit(1)
 
 
-def _unexpected(error: Exception) -> str:
-    """An unexpected error as one sentence, with what helps to fix it."""
-    import traceback
-
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    said = (str(error).splitlines() or [""])[0][:300]
-    return (
-        f"this should not have happened: {type(error).__name__}: {said} ({Path(place.filename).name}, line "
-        f"{place.lineno}). Nothing that was complete is lost. ROCKTOKENS_TRACEBACK=1 shows the whole trace; please "
-        "report it with the command."
-    )
-
-
-def _main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0
-    if arguments[0] in ("-V", "--version", "version"):
+def run_command(words: list[str]) -> None:
+    """Parse the words and do what they ask."""
+    if words[:1] in (["-V"], ["--version"]):
         print(f"rocktokens {__version__}")
-        return 0
-    place, arguments = _place_of(arguments)
-    name, *rest = arguments or [""]
-    if name not in SUMMARIES and name not in _commands():
-        near = difflib.get_close_matches(name, SUMMARIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`rocktokens --help` lists them"
-        raise ConfigError(f"there is no command {name!r}; {hint}")
-    is_first = os.environ.get("RANK", "0") == "0"  # torchrun starts `distill` once a process
-    level = logging.INFO if is_first else logging.WARNING
+        return
+    everywhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    everywhere.add_argument("--config")
+    everywhere.add_argument("--workers", type=int)
+    everywhere.add_argument("--ray")
+    everywhere.add_argument(ALLOW_CODE, action="store_true")
+    try:
+        flags, words = everywhere.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}; --config takes a YAML file, --workers a number, --ray an address") from None
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING  # torchrun: say a thing once
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if name in ("geometry", "report"):  # small matrices, no model: more threads than one only wait
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    elif name == "detect":  # it shares its work out over the cores itself; a product of matrices is one core's
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if {"-h", "--help"} & set(rest) and "--help-all" not in rest:
-        from rocktokens.everyday import everyday_help
-        from rocktokens.recipes import recipes
+    command = parse(words, flags.config)
+    permitted = permissions_of(command, allow_code=flags.allow_code)
+    place = None
+    if flags.workers is not None or flags.ray is not None:
+        from rocktokens.jobs import Place
 
-        short = everyday_help(name, _commands()[name], recipes())
-        if short is not None:
-            print(short)
-            return 0
-    from rocktokens.permissions import ALLOW_CODE, granting, permissions_of
-
-    words = ["--help" if word == "--help-all" else word for word in rest if word != ALLOW_CODE]
-    command = _parse(name, words)
-    if name != "distill":
-        refuse_torchrun()
-    permitted = permissions_of(command, allow_code=ALLOW_CODE in rest)
+        place = Place(1 if flags.workers is None else flags.workers, flags.ray)
     with granting(*permitted):
-        command.run(place) if name in SHARED else command.run()
-    return 0
+        command.run(place) if isinstance(command, StageCommand | StudyCommand) else command.run()
 
 
-def _commands() -> dict[str, type]:
-    from rocktokens.commands import COMMANDS
+def parse(words: list[str], file: str | None = None) -> Any:
+    """The command that the words ask for, without running it."""
+    name = words[0] if words else "--help"
+    if name == "help":
+        words, name = ["--help"], "--help"
+    asks_all = "--help-all" in words
+    asks_help = asks_all or bool({"-h", "--help"} & set(words))
+    words = ["--help" if word == "--help-all" else word for word in words or ["--help"]]
+    words = [f"--prompts.source{word[9:]}" if word.partition("=")[0] == "--prompts" else word for word in words]
+    if name in STAGES:
+        kind, section = stage_command(STAGES[name]), f"--{STAGES[name].section}."
+        words = [f"--{word.removeprefix(section)}" if word.startswith(section) else word for word in words]
+        return _tyro(name, kind, words, _from_file(kind, load_yaml(file)) if file else None)
+    if name != "study":
+        return _tyro(name, COMMANDS.get(name), words)
+    kind = study_command(short=asks_help and not asks_all)
+    if asks_help:
+        return _tyro(name, kind, words)
+    asked = _tyro(name, kind, words)
+    config = named_study(asked.recipe, file)
+    if asked.quick:
+        from rocktokens.study import quick, recipes
 
-    return COMMANDS
-
-
-def _place_of(words: list[str]) -> tuple[Place | None, list[str]]:
-    """What --workers N and --ray ADDRESS say, wherever they stand, and the words without them; None: nothing."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--ray")
-    try:
-        found, rest = parser.parse_known_args(words)
-    except argparse.ArgumentError:
-        raise ConfigError("--workers takes a number of processes, --ray the address of a cluster or auto") from None
-    asked = found.workers is not None or found.ray is not None
-    return Place(found.workers if found.workers is not None else 1, found.ray) if asked else None, rest
-
-
-def _parse(name: str, words: list[str]) -> Any:
-    """Flags over the YAML file over the recipe over the defaults."""
-    from rocktokens.commands import StudyCommand
-
-    kind = _commands()[name]
-    words = _place(kind, [_long_form(kind, word) for word in words])
-    file, words = _config_file(words)
-    default = None
-    if kind is StudyCommand:
-        asked = _tyro(name, [word for word in words if word not in ("-h", "--help")], StudyCommand())
-        yaml, default = _recipe(asked.recipe) if asked.recipe else (None, None)
-        file = file or yaml
-        if asked.quick:
-            default = _quick(default)
-    return _tyro(name, words, _default(kind, file, default))
+        config = quick(config or recipes()["arithmetic"]())
+    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(StudyConfig)} if config else {}
+    return _tyro(name, kind, words, kind(**values)) if config else asked
 
 
-def _tyro(name: str, words: list[str], default: Any) -> Any:
-    import tyro
-
-    kind = _commands()[name]
-    return tyro.cli(
-        kind,
-        args=words,
-        default=default,
-        prog=f"rocktokens {name}",
-        description=kind.__doc__,
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
-    )
-
-
-def _long_form(kind: type, word: str) -> str:
-    """`--steps` as `--distill.steps` on the command `distill`; `--prompts FILE` as `--prompts.source FILE`."""
-    flag, equals, value = word.partition("=")
-    if flag == "--prompts":
-        return f"--prompts.source{equals}{value}"
-    section = getattr(kind, "section", None) or None
-    if not flag.startswith("--") or section is None:
-        return word
-    field = flag[2:].partition(".")[0].removeprefix("no-").replace("-", "_")
-    own = {item.name for item in fields(kind)}
-    inner = {item.name for item in fields(typing.get_type_hints(kind)[section])}
-    near = field in inner or difflib.get_close_matches(field, inner | own, n=1)[:1] in [[name] for name in inner]
-    return f"--{section}.{word[2:]}" if near and field not in own else word  # tyro names the flag nearest to a typo
+def _tyro(name: str, kind: Any, words: list[str], default: Any = None) -> Any:
+    """Parse with tyro; only the command that is asked for has its flags, the others are there for help."""
+    helps = {"study": StudyCommand.__doc__, **{spec.name: spec.help for spec in STAGES.values()}}
+    helps |= {name: kind.__doc__ for name, kind in COMMANDS.items()}
+    kinds = []
+    for other, said in helps.items():
+        stub = kind if other == name else make_dataclass(other, [])
+        more = {"default": default} if default is not None and other == name else {}
+        kinds.append(Annotated[stub, tyro.conf.subcommand(other, description=said, prefix_name=False, **more)])
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
+    return tyro.cli(Union[tuple(kinds)], args=words, prog="rocktokens", description=ABOUT, config=config)  # noqa: UP007
 
 
-def _place(kind: type, words: list[str]) -> list[str]:
-    """`--path RUN` as `RUN` where a command takes its run without a flag."""
-    from tyro.conf import Positional
-
-    hint = typing.get_type_hints(kind, include_extras=True).get("path")
-    if Positional[str].__metadata__[0] not in getattr(hint, "__metadata__", ()):  # type: ignore[attr-defined]
-        return words
-    found = [word.removeprefix("--path=") for word in words]
-    if "--path" in found[:-1]:
-        found.remove("--path")
-    return found
+def _from_file(kind: type, values: dict[str, Any]) -> Any:
+    """A stage's command from a study's file; sections of other stages are checked and not used."""
+    whole = from_mapping(StudyConfig, values)
+    known = {item.name: getattr(whole, item.name) for item in dataclasses.fields(kind) if item.name in values}
+    needed = [item.name for item in dataclasses.fields(kind) if item.default is item.default_factory is MISSING]
+    return kind(**{**dict.fromkeys(needed, tyro.MISSING), **known})
 
 
-def _config_file(words: list[str]) -> tuple[str | None, list[str]]:
-    """The file of --config, and the words without it."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config")
-    try:
-        found, rest = parser.parse_known_args(words)
-    except argparse.ArgumentError:
-        raise ConfigError("--config needs a YAML file") from None
-    return found.config, rest
+def named_study(word: str | None, file: str | None) -> StudyConfig | None:
+    """What the first word of `study` names: a YAML file, a run to continue, or a recipe; None where there is none."""
+    from rocktokens.study import load_settings, recipes
 
-
-def _default(kind: type, file: str | None, default: Any) -> Any:
-    """What holds where no flag is given. A study's file serves every command: other stages' sections are ignored."""
-    import tyro
-
-    from rocktokens.settings import from_mapping, load_yaml
-    from rocktokens.study_settings import StudyConfig
-
-    values = load_yaml(file) if file else {}
-    section, own = getattr(kind, "section", None) or None, {item.name for item in fields(kind)}
-    if section is not None:
-        inner = {item.name for item in fields(typing.get_type_hints(kind)[section])} - own
-        short = {key: values.pop(key) for key in list(values) if key in inner}
-        values |= {section: {**short, **(values.get(section) or {})}} if short else {}
-    known = {item.name for item in fields(StudyConfig)} - own
-    values = {key: value for key, value in values.items() if key not in known}
-    needed = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
-    return from_mapping(kind, values, default=default or kind(**dict.fromkeys(needed, tyro.MISSING)))
-
-
-def _quick(default: Any) -> Any:
-    """The settings of a quick study; of the built-in pair where nothing else is named."""
-    from rocktokens.commands import StudyCommand
-    from rocktokens.recipes import quick, recipes
-    from rocktokens.study_settings import StudyConfig
-
-    whole = recipes()["arithmetic"]()
-    if default is not None:
-        whole = StudyConfig(**{item.name: getattr(default, item.name) for item in fields(StudyConfig)})
-    small = quick(whole)
-    return StudyCommand(**{item.name: getattr(small, item.name) for item in fields(small)})
-
-
-def _recipe(word: str) -> tuple[str | None, Any]:
-    """What the first word of `study` names: a YAML file, a run to go on with, or a recipe."""
-    if word.endswith((".yaml", ".yml")):
-        return word, None
-    from rocktokens.commands import StudyCommand
-    from rocktokens.recipes import recipes
-
-    if (Path(word) / "run.json").is_file():
-        from rocktokens.study_plan import load_settings
-
-        kept = load_settings(Path(word))
-        return None, StudyCommand(**{item.name: getattr(kept, item.name) for item in fields(kept)})
-    known = recipes()
-    if word not in known:
+    known, config = recipes(), None
+    if word and word.endswith((".yaml", ".yml")):
+        file = file or word
+    elif word and (Path(word) / "run.json").is_file():
+        config = load_settings(Path(word))
+    elif word in known:
+        config = known[word]()
+    elif word:
         near = difflib.get_close_matches(word, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, or give a .yaml file or a run"
         raise ConfigError(f"there is no recipe {word!r}, and no run; {hint}")
-    recipe = known[word]()
-    return None, StudyCommand(**{item.name: getattr(recipe, item.name) for item in fields(recipe)})
+    return from_mapping(StudyConfig, load_yaml(file), default=config) if file else config
 
 
-def _help() -> str:
-    width = max(map(len, SUMMARIES))
-    lines = [f"  {name:{width}}  {said}" for name, said in SUMMARIES.items()]
-    return "\n".join(
-        [
-            "rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.",
-            "",
-            "usage: rocktokens COMMAND [RUN] [--section.field value ...] [--config file.yaml] [--workers N | --ray A]",
-            "",
-            *lines,
-            "",
-            "`rocktokens COMMAND --help` lists a command's settings; `--version` prints the version. A stage's own",
-            "settings may be named without their section: `rocktokens distill RUN --steps 10`. `--allow-code` lets",
-            "this call run Python code that the settings or a run name (a checker, a selector, a model's own code).",
-        ]
+# ---------------------------------------------------------------- stages as commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCommand:
+    """A stage as a command; stages with flags that are no settings have a subclass below, by their name."""
+
+    path: RunPath
+    """The run directory; `distill` and `sample` make it."""
+    again: bool = False
+    """Run the stage again although it is complete."""
+
+    json: bool = False
+    """Print what was found as JSON, and everything else on standard error."""
+
+    def run(self, place: Any = None) -> None:
+        """Run the stage and say where it is."""
+        name = type(self).__name__
+        if name != "distill":
+            from rocktokens.jobs import refuse_torchrun
+
+            refuse_torchrun()
+        with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
+            run = self.work(STAGES[name], **({"place": place} if place else {}))
+            print(f"run: {run.path}")
+        if self.json:
+            stages = run.manifest["stages"].items()
+            print(json.dumps({own: facts for own, facts in stages if own.split("/")[0] == name}, indent=2))
+
+    def work(self, spec: StageSpec, **options: Any) -> Any:
+        """Call the stage's function."""
+        return spec.run(self.path, vars(self), **options)
+
+
+def stage_command(spec: StageSpec) -> type[StageCommand]:
+    """The command of a stage: a run, the settings that it takes, and its own flags."""
+    base = next((kind for kind in StageCommand.__subclasses__() if kind.__name__.lower() == spec.name), StageCommand)
+    own, hints, docs = (
+        {item.name for item in dataclasses.fields(base)},
+        field_types(StudyConfig),
+        field_docs(StudyConfig),
     )
+    members: list[Any] = []
+    for name in (name for name in spec.arguments.values() if name not in own):
+        hint, default = hints[name], StudyConfig.__dataclass_fields__[name].default
+        if dataclasses.is_dataclass(hint):
+            shown = Annotated[hint, arg(name="")] if name == spec.section else hint  # type: ignore[valid-type]
+            members.append((name, shown, field(default_factory=hint)))  # type: ignore[arg-type]
+        else:
+            members.append((name, Annotated[hint, arg(help=docs[name])], field(default=default)))
+    return make_dataclass(spec.name, members, bases=(base,), frozen=True, kw_only=True)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(StageCommand):
+    def work(self, spec: StageSpec, **options: Any) -> Any:
+        """Every process of torchrun or `accelerate launch` trains, and leaves the group at the end."""
+        run = super().work(spec, **options)
+        if "RANK" in os.environ:
+            from torch import distributed
+
+            distributed.destroy_process_group()
+        return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(StageCommand):
+    checkpoint: str = "last"
+    """Which model samples: last (kept checkpoint, else the student), student, teacher, or a step."""
+    detection_prompts: Annotated[int, Meta(ge=1)] | None = None
+    """Prompts at most; unset: as many as --prompts.limit says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detect(StageCommand):
+    path: Annotated[Positional[Path | None], arg(metavar="[RUN]")] = None  # type: ignore[assignment]
+    """The run directory."""
+    occurrences: Path | None = None
+    """A Parquet file with rollout_id, position, token_id and loss, in place of a run."""
+    out: Path | None = None
+    """For --occurrences: directory of the new run."""
+    tokenizer: str | None = None
+    """For --occurrences: tokenizer that names the tokens; a directory or hub name."""
+
+    def work(self, spec: StageSpec, **options: Any) -> Any:
+        """Detection in a run, or in a table."""
+        if self.path is not None and not (self.occurrences or self.out or self.tokenizer):
+            return super().work(spec, **options)
+        if self.path is not None or self.occurrences is None or self.out is None:
+            raise ConfigError("detect takes RUN, or --occurrences FILE --out DIRECTORY [--tokenizer NAME]")
+        from rocktokens.detect.stage import detect_table
+
+        config = vars(self)["detect"]
+        return detect_table(self.occurrences, self.out, config, tokenizer=self.tokenizer, again=self.again)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(StageCommand):
+    results: Path | None = None
+    """Also write the comparison with its circumstances (command, versions, hardware, date) to this JSON file."""
+
+    def work(self, spec: StageSpec, **options: Any) -> Any:
+        """Compare, and write the results."""
+        from rocktokens.compare.tables import require_writable, save_results
+
+        require_writable(self.results)  # said before anything is trained
+        run = super().work(spec, **options)
+        if self.results is not None:
+            save_results(run, self.results)
+        return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyCommand(StudyConfig):
+    """Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`."""
+
+    recipe: Annotated[Positional[str | None], arg(metavar="[RUN | RECIPE | FILE.yaml]")] = None
+    """A run to continue, a recipe (arithmetic, market, cornerstone, qwen), or a YAML file with settings."""
+    quick: bool = False
+    """A true but small study, about a minute on the built-in pair; its last lines say what it left out."""
+    dry_run: bool = False
+    """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
+
+    json: bool = False
+    """Print what was found as JSON, and everything else on standard error."""
+
+    def run(self, place: Any = None) -> None:
+        """Run the study, or say what it would do."""
+        from rocktokens import study
+        from rocktokens.jobs import refuse_torchrun
+        from rocktokens.run import open_run
+
+        refuse_torchrun()
+        config = StudyConfig(**{item.name: getattr(self, item.name) for item in dataclasses.fields(StudyConfig)})
+        if self.dry_run:
+            print(*study.dry_run(config), sep="\n")
+            return
+        with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
+            study.study(config, place=place, note=study.quick_left_out(self.recipe) if self.quick else None)
+        if self.json:
+            print(json.dumps(open_run(config.path).manifest["stages"], indent=2))
+
+
+def study_command(*, short: bool) -> type[StudyCommand]:
+    """The command `study`; for its short help without the stages' settings, which the stages' own help lists."""
+    hidden = [
+        (name, Annotated[hint, tyro.conf.Suppress], field(default_factory=hint))
+        for name, hint in field_types(StudyConfig).items()
+        if short and dataclasses.is_dataclass(hint) and name not in ("pair", "prompts")
+    ]
+    return make_dataclass("study", hidden, bases=(StudyCommand,), frozen=True, kw_only=True)
+
+
+# ---------------------------------------------------------------- commands that are no stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Look for what silently ruins distillation, in a pair, its prompts, servers or a run: `check [RUN]`."""
+
+    path: Annotated[Positional[Path | None], arg(metavar="[RUN]")] = None
+    """A run, also one made by `import`; without it, the pair and the prompts alone."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    probe: Annotated[int, Meta(ge=0)] = 32
+    """Prompts that both models answer, loaded in this process also where servers are named; 0: load no weights."""
+    learning_rate: float = DistillConfig.learning_rate
+    """The learning rate that is compared with the resolution of the weights."""
+    json: bool = False
+    """Print the findings as JSON."""
+
+    def run(self) -> None:
+        """Print the findings."""
+        from rocktokens.check.findings import report
+        from rocktokens.check.stage import check
+
+        how = {"probe": self.probe, "learning_rate": self.learning_rate}
+        report(check(self.path, self.pair, self.prompts, self.rollouts, self.servers, **how), as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Show a run, while it trains too, or the runs of a folder, on 127.0.0.1."""
+
+    path: RunPath
+    """A run directory, or a folder of them."""
+    port: int = 8707
+    """Port on 127.0.0.1; 0 takes a free one."""
+    open_browser: bool = False
+    """Also open the page in a browser."""
+
+    def run(self) -> None:
+        """Serve until Ctrl-C."""
+        from rocktokens.report.stage import decoder_of
+        from rocktokens.report.view import view
+
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"--port takes a number from 0 to 65,535, got {self.port}")
+        view(self.path, port=self.port, open_browser=self.open_browser, decoder=decoder_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """Turn another trainer's dump into a run: `import FORMAT FILES --tokenizer NAME --out RUN`."""
+
+    format: Annotated[Positional[str], arg(metavar="FORMAT")]
+    """slime, prime-rl, trl, verl or jsonl; docs/other-trainers.md says how to get each."""
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILES")]
+    """Files, or directories that are searched for the format's files."""
+    tokenizer: str
+    """Tokenizer of the model that was trained: a directory or hub name."""
+    out: Path
+    """Directory of the new run."""
+    no_detect: bool = False
+    """Do not detect costly token types and do not write the report."""
+
+    def run(self) -> None:
+        """Import, and detect."""
+        from rocktokens.interop.import_ import import_dump
+
+        run = import_dump(self.format, self.files, self.tokenizer, self.out, detect=not self.no_detect)
+        facts = run.facts("import")
+        print(f"import: {facts['rollouts']} rollouts, {facts['tokens']} tokens, steps {facts['steps']}")
+        print(f"run: {run.path}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a run's bypass list, or its rocks, in the form that another trainer reads."""
+
+    path: RunPath
+    """The run directory, or a bypass.json."""
+    format: Literal["ids", "json", "csv", "trl", "verl"] = "ids"
+    """ids: one token id per line; json: everything; csv: one row per costly type; trl and verl: for those trainers."""
+    list: Literal["bypass", "rocks"] = "bypass"
+    """bypass: what training may skip, as `bypass` decided; rocks: what `detect` declared, skipped at your own risk."""
+    out: Path | None = None
+    """The file to write; unset: beside the list."""
+
+    def run(self) -> None:
+        """Write the file."""
+        from rocktokens.interop.export import export
+
+        print(f"list: {export(self.path, self.format, self.out, listed=self.list)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Print the JSON Schema of all settings, for editors and for other programs that write them."""
+
+    def run(self) -> None:
+        """Print it."""
+        from rocktokens.settings import schema
+
+        print(json.dumps(schema(StudyConfig), indent=2))
+
+
+COMMANDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (Check, View, Import, Export, Schema)}
 
 if __name__ == "__main__":
     main()

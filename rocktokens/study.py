@@ -1,234 +1,613 @@
-"""The stages of `rocktokens study` in order. Each is resumable: a stopped study goes on with the same command."""
+"""The registry of stages, the study that runs them in order, its settings and its recipes.
+
+`STAGES` is the only list of stages: the command line, the help, the order of a study, its dry run and the docs are made
+from it. A stage's function is imported when it runs, so that help and mistakes answer at once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import json
 import logging
 import os
+import shutil
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rocktokens.jobs import Place, keeping_workers, num_gpus
-from rocktokens.study_settings import STAGES, Stage, StudyConfig
+from msgspec import Meta
+
+from rocktokens.bypass.settings import BypassConfig
+from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.sample.settings import RolloutConfig
+from rocktokens.score.settings import ScoreConfig
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.settings import Count, Pair, Settings, from_mapping, without_permissions
+from rocktokens.train.settings import DistillConfig
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
-# Stages that ask a student's or a teacher's servers, where they are named.
-ON_STUDENT, ON_TEACHER = ("sample", "knockout", "graft"), ("distill", "score", "graft", "compare")
+SETTINGS = "study.json"  # the study's settings in its run, so that `rocktokens study RUN` needs no flag
 
 
-def study(config: StudyConfig, *, place: Place | None = None, note: str | None = None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """What the command line, the study and the docs know of a stage."""
+
+    name: str
+    help: str
+    work: str
+    """package.module:function; its first parameter is the run directory."""
+    takes: str
+    """Its other parameters, each a field of StudyConfig: the field's name, or parameter=field."""
+    section: str | None = None
+    """The section of its own settings, whose flags need no prefix on its own command."""
+    reads: str
+    """What it rests on: where one of these has changed, the stage is done again."""
+    asks: tuple[Literal["student", "teacher"], ...] = ()
+    """Whose servers it asks, where they are named."""
+    shared: bool = False
+    """Whether its work is a list of jobs, done where --workers and --ray say."""
+    needs_answers: bool = False
+    """Whether it measures accuracy, and is left out where the prompts have no answers."""
+    tells: bool = False
+    """Whether a study prints a line about what it found."""
+    size: Callable[[StudyConfig], float] = lambda c: 1.0
+    """Expected work, in rollouts sampled from the student; the factors were measured on the built-in world."""
+    is_fixed: bool = False
+    """Whether its time hardly depends on the settings."""
+    does: Callable[[StudyConfig], str]
+    """What it will do with these settings, in a few words."""
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Parameter of the function → field of StudyConfig."""
+        return dict((part.split("=") * 2)[:2] for part in self.takes.split())
+
+    def run(self, path: Path, settings: Mapping[str, Any], **options: Any) -> Any:
+        """Call the stage with its settings, and with those of the options (place, again, ...) that it has."""
+        module, _, name = self.work.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        known = set(inspect.signature(function).parameters) - {"path"}
+        given = {parameter: settings[section] for parameter, section in self.arguments.items()}
+        more = {**settings, **options}
+        return function(path, **given, **{name: more[name] for name in more if name in known and name not in given})
+
+
+def _trained(config: StudyConfig, steps: int) -> float:
+    """Rollouts of a training; each is sampled, scored by the teacher and learned from."""
+    return 2.5 * steps * config.distill.prompts_per_step * config.distill.rollouts_per_prompt
+
+
+def _detection(config: StudyConfig) -> int:
+    """Rollouts that rocks are looked for on, as far as the settings say."""
+    return (config.detection_prompts or config.prompts.limit or 0) * config.rollouts.num_rollouts
+
+
+STAGES: dict[str, StageSpec] = {
+    spec.name: spec
+    for spec in (
+        StageSpec(
+            name="distill",
+            help="Distil the student on its own rollouts, with a weight and a record for every token.",
+            work="rocktokens.train.stage:distill",
+            takes="pair prompts config=distill problems servers",
+            section="distill",
+            reads="the pair, the prompts",
+            asks=("teacher",),
+            tells=True,
+            size=lambda c: (
+                _trained(c, c.distill.steps)
+                + c.problems
+                * c.distill.evaluate_rollouts
+                * c.distill.steps
+                / (c.distill.evaluate_every or c.distill.steps)
+                + (c.distill.off_policy.answers or 0) * c.distill.off_policy.epochs
+            ),
+            does=lambda c: (
+                f"{c.distill.steps} steps of {c.distill.prompts_per_step * c.distill.rollouts_per_prompt} "
+                f"rollouts; {c.distill.keep} checkpoints kept"
+            ),
+        ),
+        StageSpec(
+            name="sample",
+            help="Sample rollouts of the student into a run.",
+            work="rocktokens.sample.stage:sample",
+            takes="pair prompts rollouts limit=detection_prompts servers",
+            section="rollouts",
+            reads="the pair, the prompts, the last checkpoint of distill",
+            asks=("student",),
+            shared=True,
+            size=_detection,
+            does=lambda c: (
+                f"{c.detection_prompts or c.prompts.limit or 0} prompts × {c.rollouts.num_rollouts} rollouts "
+                "of the last student"
+            ),
+        ),
+        StageSpec(
+            name="score",
+            help="Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
+            work="rocktokens.score.stage:score",
+            takes="config=score servers",
+            section="score",
+            reads="the rollouts of sample, the kept checkpoints, the teacher",
+            asks=("teacher",),
+            shared=True,
+            size=lambda c: 0.5 * _detection(c) * (c.distill.keep + 1),
+            does=lambda c: f"those rollouts under {c.distill.keep + 1} checkpoints and the teacher",
+        ),
+        StageSpec(
+            name="detect",
+            help="Find the rocks of a scored run, or of a table of occurrences (--occurrences FILE --out DIR).",
+            work="rocktokens.detect.stage:detect",
+            takes="config=detect",
+            section="detect",
+            reads="the occurrences of score, else the telemetry of distill",
+            tells=True,
+            is_fixed=True,
+            size=lambda c: 1000.0,
+            does=lambda c: "declares the rocks; loads no model",
+        ),
+        StageSpec(
+            name="geometry",
+            help="Say which way the token types' gradients point and how much they pull.",
+            work="rocktokens.geometry.stage:geometry",
+            takes="config=geometry",
+            section="geometry",
+            reads="the gradients of score, the rocks of detect",
+            is_fixed=True,
+            does=lambda c: "gradients per token type; loads no model",
+        ),
+        StageSpec(
+            name="knockout",
+            help="Ban the candidates one at a time and say what each ban does to accuracy.",
+            work="rocktokens.causal.knockout_stage:knockout",
+            takes="config=knockout baseline servers",
+            section="knockout",
+            reads="the rocks of detect, prompts that detection did not use, the last checkpoint",
+            asks=("student",),
+            shared=True,
+            needs_answers=True,
+            tells=True,
+            size=lambda c: c.baseline.problems * c.baseline.rollouts * (1 + 0.2 * c.knockout.top),
+            does=lambda c: (
+                f"bans up to {c.knockout.top} candidates, {c.baseline.problems} prompts × "
+                f"{c.baseline.rollouts} rollouts"
+            ),
+        ),
+        StageSpec(
+            name="graft",
+            help="Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
+            work="rocktokens.causal.graft_stage:graft",
+            takes="config=graft baseline servers",
+            section="graft",
+            reads="the rocks of detect, the baseline of knockout, the last checkpoint, the teacher",
+            asks=("student", "teacher"),
+            shared=True,
+            needs_answers=True,
+            size=lambda c: 35.0 * min(c.graft.problems, c.baseline.problems),
+            does=lambda c: f"lets the teacher draw the rocks, {min(c.graft.problems, c.baseline.problems)} prompts",
+        ),
+        StageSpec(
+            name="bypass",
+            help="Say which costly token types training may skip, which it must not, and why.",
+            work="rocktokens.bypass.stage:bypass",
+            takes="config=bypass",
+            section="bypass",
+            reads="the tables of detect, knockout and graft",
+            does=lambda c: "writes the list of what may be skipped",
+        ),
+        StageSpec(
+            name="compare",
+            help="Train the regimes from one start and say what leaving out the rocks costs and saves.",
+            work="rocktokens.compare.stage:compare",
+            takes="config=compare servers",
+            section="compare",
+            reads="the settings and checkpoints of distill, the rocks of detect, the bypass list",
+            asks=("teacher",),
+            shared=True,
+            needs_answers=True,
+            tells=True,
+            size=lambda c: (
+                len({"uniform", *c.compare.regimes})
+                * c.compare.seeds
+                * (
+                    _trained(c, c.compare.steps or c.distill.steps)
+                    + c.compare.problems * (c.compare.evaluations * c.compare.curve_rollouts + c.compare.rollouts)
+                )
+            ),
+            does=lambda c: (
+                f"{len({'uniform', *c.compare.regimes})} regimes × {c.compare.seeds} seeds, "
+                f"{c.compare.steps or c.distill.steps} steps, {c.compare.problems} prompts"
+            ),
+        ),
+        StageSpec(
+            name="report",
+            help="Write a run's report: one HTML file that holds everything, and its figures.",
+            work="rocktokens.report.stage:report",
+            takes="",
+            reads="everything in the run",
+            is_fixed=True,
+            size=lambda c: 2500.0,
+            does=lambda c: "writes report.html and the figures",
+        ),
+    )
+}
+StageName = Literal[tuple(STAGES)]  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig(Settings):
+    """Distil, record what every token costs, find the rocks, test whether they matter, and report."""
+
+    path: Path = field(default_factory=lambda: Path("runs/study"))
+    """The run directory; made if it is not there."""
+    stages: Annotated[tuple[StageName, ...], Meta(min_length=1)] = tuple(STAGES)  # type: ignore[valid-type]
+    """Which stages to run, in their fixed order; those that are complete do nothing."""
+    pair: PairConfig = field(default_factory=PairConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    problems: Count = 200
+    """Held-out prompts on which accuracy is measured while training."""
+    detection_prompts: Pair | None = 400
+    """Held-out prompts on which rocks are looked for; unset: as many as --prompts.limit says."""
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    detect: DetectConfig = field(default_factory=DetectConfig)
+    geometry: GeometryConfig = field(default_factory=GeometryConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
+    graft: GraftConfig = field(default_factory=GraftConfig)
+    bypass: BypassConfig = field(default_factory=BypassConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+
+    def chosen(self) -> list[StageSpec]:
+        """The stages to run, in order."""
+        return [spec for spec in STAGES.values() if spec.name in self.stages]
+
+
+# ---------------------------------------------------------------- running
+
+
+def study(config: StudyConfig, *, place: Any = None, note: str | None = None) -> None:
     """Run the chosen stages in order under one display, and close with what was found.
 
     Args:
         config: The settings of every stage.
-        place: Where work that can be shared out is done; unset: as many processes as suit the pair.
+        place: The `jobs.Place` where shared work is done; unset: one worker per core for a built-in pair, else one.
         note: What to say at the very end, such as what a quick study left out.
     """
-    start = time.monotonic()
-    _require_servers(config)
-    _run_stages(config, place or _fitting(config))
-    _summary(config.path, time.monotonic() - start)
+    from rocktokens.facts import Facts
+    from rocktokens.jobs import keeping_workers
+    from rocktokens.lock import working_on
+    from rocktokens.progress import clock, stages, terminal_width
+    from rocktokens.run import open_run
+    from rocktokens.study_terminal import found_by, summary
+
+    start, path = time.monotonic(), config.path
+    place, complete = place or fitting(config), _complete(path)
+    require_servers(config)
+    sizes = {spec.name: 1.0 if spec.name in complete else spec.size(config) for spec in config.chosen()}
+    with working_on(path), keeping_workers(), stages(sizes) as overall:
+        for spec in config.chosen():
+            began, before = time.monotonic(), _complete(path)
+            with overall.stage(spec.name), _remembering(config):
+                if spec.needs_answers and not _has_answers(path):
+                    log.info("no answers to check: %s is left out, accuracy has no meaning here", spec.name)
+                else:
+                    spec.run(path, vars(config), place=place)
+            if _complete(path) != before:  # a stage that was complete, or is left out, took no time
+                _clocked(path, spec.name, time.monotonic() - began)
+            said = found_by(spec.name, Facts.of(path)) if spec.tells else None
+            if said:
+                overall.say(f"  {said}")
+    facts = Facts(open_run(path))
+    student, teacher = facts.pair
+    print(
+        f"\nStudy of {path} ({student} from {teacher}), {clock(time.monotonic() - start)} this time; intervals are 95 %"
+    )
+    print(*summary(facts, path / "report.html" if facts.ran("report") else None, width=terminal_width()), sep="\n")
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
 
 
-def _fitting(config: StudyConfig) -> Place:
-    """Where a study works whose command does not say it.
-
-    A built-in pair is so small that one thread is enough for it: without a GPU every core, up to four, gets a process.
-    Any other pair is loaded once, unless the user says otherwise.
-    """
+def fitting(config: StudyConfig) -> Any:
+    """Where a study works if its command does not say: a built-in pair needs one thread, so every core gets a worker."""
+    from rocktokens.jobs import Place, num_gpus
     from rocktokens.world import world_names
 
     is_built_in = config.prompts.source in world_names() and not (config.pair.student or config.pair.teacher)
     if not is_built_in or num_gpus() or config.servers.student or config.servers.teacher:
-        return Place()
+        return Place()  # any other pair is loaded once, unless the user says otherwise
     return Place(workers=min(len(os.sched_getaffinity(0)), 4) if hasattr(os, "sched_getaffinity") else 1)
 
 
-def _require_servers(config: StudyConfig) -> None:
-    """Servers that a stage will ask must be there now, and not after the hours before that stage.
+def require_servers(config: StudyConfig) -> None:
+    """Servers that a stage will ask must answer now, and not after the hours before that stage.
 
     Which model they serve is asked by the stage itself: a student's checkpoint may not have been trained yet.
     """
-    left = _left(config)
-    if "graft" in left and config.servers.student:
-        _require_writing_teacher(config)
+    from rocktokens.servers.connect import generating
     from rocktokens.servers.pool import ServerPool
 
-    for stages, urls in ((ON_STUDENT, config.servers.student), (ON_TEACHER, config.servers.teacher)):
-        if urls and left & set(stages):
-            with ServerPool(urls, config.servers) as pool:
-                pool.models()
-
-
-def _left(config: StudyConfig) -> set[str]:
-    """Stages that are asked for and not complete; without answers to check some are never run."""
     complete = _complete(config.path)
-    pointless = set() if "sample" not in complete or _has_answers(config.path) else {"knockout", "graft", "compare"}
-    return {str(stage) for stage in config.stages} - complete - pointless
-
-
-def _require_writing_teacher(config: StudyConfig) -> None:
-    """Grafts on servers need a teacher that generates."""
-    from rocktokens.errors import ConfigError
-    from rocktokens.servers.connect import generating
-
-    if not generating(config.servers):
+    pointless = "sample" in complete and not _has_answers(config.path)
+    left = [s for s in config.chosen() if s.name not in complete and not (s.needs_answers and pointless)]
+    if "graft" in [spec.name for spec in left] and config.servers.student and not generating(config.servers):
         raise ConfigError(
             "with --servers.student the stage graft needs a teacher's server that generates among --servers.teacher, "
             "and there is none; add one, leave graft out of --stages, or run it afterwards without --servers.student"
         )
+    for role in ("student", "teacher"):
+        urls = getattr(config.servers, role)
+        if urls and any(role in spec.asks for spec in left):
+            with ServerPool(urls, config.servers) as pool:
+                pool.models()
 
 
-def _run_stages(config: StudyConfig, place: Place) -> None:
-    from rocktokens.lock import working_on
-    from rocktokens.progress import stages
-    from rocktokens.study_outlook import expected
+def _complete(path: Path) -> dict[str, Any]:
+    from rocktokens.run import MANIFEST, open_run
 
-    with working_on(config.path), keeping_workers(), stages(expected(config, _complete(config.path))) as overall:
-        for stage in (stage for stage in STAGES if stage in config.stages):
-            began, before = time.monotonic(), _written(config.path)
-            with overall.stage(stage), _remembering(config):
-                _run_stage(stage, config, place)
-            if _written(config.path) != before:  # a stage that was complete, or is left out, took no time
-                _clocked(config.path, stage, time.monotonic() - began)
-            _tell(overall, stage, config.path)
+    return dict(open_run(path).manifest["stages"]) if (path / MANIFEST).exists() else {}
 
 
-@contextmanager
-def _remembering(config: StudyConfig) -> Iterator[None]:
-    """Keep the settings in the run once a stage takes them, so that `rocktokens study RUN` goes on with them.
-
-    Those of a command that is refused take nobody's place; those of one that is stopped or killed do.
-    """
-    from rocktokens.errors import RockTokensError
-    from rocktokens.run import MANIFEST
-    from rocktokens.study_plan import SETTINGS, save_settings
-
-    def save() -> None:
-        if (config.path / MANIFEST).exists():
-            save_settings(config)
-
-    is_new = not _complete(config.path)
-    try:
-        yield
-    except RockTokensError:
-        made = [item.name for item in config.path.glob("*") if item.name not in (MANIFEST, SETTINGS)]
-        if is_new and made:
-            save()
-        raise
-    except BaseException:  # stopped: it goes on without its flags
-        save()
-        raise
-    save()
+def _has_answers(path: Path) -> bool:
+    facts = _complete(path).get("sample")
+    return facts is None or bool(facts["checked"])
 
 
-def _written(path: Path) -> int | None:
-    """When the run's manifest was written, which every stage does that has done something."""
-    from rocktokens.run import MANIFEST
-
-    manifest = path / MANIFEST
-    return manifest.stat().st_mtime_ns if manifest.exists() else None
-
-
-def _clocked(path: Path, stage: Stage, seconds: float) -> None:
+def _clocked(path: Path, stage: str, seconds: float) -> None:
     """Add what a stage took to the run's times.json; repeated work counts too."""
     file = path / "times.json"
     try:
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         known[stage] = round(float(known.get(stage, 0.0)) + seconds, 1)
-        draft = file.with_name(".times.json.tmp")
-        draft.write_text(json.dumps(known, indent=2), encoding="utf-8")
-        draft.replace(file)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        file.write_text(json.dumps(known, indent=2), encoding="utf-8")
+    except (OSError, ValueError, AttributeError, TypeError) as error:  # nothing that a study should end for
         log.info("how long %s took was not recorded: %s", stage, error)
 
 
-def _tell(overall: Any, stage: Stage, path: Path) -> None:
-    """Print what a stage found as soon as it has found it."""
-    from rocktokens.facts import Facts
-    from rocktokens.study_terminal import found_by
-
-    if stage in ("distill", "detect", "knockout", "compare"):
-        said = found_by(stage, Facts.of(path))
-        if said:
-            overall.say(f"  {said}")
+# ---------------------------------------------------------------- settings in the run
 
 
-def _complete(path: Path) -> set[str]:
+@contextmanager
+def _remembering(config: StudyConfig) -> Iterator[None]:
+    """Keep the settings in the run once a stage takes them. Settings of a refused command are not saved."""
+    from rocktokens.run import MANIFEST
+
+    is_new, made = not _complete(config.path), False
+    try:
+        yield
+        made = True
+    except RockTokensError:
+        made = is_new and any(item.name not in (MANIFEST, SETTINGS) for item in config.path.glob("*"))
+        raise
+    except BaseException:  # stopped: the study is continued without its flags
+        made = True
+        raise
+    finally:
+        if made and (config.path / MANIFEST).exists():
+            save_settings(config)
+
+
+def save_settings(config: StudyConfig) -> None:
+    """Keep the settings of a study in its run; the same settings are not written again."""
+    path = config.path / SETTINGS
+    values = without_permissions(StudyConfig, json.loads(json.dumps(dataclasses.asdict(config), default=str)))
+    text = json.dumps({name: value for name, value in values.items() if name != "path"}, indent=2)
+    try:
+        if not path.is_file() or path.read_bytes() != text.encode():
+            draft = path.with_name(f".{SETTINGS}.tmp")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; choose a directory you can write to") from error
+
+
+def load_settings(path: Path) -> StudyConfig:
+    """The settings of the study in a run: those it was started with, else what its stages recorded.
+
+    What permits code or pickles is asked for on the command line of every call and never taken from a run.
+    """
+    from rocktokens.files import reading
     from rocktokens.run import MANIFEST, open_run
 
-    return set(open_run(path).manifest["stages"]) if (path / MANIFEST).exists() else set()
+    kept, values = path / SETTINGS, open_run(path).manifest["config"]
+    if kept.is_file():
+        with reading(kept, "remove it, and give the settings as flags"):
+            values = json.loads(kept.read_text(encoding="utf-8"))
+    file = kept if kept.is_file() else path / MANIFEST
+    if not isinstance(values, dict):
+        raise RunError(f"{file} holds no settings; remove it, and give them as flags")
+    names = {item.name for item in dataclasses.fields(StudyConfig)} - {"path"}
+    known: Json = {name: value for name, value in values.items() if name in names}
+    try:
+        return from_mapping(StudyConfig, {**without_permissions(StudyConfig, known), "path": str(path)})
+    except ConfigError as error:
+        raise RunError(f"{file} holds settings that cannot be used: {error}; correct or remove it") from error
 
 
-def _run_stage(stage: Stage, config: StudyConfig, place: Place) -> None:
-    from rocktokens.bypass import stage as bypass
-    from rocktokens.causal import graft_stage as graft
-    from rocktokens.causal import knockout_stage as knockout
-    from rocktokens.compare import stage as compare
-    from rocktokens.geometry import stage as geometry
-    from rocktokens.report import stage as report
-    from rocktokens.sample import stage as sample
-    from rocktokens.score import stage as score
-    from rocktokens.train import stage as distill
+# ---------------------------------------------------------------- dry run
 
-    path = config.path
-    if stage in ("knockout", "graft", "compare") and not _has_answers(path):
-        log.info("no answers to check: %s is left out, accuracy has no meaning here", stage)
-        return
-    work: dict[Stage, Callable[[], object]] = {
-        "distill": lambda: distill.distill(
-            path, config.pair, config.prompts, config.distill, problems=config.problems, servers=config.servers
-        ),
-        "sample": lambda: sample.sample(
-            path,
-            config.pair,
-            config.prompts,
-            config.rollouts,
-            limit=config.detection_prompts,
-            servers=config.servers,
-            place=place,
-        ),
-        "score": lambda: score.score(path, config.score, servers=config.servers, place=place),
-        "detect": lambda: _detect(config),
-        "geometry": lambda: geometry.geometry(path, config.geometry),
-        "knockout": lambda: knockout.knockout(path, config.knockout, config.baseline, servers=config.servers),
-        "graft": lambda: graft.graft(path, config.graft, config.baseline, servers=config.servers),
-        "bypass": lambda: bypass.bypass(path, config.bypass),
-        "compare": lambda: compare.compare(path, config.compare, servers=config.servers),
-        "report": lambda: report.report(path),
+OCCURRENCE_BYTES, TOKEN_BYTES, REPORT_BYTES = 36, 6, 8_000_000  # on disk; measured on the built-in world
+SLOWER = 2.0  # sampling, scoring and training against one large matrix product: an estimate
+
+
+def dry_run(config: StudyConfig) -> list[str]:
+    """Lines that say what the study would do and take, estimated from the models' shapes; nothing is run."""
+    import psutil
+
+    from rocktokens.check.needs import needs_of
+    from rocktokens.progress import clock
+    from rocktokens.stage import resolve
+
+    pair, prompts = resolve(config.path, config.pair, config.prompts)
+    needs, complete, total = needs_of(pair, config.rollouts), _complete(config.path), 0.0
+    lines = [f"A study in {config.path}: student {pair.student}, teacher {pair.teacher}, prompts {prompts.source}.", ""]
+    for spec in config.chosen():
+        length = (config.distill if spec.name == "distill" else config.rollouts).max_new_tokens
+        seconds = 5.0 if spec.is_fixed else SLOWER * needs.sample_seconds / 1000 * spec.size(config) * length
+        total += 0.0 if spec.name in complete else seconds
+        taking = "seconds" if spec.is_fixed else f"about {clock(seconds)}"
+        lines.append(f"  {spec.name:9} {'complete' if spec.name in complete else taking}: {spec.does(config)}")
+    memory, free = (
+        max(needs.score_bytes, needs.distill_bytes if "distill" in config.stages else 0),
+        psutil.virtual_memory().available,
+    )
+    home = next(folder for folder in (config.path.absolute(), *config.path.absolute().parents) if folder.is_dir())
+    disk, there = disk_needed(config, 4 * needs.student.parameters), shutil.disk_usage(home).free
+    uses = {
+        "training (seen again after an epoch)": config.distill.prompts_per_step * config.distill.steps,
+        "accuracy while training": config.problems,
+        "detection": config.detection_prompts or config.prompts.limit or 0,
+        "census and grafts": config.baseline.problems,
+        "comparison": config.compare.problems,
     }
-    work[stage]()
+    lines += [
+        "",
+        f"  time      about {clock(total)} on this machine if every rollout is as long as allowed; a rough estimate",
+        f"  memory    about {memory / 1e9:.2f} GB; {free / 1e9:.1f} GB are free",
+        f"  disk      up to {disk / 1e9:.2f} GB; {there / 1e9:.1f} GB are free",
+        "  prompts   " + "; ".join(f"{count} for {name}" for name, count in uses.items()),
+        *["  This machine has too little of it: choose smaller settings or another machine."]
+        * (memory > free or disk > there),
+        "",
+        "Nothing was run: this was --dry-run.",
+    ]
+    wrap = {"subsequent_indent": " " * 12, "break_long_words": False}
+    return [part for line in lines for part in textwrap.wrap(line, 80, **wrap) or [""]]  # type: ignore[arg-type]
 
 
-def _detect(config: StudyConfig) -> None:
-    from rocktokens.detect.stage import detect
-
-    detect(config.path, config.detect)
-
-
-def _has_answers(path: Path) -> bool:
-    from rocktokens.run import open_run
-
-    run = open_run(path)
-    return not run.done("sample") or bool(run.facts("sample")["checked"])
+def disk_needed(config: StudyConfig, student_bytes: int) -> int:
+    """Bytes that a run will take, at most."""
+    distill, kept = config.distill, config.distill.keep + 1
+    checkpoints = (kept + 3) * student_bytes  # 3: a checkpoint to resume from has Adam's moments too
+    scored = _detection(config) * config.rollouts.max_new_tokens * OCCURRENCE_BYTES * kept
+    step = distill.prompts_per_step * distill.rollouts_per_prompt * distill.max_new_tokens * OCCURRENCE_BYTES
+    telemetry = step * (distill.steps // distill.telemetry_every) if distill.telemetry_every else 0
+    baseline = config.baseline.problems * config.baseline.rollouts * config.rollouts.max_new_tokens * TOKEN_BYTES
+    return int(checkpoints + scored + telemetry + baseline + REPORT_BYTES)
 
 
-def _summary(path: Path, seconds: float) -> None:
-    """The verdict, as the report's card has it, and where the report lies."""
-    from rocktokens.facts import Facts
-    from rocktokens.progress import clock, terminal_width
-    from rocktokens.run import open_run
-    from rocktokens.study_terminal import summary
+# ---------------------------------------------------------------- recipes
 
-    run = open_run(path)
-    student, teacher = Facts(run).pair
-    print(f"\nStudy of {path} ({student} from {teacher}), {clock(seconds)} this time; intervals are 95 %")
-    for line in summary(Facts(run), path / "report.html" if run.done("report") else None, width=terminal_width()):
-        print(line)
+
+def recipes() -> dict[str, Callable[[], StudyConfig]]:
+    """Every named study: a recipe is a function that returns a configuration."""
+    from rocktokens.world import world_names
+
+    worlds = {name: (lambda name=name: world_recipe(name)) for name in world_names()}  # type: ignore[misc]
+    return {**worlds, "qwen": qwen_recipe}
+
+
+def world_recipe(name: str) -> StudyConfig:
+    """A built-in world: a tiny pair with planted truth, offline, minutes on two cores."""
+    return StudyConfig(
+        path=Path("runs") / name,
+        prompts=PromptsConfig(source=name, limit=5000),
+        distill=DistillConfig(learning_rate=3e-4, max_new_tokens=80, evaluate_every=50, telemetry_every=50),
+        rollouts=RolloutConfig(max_new_tokens=80, batch_size=256),
+        knockout=KnockoutConfig(top=40),
+        graft=GraftConfig(problems=500),
+        # Three seeds: fewer decide nothing. `rocktokens compare` takes all of the steps.
+        compare=CompareConfig(regimes=("uniform", "freeze", "random"), seeds=3, steps=60, evaluations=2),
+    )
+
+
+QWEN_STUDENT = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+QWEN_TEACHER = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+QWEN_LENGTH = 64  # tokens; four rollouts of five are shorter (docs/results/qwen.md)
+QWEN_TASK = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=2")
+
+
+def qwen_recipe() -> StudyConfig:
+    """Two models that others trained apart, on a reasoning-gym task that was chosen by measurement (docs/qwen.md).
+
+    Memory of the training, of 20 GB at most: the student's float32 weights, gradients and Adam moments (10 GB with a
+    head of its own), the teacher in bfloat16 (3.6 GB), activations and rows of logits.
+    """
+    return StudyConfig(
+        path=Path("runs") / "qwen",
+        # Weights that are trained are float32 whatever this says; the teacher, and what only samples or scores, is not.
+        pair=PairConfig(student=QWEN_STUDENT, teacher=QWEN_TEACHER, dtype="bfloat16"),
+        prompts=PromptsConfig(source="reasoning-gym:chain_sum", options=QWEN_TASK, chat=True, limit=4000),
+        problems=64,
+        detection_prompts=400,
+        distill=DistillConfig(
+            steps=240,
+            hours=5.0,
+            learning_rate=3e-6,  # by pilots: 1e-5 and 3e-5 lower the accuracy (docs/results/qwen.md)
+            prompts_per_step=4,
+            rollouts_per_prompt=2,
+            max_new_tokens=QWEN_LENGTH,
+            micro_batch=8,
+            bf16=True,
+            keep=6,
+            save_every=10,
+            evaluate_every=40,
+            telemetry_every=10,
+        ),
+        rollouts=RolloutConfig(num_rollouts=1, max_new_tokens=QWEN_LENGTH, batch_size=64),
+        score=ScoreConfig(token_budget=4096),
+        detect=DetectConfig(k=100),
+        baseline=BaselineConfig(problems=400, rollouts=1, batch_size=64),
+        knockout=KnockoutConfig(top=100, kinds=("token", "window", "family"), wider_sets_of="rocks"),
+        graft=GraftConfig(problems=200),
+        compare=CompareConfig(
+            # The bypass list where there is one; beside it what the paper would leave out.
+            regimes=("uniform", "freeze", "freeze_rocks", "random"),
+            definition="context",
+            seeds=3,  # fewer decide nothing
+            steps=40,
+            evaluations=2,
+            problems=200,
+            rollouts=2,
+            contexts=100,
+        ),
+    )
+
+
+def quick_left_out(recipe: str | None) -> str:
+    """What a quick study leaves out, for its last lines; `recipe` is the word that the study was called with."""
+    return (
+        "This was --quick: 60 training steps, 150 detection prompts, a census of 12 candidates on 150 prompts, one "
+        "seed and 30 steps in the comparison, no controls. Effects below several points cannot be seen. The whole "
+        f"study: rocktokens study {recipe or 'arithmetic'}."
+    )
+
+
+def quick(config: StudyConfig) -> StudyConfig:
+    """The same study, true but small: every stage runs, on as little data as still says something."""
+    return replace(
+        config,
+        path=config.path.with_name(f"{config.path.name}-quick"),
+        problems=100,
+        detection_prompts=150,
+        distill=replace(config.distill, steps=60, keep=3, evaluate_every=60, telemetry_every=20),
+        baseline=replace(config.baseline, problems=150),
+        knockout=replace(config.knockout, top=12, controls=False, resamples=2000),
+        graft=replace(config.graft, problems=60, clusters=False, resamples=2000),
+        compare=replace(
+            config.compare,
+            regimes=("uniform", "freeze_rocks"),
+            seeds=1,
+            steps=30,
+            evaluations=1,
+            problems=200,
+            rollouts=2,
+        ),
+    )

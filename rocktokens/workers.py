@@ -22,7 +22,7 @@ from rocktokens.errors import ConfigError, RunError
 from rocktokens.ranks import LAUNCH, PROCESS, RANK, WORLD, remove_signs, watch
 
 if TYPE_CHECKING:
-    from rocktokens.study_settings import StudyConfig
+    from rocktokens.study import StudyConfig
 
 # Commands whose work is shared out; any other is done by the first process alone.
 SHARED = ("study", "sample", "score", "knockout", "graft", "compare")

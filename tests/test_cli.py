@@ -294,7 +294,8 @@ def test_a_setting_has_one_flag_name_wherever_it_is_used() -> None:
     import typing
 
     from rocktokens.commands import COMMANDS
-    from rocktokens.study_settings import StudyConfig
+
+    from rocktokens.study import StudyConfig
 
     study = typing.get_type_hints(StudyConfig)
     for name, kind in COMMANDS.items():
@@ -383,7 +384,8 @@ def test_wrong_flags_end_with_status_two_and_the_nearest_name(words: list[str], 
 
 
 def test_help_says_of_every_command_what_its_class_says() -> None:
-    from rocktokens.cli import SUMMARIES
     from rocktokens.commands import COMMANDS
+
+    from rocktokens.cli import SUMMARIES
 
     assert {name: kind.__doc__.splitlines()[0] for name, kind in COMMANDS.items()} == SUMMARIES

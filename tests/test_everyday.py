@@ -7,14 +7,22 @@ import json
 from pathlib import Path
 
 import pytest
-
-from rocktokens.cli import _parse, main
 from rocktokens.commands import COMMANDS
 from rocktokens.everyday import EVERYDAY, everyday_help, field_docs, setting
-from rocktokens.recipes import quick, recipes
+
+from rocktokens.cli import _parse, main
 from rocktokens.run import Run
-from rocktokens.study_plan import SETTINGS, disk_needed, load_settings, plan, prompts_needed, save_settings
-from rocktokens.study_settings import StudyConfig
+from rocktokens.study import (
+    SETTINGS,
+    StudyConfig,
+    disk_needed,
+    load_settings,
+    plan,
+    prompts_needed,
+    quick,
+    recipes,
+    save_settings,
+)
 
 
 def output(capsys, *words: str) -> str:

@@ -16,10 +16,8 @@ from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConf
 from rocktokens.cli import main
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.recipes import recipes
 from rocktokens.sample.settings import RolloutConfig
-from rocktokens.study import study
-from rocktokens.study_settings import STAGES
+from rocktokens.study import STAGES, recipes, study
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.stage import distill
 

@@ -29,7 +29,7 @@ from rocktokens.settings import (
     to_mapping,
 )
 from rocktokens.stage import Stage
-from rocktokens.study_settings import StudyConfig
+from rocktokens.study import StudyConfig
 from rocktokens.train.settings import DistillConfig
 
 SECTIONS = [hint for hint in field_types(StudyConfig).values() if dataclasses.is_dataclass(hint)]

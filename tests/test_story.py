@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from rocktokens import Run, open_run
 from rocktokens.report.build import FIGURES, report
 from rocktokens.show import visible
-from rocktokens.study_settings import STAGES
+from rocktokens.study import STAGES
 from rocktokens.world import get_world
 
 WORLD = get_world("arithmetic")

@@ -12,14 +12,15 @@ from typing import Any, Literal
 import pytest
 from attacks import Account, attempt, chosen, copy_of, lost
 
-from rocktokens.commands import COMMANDS
+from rocktokens.cli import stage_command, study_command
 from rocktokens.run import open_run
+from rocktokens.study import STAGES
 
 FLOATS = ("nan", "inf", "-inf", "-1", "1e400", "abc", "")
 INTEGERS = ("-1", "999999999999", "1.5", "abc", "inf", "9" * 5000)
 TEXTS = ("\ud800", "x\0y", "nosuch", "a" * 5000)
-COMMANDS_TRIED = ("distill", "sample", "score", "detect", "geometry", "knockout", "graft", "compare", "report", "study")
-LEFT_OUT = {"again", "recipe", "action", "stages", "make"}
+COMMANDS = {**{name: stage_command(spec) for name, spec in STAGES.items()}, "study": study_command(short=False)}
+LEFT_OUT = {"again", "recipe", "stages"}
 
 
 def wrong_values(hint: Any) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def flags_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def cases() -> list[dict[str, str]]:
     found = []
-    for command in COMMANDS_TRIED:
+    for command in COMMANDS:
         for flag, value in flags_of(COMMANDS[command]):
             if command != "study" or "." not in flag or flag.startswith(("--pair", "--prompts")):
                 found.append({"command": command, "flag": flag, "value": value})

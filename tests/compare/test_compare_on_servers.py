@@ -22,8 +22,7 @@ from rocktokens.sample.settings import RolloutConfig
 from rocktokens.sample.stage import sample
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.stage import pair_of, prompts_of
-from rocktokens.study import _require_servers, study
-from rocktokens.study_settings import StudyConfig
+from rocktokens.study import StudyConfig, require_servers, study
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.stage import distill
 
@@ -106,8 +105,8 @@ def test_a_study_asks_the_servers_of_its_later_stages_before_the_first(distilled
     shutil.copytree(distilled, asked.path)
     for stages in (("distill",), ("distill", "detect")):  # these do not ask a student
         config = dataclasses.replace(asked, stages=stages, servers=ServersConfig(student=(nobody,)))
-        _require_servers(config)
+        require_servers(config)
     with StandIn(tiny.tiny_model(seed=99)) as other:
         servers = ServersConfig(student=(other.url,), teacher=(nobody,))
-        _require_servers(dataclasses.replace(asked, stages=("distill", "sample", "knockout"), servers=servers))
+        require_servers(dataclasses.replace(asked, stages=("distill", "sample", "knockout"), servers=servers))
         assert not other.requests

@@ -23,7 +23,7 @@ def distilled(request, tmp_path_factory):
     """A run of the world whose student has been through OPD."""
     from dataclasses import replace
 
-    from rocktokens.recipes import world_recipe
+    from rocktokens.study import world_recipe
     from rocktokens.train.stage import distill
 
     world = get_world(request.param)

@@ -9,8 +9,7 @@ import pytest
 
 from rocktokens.compare.settings import CompareConfig, Regime
 from rocktokens.compare.stage import compare
-from rocktokens.recipes import world_recipe
-from rocktokens.study import study
+from rocktokens.study import study, world_recipe
 
 pytestmark = pytest.mark.slow
 

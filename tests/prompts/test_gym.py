@@ -18,7 +18,7 @@ from rocktokens.prompts.checkers import make_checker
 from rocktokens.prompts.gym import TASKS, gym_checker, gym_rows, read_fraction, read_number, read_text
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import is_endless, load_prompts
-from rocktokens.recipes import qwen_recipe
+from rocktokens.study import qwen_recipe
 
 pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; runs with the dev dependencies")
 

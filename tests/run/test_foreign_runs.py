@@ -20,7 +20,7 @@ from rocktokens.prompts.checkers import MathChecker, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run, open_run
 from rocktokens.stage import pair_of
-from rocktokens.study_plan import load_settings
+from rocktokens.study import load_settings
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,7 @@ from rocktokens.sample.stage import sample
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.score.stage import score
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.study import study
-from rocktokens.study_settings import StudyConfig
+from rocktokens.study import StudyConfig, study
 from rocktokens.train.settings import DistillConfig, OffPolicyConfig
 from rocktokens.train.stage import distill
 
