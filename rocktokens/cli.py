@@ -36,9 +36,9 @@ from rocktokens.train.settings import DistillConfig
 
 ABOUT = """rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.
 
-Anywhere on the line: --config FILE.yaml (settings by section and field), --workers N or --ray ADDRESS (where shared work
-is done), --json (what was found, as JSON on standard output), --allow-code (run Python code that the settings or a run
-name: a checker, a selector, a model's own code). `rocktokens study --help-all` lists every setting."""
+Anywhere on the line: --config FILE.yaml (settings by section and field), --workers N or --ray ADDRESS (where shared
+work is done), --allow-code (run Python code that the settings or a run name: a checker, a selector, a model's own
+code). `rocktokens study --help-all` lists every setting."""
 RunPath = Annotated[Positional[Path], arg(metavar="RUN")]
 
 
@@ -68,8 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
         print(
             f"rocktokens: this should not have happened: {said} ({Path(place.filename).name}, line {place.lineno}). "
-            "Nothing that was complete is lost. ROCKTOKENS_TRACEBACK=1 shows the whole trace; please report it with the "
-            "command.",
+            "Nothing that was complete is lost. ROCKTOKENS_TRACEBACK=1 shows the trace; please report it.",
             file=sys.stderr,
         )
     sys.exit(1)

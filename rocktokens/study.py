@@ -326,7 +326,7 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
 
 
 def fitting(config: StudyConfig) -> Any:
-    """Where a study works if its command does not say: a built-in pair needs one thread, so every core gets a worker."""
+    """Where a study works if its command does not say: for a built-in pair, which needs one thread, on every core."""
     from rocktokens.jobs import Place, num_gpus
     from rocktokens.world import world_names
 

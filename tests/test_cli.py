@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
+import inspect
 import io
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from tiny import save_model, tiny_model, tiny_tokenizer
 
-from rocktokens import open_run
-from rocktokens.cli import main
+from rocktokens import Run, open_run
+from rocktokens.cli import main, parse, stage_command
+from rocktokens.settings import field_types
+from rocktokens.study import (
+    SETTINGS,
+    STAGES,
+    StudyConfig,
+    disk_needed,
+    load_settings,
+    quick,
+    recipes,
+    save_settings,
+)
 
 
 def rocktokens(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -140,13 +154,6 @@ def test_yaml_fills_the_configuration(pair: Path, tmp_path: Path) -> None:
     refused(rocktokens("sample", run, "--config", config), 2, "rollouts.temprature", "did you mean 'temperature'")
 
 
-def test_wrong_words_are_refused_with_the_nearest(pair: Path, tmp_path: Path) -> None:
-    refused(rocktokens("sampel"), 2, "did you mean 'sample'")
-    refused(rocktokens("sample"), 2, "Missing from rocktokens sample", "DIRECTORY")
-    refused(rocktokens("sample", tmp_path / "x", "--rollouts.temprature", "1"), 2, "--rollouts.temperature")
-    refused(rocktokens("sample", tmp_path / "x", *flags(pair), "--rollouts.temperature", "0"), 2, "temperature")
-
-
 def test_a_missing_or_half_written_model(pair: Path, tmp_path: Path) -> None:
     teacher = ["--pair.teacher", str(pair / "teacher")]
     refused(rocktokens("check", "--pair.student", tmp_path / "none", *teacher), 2, "there is no directory")
@@ -253,22 +260,6 @@ def test_unknown_checkpoint_lists_those_there_are(scored: Path) -> None:
     refused(rocktokens("score", scored, "--checkpoints", "7"), 2, "no checkpoint 7; it has 0")
 
 
-def test_detect_takes_all_cores_and_leaves_one_to_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rocktokens.parallel import num_threads
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    for command, threads in (("detect", 8), ("geometry", 1)):
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            monkeypatch.setenv(variable, "")  # so that what the command sets is undone
-            monkeypatch.delenv(variable)
-        rocktokens(command, "--help")
-        assert num_threads() == threads
-        assert "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    rocktokens("detect", "--help")
-    assert num_threads() == 3  # as told
-
-
 def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:
     result = rocktokens("detect", scored, "--k", "3", "--resamples", "100")
     assert result.returncode == 0, result.stderr
@@ -281,111 +272,175 @@ def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:
     assert len(open_run(out).types()) > 0
 
 
-def asked(*words: str | Path) -> object:
+def asked(*words: str | Path) -> Any:
     """The command that words ask for, without running it."""
-    from rocktokens.cli import _parse
-
-    return _parse(str(words[0]), [str(word) for word in words[1:]])
+    return parse([str(word) for word in words])
 
 
-def test_a_setting_has_one_flag_name_wherever_it_is_used() -> None:
-    """Every section of a stage's command is a section of the study, with the same fields."""
-    import dataclasses
-    import typing
-
-    from rocktokens.commands import COMMANDS
-
-    from rocktokens.study import StudyConfig
-
-    study = typing.get_type_hints(StudyConfig)
-    for name, kind in COMMANDS.items():
-        hints = typing.get_type_hints(kind)
-        sections = {item.name: hints[item.name] for item in dataclasses.fields(kind) if item.name in study}
-        assert all(study[section] == hint for section, hint in sections.items() if section != "path"), name
-    for stage, section in (
-        ("distill", "distill"),
-        ("sample", "rollouts"),
-        ("detect", "detect"),
-        ("compare", "compare"),
-    ):
-        assert COMMANDS[stage].section == section
-        assert typing.get_type_hints(COMMANDS[stage])[section] == study[section]
-
-
-def test_long_and_short_flags_mean_the_same(tmp_path: Path) -> None:
-    assert asked("study", "--distill.steps", "10").distill.steps == 10
-    assert asked("distill", tmp_path, "--distill.steps", "10").distill.steps == 10
-    assert asked("distill", tmp_path, "--steps", "10").distill.steps == 10
-    assert asked("distill", tmp_path, "--steps=10", "--selector.name", "freeze").distill.selector.name == "freeze"
-    assert asked("score", tmp_path, "--no-gradients").score.gradients is False
-    assert asked("score", tmp_path, "--score.no-gradients").score.gradients is False
-    assert asked("compare", tmp_path, "--problems", "9").compare.problems == 9
-    assert asked("distill", tmp_path, "--problems", "9").problems == 9
-    assert asked("sample", tmp_path, "--prompts", "mine.jsonl").prompts.source == "mine.jsonl"
-
-
-def test_the_run_may_stand_anywhere_among_the_flags(tmp_path: Path) -> None:
-    assert asked("distill", "--steps", "10", tmp_path).path == tmp_path
-    assert asked("study", "--path", tmp_path, "arithmetic").path == tmp_path
-    assert asked("study", "--distill.steps", "7", "market").prompts.source == "market"
+@pytest.mark.parametrize(
+    ("words", "found", "value"),
+    [
+        ("study --distill.steps 10", "distill.steps", 10),
+        ("distill RUN --distill.steps 10", "distill.steps", 10),
+        ("distill RUN --steps 10", "distill.steps", 10),
+        ("distill RUN --steps=10 --selector.name freeze", "distill.selector.name", "freeze"),
+        ("score RUN --no-gradients", "score.gradients", False),
+        ("score RUN --score.no-gradients", "score.gradients", False),
+        ("compare RUN --problems 9", "compare.problems", 9),
+        ("distill RUN --problems 9", "problems", 9),
+        ("sample RUN --prompts mine.jsonl", "prompts.source", "mine.jsonl"),
+        ("sample RUN --prompts=mine.jsonl", "prompts.source", "mine.jsonl"),
+        ("distill --steps 10 RUN", "path", Path("RUN")),
+        ("study --path RUN arithmetic", "path", Path("RUN")),
+        ("study --distill.steps 7 market", "prompts.source", "market"),
+        ("study --quick", "path", Path("runs/arithmetic-quick")),
+        ("study market --quick", "prompts.source", "market"),
+        ("study --quick --distill.steps 5", "distill.steps", 5),
+        ("study qwen --pair.student a.gguf", "pair.dtype", "bfloat16"),
+        ("study qwen --pair.student a.gguf", "pair.student", "a.gguf"),
+    ],
+)
+def test_flags_and_recipes(words: str, found: str, value: object) -> None:
+    command = asked(*words.split())
+    for name in found.split("."):
+        command = getattr(command, name)
+    assert command == value
 
 
 def test_a_studys_file_serves_every_command(tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("distill: {steps: 7}\ndetect: {k: 3}\nproblems: 11\n")
     assert asked("study", config).distill.steps == 7
-    assert asked("distill", tmp_path, "--config", config).distill.steps == 7
-    assert asked("distill", tmp_path, "--config", config).problems == 11
-    assert asked("distill", tmp_path, "--config", config, "--steps", "8").distill.steps == 8
-    assert asked("detect", tmp_path, "--config", config).detect.k == 3
-    config.write_text("steps: 7\n")
-    assert asked("distill", tmp_path, "--config", config).distill.steps == 7
-    refused(rocktokens("distill", tmp_path, "--config"), 2, "--config needs a YAML file")
+    assert asked("study", config, "--distill.steps", "8").distill.steps == 8
+    own = parse(["distill", "RUN"], str(config))
+    assert (own.distill.steps, own.problems) == (7, 11)
+    assert parse(["distill", "RUN", "--steps", "8"], str(config)).distill.steps == 8
+    assert parse(["detect", "RUN"], str(config)).detect.k == 3
+    assert parse(["sample", "RUN"], str(config)).detection_prompts is None
+    refused(rocktokens("distill", tmp_path, "--config"), 2, "--config")
+    refused(rocktokens("distill", tmp_path, "--workers", "x"), 2, "--workers")
     config.write_text("distil: {steps: 7}\n")
     refused(rocktokens("distill", tmp_path, "--config", config), 2, "did you mean 'distill'")
-
-
-def test_flags_that_switch_off_say_so() -> None:
-    """A setting that is on by default has a flag that begins with no-, and its help begins with "Do not"."""
-    import dataclasses
-    import typing
-
-    from rocktokens.commands import COMMANDS
-
-    def check(kind: type) -> int:
-        hints, found = typing.get_type_hints(kind, include_extras=True), 0
-        for item in dataclasses.fields(kind):
-            inner = getattr(item, "default_factory", None)
-            if dataclasses.is_dataclass(inner):
-                found += check(inner)
-            if item.default is True:
-                said = [note.documentation for note in typing.get_args(hints[item.name])[1:]]
-                assert said, f"{kind.__name__}.{item.name} needs Annotated[bool, Doc('Do not ...')]"
-                assert said[0].startswith("Do not ")
-                found += 1
-        return found
-
-    assert sum(map(check, COMMANDS.values())) >= 3
-    for command, flag, said in (("score", "--score.no-gradients", "Do not gather"),):
-        assert f"{flag} {said}" in " ".join(rocktokens(command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize(
     ("words", "near"),
     [
-        (["distill", "run", "--stepz", "3"], "--distill.steps"),
-        (["study", "--distil.steps", "3"], "--distill.steps"),
-        (["detect", "run", "--detect.kk", "3"], "--detect.k"),
-        (["study", "arithmetik"], "arithmetic"),
+        ("sampel", "sample"),
+        ("sample", "RUN"),
+        ("distill run --stepz 3", "--steps"),
+        ("study --distil.steps 3", "--distill.steps"),
+        ("detect run --detect.kk 3", "--k"),
+        ("study arithmetik", "arithmetic"),
+        ("detect run --out dir", "--occurrences"),
+        ("detect --occurrences x", "--out"),
+        ("view runs --port 99999", "65,535"),
+        ("sample run --rollouts.temperature 0", "rollouts.temperature"),
+        ("sample run --workers 0", "--workers"),
     ],
 )
-def test_wrong_flags_end_with_status_two_and_the_nearest_name(words: list[str], near: str) -> None:
-    refused(rocktokens(*words), 2, near)
+def test_wrong_usage_ends_with_status_two_and_names_the_remedy(words: str, near: str) -> None:
+    refused(rocktokens(*words.split()), 2, near)
 
 
-def test_help_says_of_every_command_what_its_class_says() -> None:
-    from rocktokens.commands import COMMANDS
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    refused(rocktokens("report", tmp_path / ("a" * 300)), 1, "File name too long")
 
-    from rocktokens.cli import SUMMARIES
 
-    assert {name: kind.__doc__.splitlines()[0] for name, kind in COMMANDS.items()} == SUMMARIES
+def test_help_is_made_from_the_registry() -> None:
+    text = " ".join(rocktokens("--help").stdout.replace("│", " ").split())
+    for spec in STAGES.values():
+        assert spec.help in text
+    short, whole = rocktokens("study", "--help").stdout, rocktokens("study", "--help-all").stdout
+    for words in ("RECIPE", "--quick", "--dry-run", "--pair.student", "--prompts.source"):
+        assert words in short
+    assert "--compare.resamples" not in short
+    assert "--compare.resamples" in whole
+    for name, flag in (
+        ("detect", "--kappa"),
+        ("score", "--no-gradients Do not gather"),
+        ("knockout", "--baseline.problems"),
+    ):
+        assert flag in " ".join(rocktokens(name, "--help").stdout.replace("│", " ").split())
+
+
+def test_every_stage_takes_what_the_registry_says() -> None:
+    """Parameters in the registry are parameters of the function, and the settings of its own command."""
+    for spec in STAGES.values():
+        module, _, name = spec.work.partition(":")
+        known = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        assert next(iter(known)) == "path"
+        assert set(spec.arguments) <= set(known), spec.name
+        assert set(spec.arguments.values()) <= set(field_types(StudyConfig))
+        assert spec.shared or "place" not in known, spec.name
+        command = stage_command(spec)(path=Path("RUN"))
+        assert set(spec.arguments.values()) <= set(vars(command))
+
+
+def test_the_schema_and_json_are_json(scored: Path) -> None:
+    assert "StudyConfig" in json.loads(rocktokens("schema").stdout)["$defs"]
+    found = json.loads(rocktokens("score", scored, "--json").stdout)
+    assert set(found) >= {"score", "score/step=0"}
+
+
+# ---------------------------------------------------------------- a study and its run
+
+
+def test_a_study_continues_without_its_flags(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "mine", {})
+    config = dataclasses.replace(recipes()["arithmetic"](), path=run.path, problems=7)
+    save_settings(config)
+    assert "path" not in json.loads((run.path / SETTINGS).read_text())
+    assert load_settings(run.path) == config
+    again = asked("study", run.path)
+    assert (again.path, again.problems) == (run.path, 7)
+    assert asked("study", run.path, "--problems", "9").problems == 9
+    (run.path / SETTINGS).write_text("{")
+    refused(rocktokens("study", run.path), 1, SETTINGS)
+
+
+def test_without_a_record_of_the_study_the_stages_settings_serve(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "mine", {"pair": {"student": "s", "teacher": "t"}, "distill": {"steps": 12}})
+    found = load_settings(run.path)
+    assert (found.pair.teacher, found.distill.steps) == ("t", 12)
+
+
+@pytest.mark.parametrize(("words", "name"), [(["qwen"], "qwen"), (["market"], "market"), ([], "arithmetic")])
+def test_quick_ends_with_the_whole_study_of_the_same_recipe(words, name, monkeypatch, tmp_path) -> None:
+    said: dict = {}
+    monkeypatch.setattr("rocktokens.study.study", lambda config, **more: said.update(more))
+    Run.create(tmp_path / "run", {})
+    asked("study", *words, "--quick", "--path", tmp_path / "run").run()
+    assert said["note"].endswith(f"The whole study: rocktokens study {name}.")
+
+
+def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path) -> None:
+    text = rocktokens("study", "--quick", "--dry-run", "--path", tmp_path / "run").stdout
+    assert not (tmp_path / "run").exists()
+    for words in ("time ", "memory ", "disk ", "150 for detection", *STAGES, "Nothing was run"):
+        assert words in text
+
+
+def test_plans_grow_with_the_settings() -> None:
+    small = quick(recipes()["arithmetic"]())
+    large = dataclasses.replace(small, distill=dataclasses.replace(small.distill, steps=6000))
+    assert STAGES["distill"].size(large) > 10 * STAGES["distill"].size(small)
+    assert disk_needed(large, 10**6) > disk_needed(small, 10**6)
+
+
+RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_file_is_a_study(file: Path) -> None:
+    study = asked("study", file)
+    assert study.pair.student
+    assert study.pair.teacher
+    assert study.distill.max_new_tokens <= study.rollouts.max_new_tokens
+    assert study.path.parts[0] == "runs"
+    rollouts = study.distill.prompts_per_step * study.distill.rollouts_per_prompt
+    for processes in (1, 8):
+        assert rollouts % processes == 0
+        assert rollouts // processes % (study.distill.micro_batch or 1) == 0
+    # Grafts on servers need a teacher that generates; the file's comment has the command.
+    assert "--servers.student" not in file.read_text() or "generates" in file.read_text()

@@ -11,7 +11,7 @@ import shlex
 from html import escape
 from typing import Any
 
-from rocktokens import study_settings as configuration
+from rocktokens import study as configuration
 from rocktokens.facts import Facts
 from rocktokens.show import at_home, prose, significant, visible
 from rocktokens.values import Json

@@ -479,7 +479,7 @@ def test_the_commands_of_a_report_are_ones_that_the_program_takes(whole, tmp_pat
     run.manifest["config"]["graft"] = {"clusters": False, "problems": 24}
     run.manifest["config"]["graft_baseline"] = {"reuse_prompts": True}
     line = next(line for line in commands(Facts(run)) if " graft " in line)
-    command = cli._parse("graft", shlex.split(line)[2:])
+    command = cli.parse(shlex.split(line)[1:])
     assert not command.graft.clusters
     assert command.graft.problems == 24
     assert command.baseline.reuse_prompts

@@ -13,7 +13,7 @@ from small_runs import save_pair, scored_run
 
 from rocktokens.causal.knockout_stage import knockout
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
-from rocktokens.cli import _parse, main
+from rocktokens.cli import main, parse
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.permissions import granting, permissions_of
 from rocktokens.prompts.checkers import MathChecker, make_checker
@@ -90,9 +90,9 @@ def test_settings_of_a_study_in_a_run_permit_nothing(run, where):
     kept = load_settings(run)
     assert not kept.pair.trust_remote_code
     assert not kept.pair.allow_pickle
-    command = _parse("study", [str(run)])
+    command = parse(["study", str(run)])
     assert permissions_of(command, allow_code=False) == []
-    asked = _parse("study", [str(run), "--pair.trust-remote-code"])
+    asked = parse(["study", str(run), "--pair.trust-remote-code"])
     assert permissions_of(asked, allow_code=False) == ["model code"]
 
 
