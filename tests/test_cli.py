@@ -132,9 +132,7 @@ def test_sampling_goes_on_where_it_stopped(pair: Path, scored: Path, tmp_path: P
 def test_check_says_that_the_pair_fits(pair: Path) -> None:
     result = rocktokens("check", *flags(pair)[:4])
     assert result.returncode == 0, result.stderr
-    assert "The pair fits: 64 token types" in result.stdout
-    assert "Memory" in result.stdout
-    assert "Time" in result.stdout
+    assert "no fault" in result.stdout
 
 
 def test_yaml_fills_the_configuration(pair: Path, tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ def test_tokenizers_that_differ_are_refused(pair: Path, tmp_path: Path) -> None:
     )
     save_model(tmp_path / "other", tiny_model(seed=3), other)
     result = rocktokens("check", "--pair.student", pair / "student", "--pair.teacher", tmp_path / "other")
-    refused(result, 2, "id 9 is 'w9' for the student, 'x9' for the teacher")
+    refused(result, 1, "id 9 is 'w9' for the student, 'x9' for the teacher")
 
 
 @pytest.mark.parametrize(
