@@ -81,7 +81,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 docs: setup
-	$(BIN)/python -m rocktokens.tables > docs/reference/schema.md
+	$(BIN)/python -m rocktokens.tables docs/reference/schema.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

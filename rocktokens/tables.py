@@ -1,382 +1,553 @@
-"""Every table of a run: what one row is, and of every column its type and one sentence. Artefacts carry this version.
+"""Every table of a run: what one row is, and of every column its type and one sentence.
 
-To add a column, add its line here: `Run.write` puts it into its place and gives it its type, and
-`python -m rocktokens.tables > docs/reference/schema.md` documents it. A test says when that page is stale, another
-when a stage writes a column that is not described here.
+To add a column, add its line to TEXT: `Run.write` puts it in its place and gives it its type, and
+`python -m rocktokens.tables docs/reference/schema.md` documents it. A test says when that page is stale, another when a
+stage writes a column that is not described here.
+
+    # name | command | what a row is | place        place: STEP and EVALUATION name a file per checkpoint or evaluation
+    column  type  meaning                           type interval: a value and the ends of its interval, three columns
+    *table                                          all columns of another table; *table COPIED: those in COPIED
 """
 
 from __future__ import annotations
 
-from rocktokens.table_columns import (
-    BOOL,
-    ENRICHMENT,
-    FLOAT,
-    FLOAT32,
-    IDS,
-    INT,
-    INT32,
-    LOGPROBS,
-    PROMPT,
-    ROLLOUT,
-    ROLLOUT_COLUMNS,
-    SHARE_LOSS,
-    SHARE_POSITIONS,
-    STR,
-    TOKEN_ID,
-    Column,
-    Table,
-    as_markdown,
-    columns,
-    interval,
-)
-from rocktokens.training_tables import COPIED, FLOP_STAGES, STEP_STAGES, TRAINING_STAGES, TRAINING_TABLES
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["COPIED", "FLOP_STAGES", "METRICS", "OCCURRENCES", "RANKED_BY", "ROLLOUTS", "SCHEMA_VERSION", "STEP_STAGES"]
-__all__ += ["TABLES", "TOP_TOKENS", "TRAINING_STAGES", "Column", "Table", "table_of"]
+import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
 # Definition of a rock → the column of `types` that ranks by it.
 RANKED_BY = {"certified": "r", "burden": "r", "context": "r_ctx", "excess": "excess_low"}
+# Stages of a training step, in the order of the step; those in FLOP_STAGES have their operations counted.
+STEP_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "telemetry", "evaluate", "checkpoint")
+TRAINING_STAGES = STEP_STAGES[:6]
+FLOP_STAGES = STEP_STAGES[:5]
+# Columns of `training` that `compare` repeats.
+COPIED = ("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate")
+COPIED += ("scored", "changed_share", "changed_loss_share", "end_dropped_share", "mean_length", "truncated_share")
 
-METRICS = {
-    "kl": "KL(student || teacher) over the full shared vocabulary, nats, >= 0",
-    "log_ratio": "log p_student - log p_teacher at the sampled token, nats; unbiased for kl, may be negative",
-    "student_logprob": "student's log-probability of the token predicted at this position, nats",
-    "teacher_logprob": "teacher's log-probability of the same token on the same prefix, nats",
-    "student_entropy": "entropy of the student's distribution, nats",
-    "teacher_entropy": "entropy of the teacher's distribution, nats",
-    "grad_norm": "Euclidean norm of the gradient of kl in the student's logits",
+TYPES = {
+    "text": pa.string(),
+    "int": pa.int64(),
+    "int32": pa.int32(),
+    "float": pa.float64(),
+    "float32": pa.float32(),
+    "bool": pa.bool_(),
+    "ids": pa.list_(pa.int32()),
+    "logprobs": pa.list_(pa.float32()),
+}
+GROUPS = {"STEP": STEP_STAGES, "TRAIN": (*TRAINING_STAGES, "other"), "FLOPS": FLOP_STAGES}
+PLACES = {
+    "": "{}.parquet",
+    "STEP": "{}/step=N/part-*.parquet",
+    "EVALUATION": "compare/REGIME/seed=N/{}/step=N.parquet",
 }
 
+TEXT = """
+# rollouts | sample | one row per sampled rollout
+prompt_id  text     Identifier of the prompt.
+rollout_id text     Identifier of the rollout: prompt_id#number.
+prompt_ids ids      Token ids of the prompt, as the model saw them.
+token_ids  ids      Sampled token ids, the end token included.
+text       text     The rollout decoded without special tokens; only `correct` is computed from it.
+answer     text     Reference answer; empty where the prompt has none.
+correct    bool     Whether the rollout's answer is right; empty where nothing could be checked.
+truncated  bool     Whether the rollout was cut at the length limit.
+seed       int      Seed of the rollout's random numbers.
 
-OCCURRENCE_COLUMNS = columns(
-    PROMPT,
-    ROLLOUT,
-    ("position", INT32, "Position within the rollout, from 0."),
-    ("token_id", INT32, "Token predicted at this position."),
-    (Column(name, FLOAT32, f"{meaning[0].upper()}{meaning[1:]}.") for name, meaning in METRICS.items()),
-    ("is_eos", BOOL, "Whether the token ends the sequence."),
-)
-RESUMED_COLUMNS = columns(
-    ("resumed_at", INT32, "Position from which the rollout was generated anew; empty for the baseline."),
-    ("correct", BOOL, "Whether the resumed rollout's answer is right."),
-    ("num_tokens", INT32, "Tokens generated."),
-    ("token_ids", IDS, "The whole rollout, copied part included; empty unless the run keeps them."),
-)
-TABLES: dict[str, Table] = {
-    "rollouts": Table("sample", "one row per sampled rollout", ROLLOUT_COLUMNS),
-    "occurrences": Table(
-        "score",
-        "one row per response position, scored under checkpoint N",
-        OCCURRENCE_COLUMNS,
-        path="occurrences/step=N/part-*.parquet",
-    ),
-    "top_tokens": Table(
-        "score",
-        "one row per position of a rollout that the report shows, under checkpoint N",
-        columns(
-            PROMPT,
-            ROLLOUT,
-            ("position", INT32, "Position within the rollout, from 0."),
-            ("student_top_ids", IDS, "The student's most probable tokens, most probable first."),
-            ("student_top_logprobs", LOGPROBS, "Their log-probabilities, nats."),
-            ("teacher_top_ids", IDS, "The teacher's most probable tokens, most probable first."),
-            ("teacher_top_logprobs", LOGPROBS, "Their log-probabilities, nats."),
-        ),
-        path="top_tokens/step=N/part-*.parquet",
-    ),
-    "imported": Table(
-        "import",
-        "one row per rollout of another trainer's dump",
-        columns(
-            PROMPT,
-            ROLLOUT,
-            ("step", INT, "The trainer's step that the rollout was sampled for."),
-            ("source", STR, "File and place in it."),
-        ),
-    ),
-    "engine": Table(
-        "import",
-        "one row per token of a dump that has log-probabilities of the engine and of the trainer",
-        columns(
-            PROMPT,
-            ROLLOUT,
-            ("position", INT32, "Position within the rollout, from 0."),
-            ("engine_logprob", FLOAT32, "Log-probability of the token by the engine that sampled it, nats."),
-            ("student_logprob", FLOAT32, "The same by the trainer's forward pass, nats."),
-        ),
-    ),
-    "telemetry": Table(
-        "distill",
-        "one row per response position of training step N's own rollouts",
-        OCCURRENCE_COLUMNS,
-        path="telemetry/step=N/part-*.parquet",
-    ),
-    "types": Table(
-        "detect",
-        "one row per token type observed, rocks of the chosen definition first, then by burden",
-        columns(
-            TOKEN_ID,
-            ("token", STR, "Text of the token."),
-            ("cluster", STR, "Kind of token: digits, punctuation, content words and so on."),
-            (
-                "class",
-                STR,
-                "rock, learning, learning, levelled off, or unclear; costly where the loss before OPD is not known; "
-                "empty for a type that is not costly beyond doubt.",
-            ),
-            ("confirmed", BOOL, "Whether the other half of the prompts says the same of it; empty without a class."),
-            (
-                "p_costly",
-                FLOAT,
-                "p of not costly: the larger of two tests on the half that chooses; empty below 5 prompts.",
-            ),
-            ("p_stagnant", FLOAT, "p of a fall by 1 − κ or more, on the half that chooses; empty where not tested."),
-            interval("fall", "Share of its loss that the type lost between the first and the last checkpoint."),
-            ("prompts_needed", FLOAT, "For an unclear type: prompts in all that would settle it, about."),
-            ("count", INT, "Occurrences in the half of the prompts that measures."),
-            ("count_all", INT, "Occurrences in all prompts."),
-            ("num_prompts", INT, "Prompts in which the type occurs, of all."),
-            ("rock_count", INT, "Persistent occurrences in recurring contexts."),
-            ("loss_pre", FLOAT, "Mean loss at the first checkpoint, nats; empty where only one was scored."),
-            ("loss_post", FLOAT, "Mean loss at the last checkpoint, nats; empty where the half has no occurrence."),
-            ("teacher_entropy", FLOAT, "Mean entropy of the teacher, nats; empty where not recorded."),
-            ("student_entropy", FLOAT, "Mean entropy of the student at the last checkpoint; empty where not recorded."),
-            ("student_entropy_pre", FLOAT, "The same at the first checkpoint; empty where not recorded."),
-            interval("r", "Burden, the Rock Score: total loss of the type, nats."),
-            interval("ccr", "Share of the type's occurrences that are rock occurrences."),
-            interval("excess", "Total loss above what as many average occurrences would cost, nats."),
-            ("r_ctx", FLOAT, "Burden times ccr."),
-            ("excess_p", FLOAT, "Adjusted p of an excess above 0, on the half that chooses."),
-            ("excess_rank_p", FLOAT, "The same for ranks within prompts; shown beside it, never decisive."),
-            ("persistent_share", FLOAT, "Share of occurrences with a high loss before and after; empty if none."),
-            ("rho", FLOAT, "Mean share of similar contexts among the persistent occurrences; empty if none."),
-            ("grad_share", FLOAT, "Share of the total gradient norm; empty where norms were not recorded."),
-            *(
-                column
-                for name in RANKED_BY
-                for column in (
-                    Column(f"rank_{name}", INT, f"Rank by the definition {name}; empty where not eligible."),
-                    Column(f"in_{name}", BOOL, f"Whether the type is a rock by the definition {name}."),
-                )
-            ),
-        ),
-    ),
-    "footprints": Table(
-        "detect",
-        "one row per definition of a rock, and per control of the chosen one",
-        columns(
-            ("name", STR, "Definition, or control and what it is matched on."),
-            ("num_types", INT, "Token types in the set."),
-            ("share_types", FLOAT, "Share of all token types observed."),
-            interval("share_positions", SHARE_POSITIONS),
-            interval("share_positions_median", "Median over rollouts of the share of positions."),
-            interval("share_loss", SHARE_LOSS),
-            interval("share_grad", "Share of the total gradient norm; empty where norms were not recorded."),
-            interval("enrichment", ENRICHMENT),
-            interval("mean_loss", "Mean loss of an occurrence, nats."),
-        ),
-    ),
-    "clusters": Table(
-        "detect",
-        "one row per kind of token among the rocks",
-        columns(
-            ("cluster", STR, "Kind of token."),
-            ("num_types", INT, "Rocks of this kind."),
-            ("share_positions", FLOAT, SHARE_POSITIONS),
-            ("share_loss", FLOAT, SHARE_LOSS),
-            ("enrichment", FLOAT, ENRICHMENT),
-        ),
-    ),
-    "sweep": Table(
-        "detect",
-        "one row per definition and K",
-        columns(
-            ("definition", STR, "Definition of a rock."),
-            ("k", INT, "Size of the set asked for."),
-            ("num_rocks", INT, "Size of the set; less than K where fewer types are eligible."),
-            ("stability", FLOAT, "Mean Jaccard index of the top K of 10 to 80 % of the prompts with that of all."),
-            ("stability_low", FLOAT, "The same at 10 % of the prompts alone."),
-            ("coverage", FLOAT, SHARE_LOSS),
-            ("chance", FLOAT, "Jaccard index of two random sets of this size, to compare stability with."),
-        ),
-    ),
-    "sensitivity": Table(
-        "detect",
-        "one row per threshold, step and definition",
-        columns(
-            ("parameter", STR, "The threshold that was moved; base for none."),
-            ("step", INT, "One step down (−1), up (1), or none (0)."),
-            ("value", FLOAT, "Value of the threshold."),
-            ("definition", STR, "Definition of a rock."),
-            ("k", INT, "Size of the set asked for."),
-            ("num_rocks", INT, "Size of the set."),
-            ("jaccard", FLOAT, "Jaccard index with the set at the base thresholds."),
-            ("share_positions", FLOAT, SHARE_POSITIONS),
-            ("share_loss", FLOAT, SHARE_LOSS),
-            ("enrichment", FLOAT, ENRICHMENT + " Empty for an empty set."),
-        ),
-    ),
-    "persistence": Table(
-        "detect",
-        "one row per group of token types and arm; no rows where only one checkpoint was scored",
-        columns(
-            ("group", STR, "rocks, rare high-loss, or random others."),
-            (
-                "arm",
-                STR,
-                "checkpoint: same texts, later checkpoint; aa_selected, aa_fresh: same checkpoint, other texts.",
-            ),
-            ("step", INT, "The later checkpoint; empty in A/A arms."),
-            ("num_types", INT, "Token types in the group."),
-            interval("before", "Mean loss over occurrences before, nats."),
-            interval("after", "Mean loss over occurrences after, nats."),
-            interval("change", "After minus before, nats."),
-            ("type_before", FLOAT, "Mean over types of their mean loss before, nats."),
-            ("type_after", FLOAT, "Mean over types of their mean loss after, nats."),
-            ("share_fallen", FLOAT, "Share of types whose mean loss fell."),
-            ("change_quartiles_q25", FLOAT, "First quartile of the types' change, nats."),
-            ("change_quartiles_q50", FLOAT, "Median of the types' change, nats."),
-            ("change_quartiles_q75", FLOAT, "Third quartile of the types' change, nats."),
-            ("p_value", FLOAT, "Wilcoxon signed-rank test over types."),
-        ),
-    ),
-    "positions": Table(
-        "detect",
-        "one row per position, the costliest first",
-        columns(
-            PROMPT,
-            ROLLOUT,
-            ("position", INT, "Position within the rollout, from 0."),
-            TOKEN_ID,
-            ("token", STR, "Text of the token."),
-            ("loss_pre", FLOAT, "Loss at the first checkpoint, nats; empty where only one was scored."),
-            ("loss_post", FLOAT, "Loss at the last checkpoint, nats."),
-            ("share_loss", FLOAT, "Share of the total loss."),
-            ("before", STR, "Text of the tokens before it."),
-            ("after", STR, "Text of the tokens after it."),
-            ("student_top_ids", IDS, "The student's most probable tokens, most probable first; empty if not kept."),
-            ("student_top_logprobs", LOGPROBS, "Their log-probabilities, nats."),
-            ("teacher_top_ids", IDS, "The teacher's most probable tokens: what it wanted instead; empty if not kept."),
-            ("teacher_top_logprobs", LOGPROBS, "Their log-probabilities, nats."),
-        ),
-    ),
-    "geometry": Table(
-        "geometry",
-        "one row per token type with a gradient of its own",
-        columns(
-            TOKEN_ID,
-            ("group", STR, "rocks, rare high-loss, random others, or other."),
-            ("count", INT, "Occurrences."),
-            ("mean_grad_norm", FLOAT, "Norm of the mean gradient in logit space."),
-            ("cos_balanced", FLOAT, "Cosine with the sum of the types' mean gradients."),
-            ("cos_global", FLOAT, "Cosine with the sum of the gradients of all occurrences."),
-            ("cos_others", FLOAT, "Cosine with the sum of the other types' mean gradients; empty where that is 0."),
-            ("contrib", FLOAT, "count x mean_grad_norm x cos_balanced."),
-            ("grad_share", FLOAT, "Share of the total gradient norm."),
-            ("position_share", FLOAT, SHARE_POSITIONS),
-        ),
-    ),
-    "knockouts": Table(
-        "knockout",
-        "one row per resumed rollout; a rollout without a row for a set was copied whole",
-        columns(
-            PROMPT,
-            ROLLOUT,
-            ("arm", STR, "baseline, knockout (the set banned) or placebo (nothing banned)."),
-            ("set_id", STR, "The banned set; the empty string for the baseline."),
-            ("repeat", INT32, "Number of the repeated continuation, from 0."),
-            RESUMED_COLUMNS,
-        ),
-    ),
-    "baseline": Table("knockout", "one row per rollout that knock-outs are resumed from", ROLLOUT_COLUMNS),
-    "census": Table(
-        "knockout",
-        "one row per banned set",
-        columns(
-            ("set_id", STR, "Identifier of the set."),
-            ("role", STR, "candidate or control."),
-            ("kind", STR, "token, window or family."),
-            ("token_id", INT32, "The token type that the set belongs to."),
-            ("token", STR, "Its text."),
-            ("members", IDS, "Token ids banned together."),
-            ("control_of", STR, "The set that a control is as frequent as; empty for candidates."),
-            ("verdict", STR, "Strong Pillar, Strong Stumbling Block, Proven Neutral, Undecided or Never Used."),
-            ("num_used", INT, "Baseline rollouts that use the set."),
-            ("used_share", FLOAT, "Share of the baseline rollouts looked at that use it."),
-            ("num_problems", INT, "Prompts that the set was tested on."),
-            ("num_changed", INT, "Prompts whose outcome the ban changed."),
-            interval("delta", "Change of accuracy under the ban; the interval is the one that the verdict inverts."),
-            ("outer_low", FLOAT, "Lower end of the 1 − α interval of the test of no effect."),
-            ("outer_high", FLOAT, "Upper end of the 1 − α interval of the test of no effect."),
-            ("inner_low", FLOAT, "Lower end of the 1 − 2α interval of the equivalence test."),
-            ("inner_high", FLOAT, "Upper end of the 1 − 2α interval of the equivalence test."),
-            ("p", FLOAT, "p value of no effect, divided by the share of α of its look."),
-            ("p_bonferroni", FLOAT, "p after Bonferroni over candidates; empty for controls and unused sets."),
-            ("p_bh", FLOAT, "p after Benjamini–Hochberg over candidates; empty likewise."),
-            ("p_neutral", FLOAT, "p of the equivalence test."),
-            ("sd", FLOAT, "Standard deviation of the change per prompt."),
-            ("detectable", FLOAT, "Smallest effect that these prompts show at the power asked for."),
-            ("placebo_delta", FLOAT, "Mean change when nothing is banned; empty without placebos."),
-            (
-                "placebo_floor",
-                FLOAT,
-                "Noise floor: what two identical arms differ by on as many prompts; empty likewise.",
-            ),
-            ("round", INT, "The look at which the verdict was reached."),
-            ("alpha_share", FLOAT, "Share of α that this look could spend."),
-            ("more_problems", INT, "Further prompts that would decide an undecided set; else 0."),
-            ("num_resumed", INT, "Rollouts resumed."),
-            ("num_tokens", INT, "Tokens generated."),
-            ("accuracy_with", FLOAT, "Accuracy without a ban, on the prompts that the set was tested on."),
-            ("accuracy_without", FLOAT, "Accuracy with the set banned, on the same prompts."),
-            *((f"bh_{level}", BOOL, f"Whether p_bh is at most 0.{level}.") for level in ("05", "10", "20")),
-        ),
-    ),
-    "grafts": Table(
-        "graft",
-        "one row per set of tokens that the teacher draws in the student's place",
-        columns(
-            (
-                "arm",
-                STR,
-                "rocks, or candidates without any rock; placebo, control, rest, all, skippable, or cluster NAME.",
-            ),
-            ("num_types", INT, "Token types in the set."),
-            ("members", IDS, "Token ids of rocks, candidates and skippable; empty for the other arms."),
-            ("share_positions", FLOAT, "Share of the baseline's positions that are drawn again."),
-            ("loss_share", FLOAT, "Share of the total loss; empty for placebo and control."),
-            ("grad_share", FLOAT, "Share of the total gradient norm; empty for placebo and control."),
-            interval("accuracy", "Accuracy under the graft; of `all`, the teacher's own."),
-            interval("gain", "Accuracy under the graft minus without, paired by prompt."),
-            ("num_problems", INT, "Prompts."),
-            ("num_resumed", INT, "Rollouts resumed."),
-            ("num_rollouts", INT, "Rollouts in all."),
-            ("num_tokens", INT, "Tokens generated."),
-        ),
-    ),
-    "graft_rollouts": Table(
-        "graft",
-        "one row per resumed rollout; a rollout without a row for an arm was copied whole",
-        columns(PROMPT, ROLLOUT, ("arm", STR, "As in grafts."), RESUMED_COLUMNS),
-    ),
-    **TRAINING_TABLES,
-}
+# occurrences | score | one row per response position, scored under checkpoint N | STEP
+prompt_id       text     Identifier of the prompt.
+rollout_id      text     Identifier of the rollout: prompt_id#number.
+position        int32    Position within the rollout, from 0.
+token_id        int32    Token predicted at this position.
+kl              float32  KL(student || teacher) over the full shared vocabulary, nats, >= 0.
+log_ratio       float32  Log p_student - log p_teacher at the sampled token, nats; unbiased for kl, may be negative.
+student_logprob float32  Student's log-probability of the token predicted at this position, nats.
+teacher_logprob float32  Teacher's log-probability of the same token on the same prefix, nats.
+student_entropy float32  Entropy of the student's distribution, nats.
+teacher_entropy float32  Entropy of the teacher's distribution, nats.
+grad_norm       float32  Euclidean norm of the gradient of kl in the student's logits.
+is_eos          bool     Whether the token ends the sequence.
 
+# top_tokens | score | one row per position of a rollout that the report shows, under checkpoint N | STEP
+prompt_id            text     Identifier of the prompt.
+rollout_id           text     Identifier of the rollout: prompt_id#number.
+position             int32    Position within the rollout, from 0.
+student_top_ids      ids      The student's most probable tokens, most probable first.
+student_top_logprobs logprobs Their log-probabilities, nats.
+teacher_top_ids      ids      The teacher's most probable tokens, most probable first.
+teacher_top_logprobs logprobs Their log-probabilities, nats.
+
+# imported | import | one row per rollout of another trainer's dump
+prompt_id  text     Identifier of the prompt.
+rollout_id text     Identifier of the rollout: prompt_id#number.
+step       int      The trainer's step that the rollout was sampled for.
+source     text     File and place in it.
+
+# engine | import | one row per token of a dump that has log-probabilities of the engine and of the trainer
+prompt_id       text     Identifier of the prompt.
+rollout_id      text     Identifier of the rollout: prompt_id#number.
+position        int32    Position within the rollout, from 0.
+engine_logprob  float32  Log-probability of the token by the engine that sampled it, nats.
+student_logprob float32  The same by the trainer's forward pass, nats.
+
+# telemetry | distill | one row per response position of training step N's own rollouts | STEP
+*occurrences
+
+# types | detect | one row per token type observed, rocks of the chosen definition first, then by burden
+token_id            int      Vocabulary id of the token type.
+token               text     Text of the token.
+cluster             text     Kind of token: digits, punctuation, content words and so on.
+class               text     rock, learning, levelled off, unclear; costly if the first loss is unknown; else empty.
+confirmed           bool     Whether the other half of the prompts says the same of it; empty without a class.
+p_costly            float    p of not costly: the larger of two tests on the half that chooses; empty below 5 prompts.
+p_stagnant          float    p of a fall by 1 − κ or more, on the half that chooses; empty where not tested.
+fall                interval Share of its loss that the type lost between the first and the last checkpoint.
+prompts_needed      float    For an unclear type: prompts in all that would settle it, about.
+count               int      Occurrences in the half of the prompts that measures.
+count_all           int      Occurrences in all prompts.
+num_prompts         int      Prompts in which the type occurs, of all.
+rock_count          int      Persistent occurrences in recurring contexts.
+loss_pre            float    Mean loss at the first checkpoint, nats; empty where only one was scored.
+loss_post           float    Mean loss at the last checkpoint, nats; empty where the half has no occurrence.
+teacher_entropy     float    Mean entropy of the teacher, nats; empty where not recorded.
+student_entropy     float    Mean entropy of the student at the last checkpoint; empty where not recorded.
+student_entropy_pre float    The same at the first checkpoint; empty where not recorded.
+r                   interval Burden, the Rock Score: total loss of the type, nats.
+ccr                 interval Share of the type's occurrences that are rock occurrences.
+excess              interval Total loss above what as many average occurrences would cost, nats.
+r_ctx               float    Burden times ccr.
+excess_p            float    Adjusted p of an excess above 0, on the half that chooses.
+excess_rank_p       float    The same for ranks within prompts; shown beside it, never decisive.
+persistent_share    float    Share of occurrences with a high loss before and after; empty if none.
+rho                 float    Mean share of similar contexts among the persistent occurrences; empty if none.
+grad_share          float    Share of the total gradient norm; empty where norms were not recorded.
+rank_certified      int      Rank by the definition certified; empty where not eligible.
+in_certified        bool     Whether the type is a rock by the definition certified.
+rank_burden         int      Rank by the definition burden; empty where not eligible.
+in_burden           bool     Whether the type is a rock by the definition burden.
+rank_context        int      Rank by the definition context; empty where not eligible.
+in_context          bool     Whether the type is a rock by the definition context.
+rank_excess         int      Rank by the definition excess; empty where not eligible.
+in_excess           bool     Whether the type is a rock by the definition excess.
+
+# footprints | detect | one row per definition of a rock, and per control of the chosen one
+name                   text     Definition, or control and what it is matched on.
+num_types              int      Token types in the set.
+share_types            float    Share of all token types observed.
+share_positions        interval Share of all response positions.
+share_positions_median interval Median over rollouts of the share of positions.
+share_loss             interval Share of the total loss.
+share_grad             interval Share of the total gradient norm; empty where norms were not recorded.
+enrichment             interval Share of the loss divided by share of the positions; 1 means merely frequent.
+mean_loss              interval Mean loss of an occurrence, nats.
+
+# clusters | detect | one row per kind of token among the rocks
+cluster         text     Kind of token.
+num_types       int      Rocks of this kind.
+share_positions float    Share of all response positions.
+share_loss      float    Share of the total loss.
+enrichment      float    Share of the loss divided by share of the positions; 1 means merely frequent.
+
+# sweep | detect | one row per definition and K
+definition    text     Definition of a rock.
+k             int      Size of the set asked for.
+num_rocks     int      Size of the set; less than K where fewer types are eligible.
+stability     float    Mean Jaccard index of the top K of 10 to 80 % of the prompts with that of all.
+stability_low float    The same at 10 % of the prompts alone.
+coverage      float    Share of the total loss.
+chance        float    Jaccard index of two random sets of this size, to compare stability with.
+
+# sensitivity | detect | one row per threshold, step and definition
+parameter       text     The threshold that was moved; base for none.
+step            int      One step down (−1), up (1), or none (0).
+value           float    Value of the threshold.
+definition      text     Definition of a rock.
+k               int      Size of the set asked for.
+num_rocks       int      Size of the set.
+jaccard         float    Jaccard index with the set at the base thresholds.
+share_positions float    Share of all response positions.
+share_loss      float    Share of the total loss.
+enrichment      float    Share of the loss over share of the positions; 1: merely frequent. Empty for no set.
+
+# persistence | detect | one row per group of token types and arm; no rows where only one checkpoint was scored
+group                text     rocks, rare high-loss, or random others.
+arm                  text     checkpoint: same texts, later weights; aa_selected, aa_fresh: same weights, other texts.
+step                 int      The later checkpoint; empty in A/A arms.
+num_types            int      Token types in the group.
+before               interval Mean loss over occurrences before, nats.
+after                interval Mean loss over occurrences after, nats.
+change               interval After minus before, nats.
+type_before          float    Mean over types of their mean loss before, nats.
+type_after           float    Mean over types of their mean loss after, nats.
+share_fallen         float    Share of types whose mean loss fell.
+change_quartiles_q25 float    First quartile of the types' change, nats.
+change_quartiles_q50 float    Median of the types' change, nats.
+change_quartiles_q75 float    Third quartile of the types' change, nats.
+p_value              float    Wilcoxon signed-rank test over types.
+
+# positions | detect | one row per position, the costliest first
+prompt_id            text     Identifier of the prompt.
+rollout_id           text     Identifier of the rollout: prompt_id#number.
+position             int      Position within the rollout, from 0.
+token_id             int      Vocabulary id of the token type.
+token                text     Text of the token.
+loss_pre             float    Loss at the first checkpoint, nats; empty where only one was scored.
+loss_post            float    Loss at the last checkpoint, nats.
+share_loss           float    Share of the total loss.
+before               text     Text of the tokens before it.
+after                text     Text of the tokens after it.
+student_top_ids      ids      The student's most probable tokens, most probable first; empty if not kept.
+student_top_logprobs logprobs Their log-probabilities, nats.
+teacher_top_ids      ids      The teacher's most probable tokens: what it wanted instead; empty if not kept.
+teacher_top_logprobs logprobs Their log-probabilities, nats.
+
+# geometry | geometry | one row per token type with a gradient of its own
+token_id       int      Vocabulary id of the token type.
+group          text     rocks, rare high-loss, random others, or other.
+count          int      Occurrences.
+mean_grad_norm float    Norm of the mean gradient in logit space.
+cos_balanced   float    Cosine with the sum of the types' mean gradients.
+cos_global     float    Cosine with the sum of the gradients of all occurrences.
+cos_others     float    Cosine with the sum of the other types' mean gradients; empty where that is 0.
+contrib        float    count x mean_grad_norm x cos_balanced.
+grad_share     float    Share of the total gradient norm.
+position_share float    Share of all response positions.
+
+# knockouts | knockout | one row per resumed rollout; a rollout without a row for a set was copied whole
+prompt_id  text     Identifier of the prompt.
+rollout_id text     Identifier of the rollout: prompt_id#number.
+arm        text     baseline, knockout (the set banned) or placebo (nothing banned).
+set_id     text     The banned set; the empty string for the baseline.
+repeat     int32    Number of the repeated continuation, from 0.
+resumed_at int32    Position from which the rollout was generated anew; empty for the baseline.
+correct    bool     Whether the resumed rollout's answer is right.
+num_tokens int32    Tokens generated.
+token_ids  ids      The whole rollout, copied part included; empty unless the run keeps them.
+
+# baseline | knockout | one row per rollout that knock-outs are resumed from
+*rollouts
+
+# census | knockout | one row per banned set
+set_id           text     Identifier of the set.
+role             text     candidate or control.
+kind             text     token, window or family.
+token_id         int32    The token type that the set belongs to.
+token            text     Its text.
+members          ids      Token ids banned together.
+control_of       text     The set that a control is as frequent as; empty for candidates.
+verdict          text     Strong Pillar, Strong Stumbling Block, Proven Neutral, Undecided or Never Used.
+num_used         int      Baseline rollouts that use the set.
+used_share       float    Share of the baseline rollouts looked at that use it.
+num_problems     int      Prompts that the set was tested on.
+num_changed      int      Prompts whose outcome the ban changed.
+delta            interval Change of accuracy under the ban; the interval is the one that the verdict inverts.
+outer_low        float    Lower end of the 1 − α interval of the test of no effect.
+outer_high       float    Upper end of the 1 − α interval of the test of no effect.
+inner_low        float    Lower end of the 1 − 2α interval of the equivalence test.
+inner_high       float    Upper end of the 1 − 2α interval of the equivalence test.
+p                float    p value of no effect, divided by the share of α of its look.
+p_bonferroni     float    p after Bonferroni over candidates; empty for controls and unused sets.
+p_bh             float    p after Benjamini–Hochberg over candidates; empty likewise.
+p_neutral        float    p of the equivalence test.
+sd               float    Standard deviation of the change per prompt.
+detectable       float    Smallest effect that these prompts show at the power asked for.
+placebo_delta    float    Mean change when nothing is banned; empty without placebos.
+placebo_floor    float    Noise floor: what two identical arms differ by on as many prompts; empty likewise.
+round            int      The look at which the verdict was reached.
+alpha_share      float    Share of α that this look could spend.
+more_problems    int      Further prompts that would decide an undecided set; else 0.
+num_resumed      int      Rollouts resumed.
+num_tokens       int      Tokens generated.
+accuracy_with    float    Accuracy without a ban, on the prompts that the set was tested on.
+accuracy_without float    Accuracy with the set banned, on the same prompts.
+bh_05            bool     Whether p_bh is at most 0.05.
+bh_10            bool     Whether p_bh is at most 0.10.
+bh_20            bool     Whether p_bh is at most 0.20.
+
+# grafts | graft | one row per set of tokens that the teacher draws in the student's place
+arm             text     rocks (or candidates), placebo, control, rest, all, skippable, or cluster NAME.
+num_types       int      Token types in the set.
+members         ids      Token ids of rocks, candidates and skippable; empty for the other arms.
+share_positions float    Share of the baseline's positions that are drawn again.
+loss_share      float    Share of the total loss; empty for placebo and control.
+grad_share      float    Share of the total gradient norm; empty for placebo and control.
+accuracy        interval Accuracy under the graft; of `all`, the teacher's own.
+gain            interval Accuracy under the graft minus without, paired by prompt.
+num_problems    int      Prompts.
+num_resumed     int      Rollouts resumed.
+num_rollouts    int      Rollouts in all.
+num_tokens      int      Tokens generated.
+
+# graft_rollouts | graft | one row per resumed rollout; a rollout without a row for an arm was copied whole
+prompt_id  text     Identifier of the prompt.
+rollout_id text     Identifier of the rollout: prompt_id#number.
+arm        text     As in grafts.
+resumed_at int32    Position from which the rollout was generated anew; empty for the baseline.
+correct    bool     Whether the resumed rollout's answer is right.
+num_tokens int32    Tokens generated.
+token_ids  ids      The whole rollout, copied part included; empty unless the run keeps them.
+
+# training | distill | one row per optimiser step; shadow selectors add shadow_kept_NAME and overlap_A_B
+step               int      Optimiser step, from 1; 0 is the evaluation before the first.
+loss               float    What was minimised: weighted mean divergence, nats; empty at step 0.
+loss_rocks         float    Mean divergence at rocks, nats; empty where not every position was measured.
+loss_rest          float    Mean divergence at all other positions, nats; empty likewise.
+kept_share         float    Share of response tokens with a weight above 0.
+weight_share       float    Mean weight of a response token.
+ceiling            float    Largest speed-up that dropping tokens could give: 1 / kept_share.
+tokens             int      Response tokens of the step, all ranks.
+prompt_tokens      int      Prompt tokens of the step.
+scored             int      Response tokens that the teacher scored for the step's loss; empty in version 0.1.
+changed_share      float    Share of response tokens whose weight is not 1; empty in version 0.1.
+changed_loss_share float    Share of the loss at those tokens; empty where not every position was measured.
+end_dropped_share  float    Share of end tokens with weight 0; empty where the step has none.
+rollouts           int      Rollouts of the step.
+invalid            int      Tokens whose divergence was not a number.
+mean_length        float    Mean length of the step's rollouts, in tokens that carry loss; empty in version 0.1.
+truncated_share    float    Share of the step's rollouts that do not end with an end token; empty in version 0.1.
+entropy            float    Mean entropy of the student at the tokens trained on, nats; empty in version 0.1.
+rocks_online       int      Rocks that the monitor declares so far; empty between two log lines.
+alarm_length       int      1 where the alarm for exploding lengths held after the step; else empty.
+alarm_entropy      int      1 where the alarm for a collapsed entropy held after the step; else empty.
+alarm_floor        int      1 where the alarm for a loss below rounding held after the step; else empty.
+alarm_invalid      int      1 where the alarm for invalid divergences held after the step; else empty.
+learning_rate      float    Learning rate of the step.
+accuracy           interval Accuracy on held-out prompts after the step; empty where it was not evaluated.
+seconds            float    Wall-clock seconds of the step on the first rank, evaluation and checkpoint included.
+seconds_processor  float    Processor seconds of the first rank's process for training alone.
+seconds_{STEP}     float    Seconds of the step spent in the stage {}.
+flops_{FLOPS}      float    Floating-point operations of the stage {}, from the models' shapes.
+
+# off_policy | distill | one row per optimiser step of the off-policy stage
+*training
+
+# teacher_answers | distill | one row per rollout of the teacher for the off-policy stage
+*rollouts
+
+# monitor | distill | one row per token type seen while training, largest total loss first
+token_id    int      Vocabulary id of the token type.
+count       int      Occurrences seen.
+mean        float    Mean loss, nats.
+variance    float    Variance of the loss.
+early_mean  float    Mean loss over the first steps, nats; NaN where the type was not seen then.
+recent_mean float    Mean loss over the recent steps, nats; NaN where the type was not seen then.
+recent_rows float    Effective number of recent occurrences.
+loss_share  float    Share of the total loss.
+grad_norm   float    Sum of gradient norms.
+
+# updates | distill | one row per token type of the output head, at the last kept step
+token_id     int      Vocabulary id of the token type.
+grad_share   float    Share of the squared gradient of the output head.
+update_share float    Share of the squared update by Adam.
+tied         bool     Whether the head shares its weights with the input embeddings.
+
+# compare | compare | one row per optimiser step of a regime and seed; step 0 is the common start
+regime                  text     Name of the training regime.
+seed                    int      Number of the training seed.
+step                    int      Optimiser step; 0 is the common start.
+accuracy                interval Accuracy on held-out prompts; empty where it was not evaluated.
+heldout_loss_rocks      float    Mean loss at rocks on rollouts common to all regimes; empty likewise.
+heldout_loss_rest       float    The same at all other positions; empty likewise.
+heldout_length          float    Mean length of the held-out rollouts; empty likewise.
+heldout_truncated       float    Share of them that were cut at the length limit; empty likewise.
+tokens_total            int      Tokens sampled, and scored by the teacher, up to this step.
+seconds                 float    Wall-clock seconds of training in this step, without evaluation and recording.
+seconds_total           float    The same, summed up to this step.
+seconds_processor       float    Processor seconds of training in this step.
+seconds_processor_total float    The same, summed up to this step.
+flops_total             float    Floating-point operations up to this step.
+*training COPIED
+seconds_{TRAIN}         float    Seconds of the step spent in the stage {}.
+flops_{FLOPS}           float    Floating-point operations of the stage {}.
+
+# problems | compare | one row per held-out prompt at one evaluation of one training | EVALUATION
+prompt_id text     Identifier of the prompt.
+correct   float    Share of right rollouts.
+rollouts  int32    Rollouts sampled.
+length    float    Mean length of the rollouts, tokens; empty where it was not recorded.
+truncated float    Share of the rollouts that were cut at the length limit; empty likewise.
+
+# compare_problems | compare | one row per held-out prompt at an evaluation of a regime and seed
+regime text     Name of the training regime.
+seed   int      Number of the training seed.
+step   int      Step of the evaluation.
+*problems
+
+# losses | compare | one row per prompt of the common held-out rollouts, at one evaluation of one training | EVALUATION
+prompt_id      text     Identifier of the prompt.
+rock_positions int      Positions of its rollouts whose token is a rock.
+rock_loss      float    Summed loss there, nats.
+rest_positions int      All other positions of its rollouts.
+rest_loss      float    Summed loss there, nats.
+
+# compare_summary | compare | one row per regime; every value over seeds and prompts, changes and ratios against uniform
+regime               text     Name of the training regime.
+verdict              text     costs, gains, unchanged or undecided.
+num_seeds            int      Trainings.
+over_seeds           bool     Whether intervals speak of seeds, too (three at least); else of prompts only.
+num_problems         int      Held-out prompts.
+delta                interval Change of the final accuracy.
+accuracy             interval Final accuracy.
+change_same_seconds  interval Change of accuracy at equal training seconds.
+accuracy_same_tokens interval Accuracy at equal tokens (sampled, and scored by the teacher).
+change_same_tokens   interval Its change.
+area_steps           interval Mean accuracy over the steps.
+area_steps_change    interval Its change.
+area_seconds         interval Mean accuracy over the seconds.
+area_seconds_change  interval Its change.
+seconds              interval Training seconds.
+seconds_ratio        interval Ratio of training seconds.
+step_ratio           interval Ratio of seconds per step.
+loss_rocks           interval Loss at rocks on common held-out rollouts, nats; empty without rocks.
+loss_rest            interval The same at all other positions, nats; empty likewise.
+loss_rocks_change    interval Its change at rocks, paired by seed and prompt; empty for uniform.
+loss_rest_change     interval Its change at all other positions; empty likewise.
+steps_to             interval Steps until uniform's final accuracy less the margin; empty where not reached.
+seconds_to           interval Training seconds until then; empty where not reached.
+flops_to             interval Floating-point operations until then; empty where not reached.
+tokens_to            interval Tokens sampled and scored until then; empty where not reached.
+length_ratio         interval Ratio of the mean length of held-out rollouts at the end; empty before 0.2.
+truncated_change     interval Change of the share of them that were cut at the length limit; empty likewise.
+grew                 bool     Whether either grew beyond chance; empty where that is not known.
+spent_ratio          float    Ratio of tokens sampled and scored, after the same number of steps.
+bite_tokens          float    Share of the tokens with another weight, or not sampled at all; empty before 0.2.
+bite_loss            float    Share of the loss at sampled tokens with another weight; empty if not audited.
+end_dropped          float    Share of end tokens that carried no loss; empty where there was none.
+share_reached        float    Share of bootstrap resamples in which it was reached.
+flops_ratio          float    Ratio of floating-point operations.
+kept_share           float    Share of response tokens with a weight above 0.
+tokens_ratio         float    Ratio of sampled response tokens.
+ceiling              float    Largest speed-up that the dropped tokens could give.
+seconds_{TRAIN}      float    Seconds of the stage {}, mean over seeds.
+
+# compare_savings | compare | one row per regime that samples less, against the best control that samples less
+regime       text     Name of the training regime.
+control      text     The control of the highest accuracy at equal tokens.
+answer       text     yes where the interval of the difference lies above 0, else no.
+over_control interval Accuracy minus the control's at equal tokens.
+
+# compare_overlap | compare | one row per pair of selectors, on uniform's rollouts, mean over audits and seeds
+first       text     A selector.
+second      text     Another one.
+overlap     float    Overlap of what they keep: sum of the smaller over sum of the larger weights.
+kept_first  float    Share of tokens that the first keeps.
+kept_second float    Share of tokens that the second keeps.
+"""
+
+
+class Column(NamedTuple):
+    """One column: its name, its Arrow type, and what it means in one sentence."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a run."""
+
+    stage: str
+    """The command that writes it."""
+    row: str
+    """What one row is: "one row per …"."""
+    path: str
+    """File pattern below the run directory."""
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as Arrow sees them."""
+        return pa.schema([(column.name, column.type) for column in self.columns])
+
+    def conform(self, table: pa.Table) -> pa.Table:
+        """The same rows with the documented columns first, in order and of their types; empty where not given."""
+        given = {
+            name: table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
+            for name, kind, _ in self.columns
+        }
+        return pa.table(given | {name: table[name] for name in table.column_names if name not in given})
+
+    def misfit(self, schema: pa.Schema) -> str | None:
+        """The first documented column that has values of another kind, in words; None where all fit."""
+        for name, wanted, _ in self.columns:
+            found = schema.field(name).type if name in schema.names else pa.null()
+            kinds = _kind(found), _kind(wanted)
+            if kinds[0] not in ("null", kinds[1]) and kinds != ("int", "double"):
+                return f"column {name} holds {found}, not {wanted}"
+        return None
+
+
+def _kind(kind: pa.DataType) -> str:
+    """A type without its width."""
+    if pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return ("" if pa.types.is_dictionary(kind) else "list ") + _kind(kind.value_type)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "int" if pa.types.is_integer(kind) else "double"
+    return str(kind).removeprefix("large_")
+
+
+def _read(text: str) -> dict[str, Table]:
+    found: dict[str, Table] = {}
+    for block in re.split(r"^# ", text, flags=re.MULTILINE)[1:]:
+        head, *lines = block.strip().splitlines()
+        name, stage, row, *place = head.split(" | ")
+        columns: list[Column] = []
+        for line in lines:
+            if line.startswith("*"):
+                other, _, only = line[1:].partition(" ")
+                columns += [column for column in found[other].columns if not only or column.name in COPIED]
+                continue
+            column, kind, meaning = line.split(maxsplit=2)
+            stem, _, group = column.partition("{")
+            if group:
+                columns += [Column(stem + each, TYPES[kind], meaning.format(each)) for each in GROUPS[group[:-1]]]
+            elif kind == "interval":
+                columns.append(Column(column, TYPES["float"], meaning))
+                for end, word in (("low", "Lower"), ("high", "Upper")):
+                    said = f"{word} end of the interval of {column}; empty where there is none."
+                    columns.append(Column(f"{column}_{end}", TYPES["float"], said))
+            else:
+                columns.append(Column(column, TYPES[kind], meaning))
+        path = PLACES[place[0] if place else ""].format(name)
+        found[name] = Table(stage, row, path, tuple(columns))
+    return found
+
+
+TABLES = _read(TEXT)
 ROLLOUTS, OCCURRENCES, TOP_TOKENS = (TABLES[name].schema for name in ("rollouts", "occurrences", "top_tokens"))
+METRICS = tuple(column.name for column in TABLES["occurrences"].columns if column.type == TYPES["float32"])
 
 
 def table_of(name: str) -> Table | None:
     """The table that a file below a run belongs to; None for parts and for tables of other people.
 
     Args:
-        name: Path below the run directory without `.parquet`, such as `types` or `problems/step=10`.
+        name: path below the run directory without `.parquet`, such as `types` or `problems/step=10`.
     """
     if name == "compare/contexts":
         return TABLES["rollouts"]
     return TABLES.get(name.split("/")[0])
 
 
+def as_markdown(before: str) -> str:
+    """The reference page: its own introduction, up to the overview, then one section per table."""
+    rows = "".join(f"| [`{name}`](#{name}) | `rocktokens {own.stage}` | {own.row} |\n" for name, own in TABLES.items())
+    sections = [f"| table | written by | content |\n|---|---|---|\n{rows}"]
+    for name, own in TABLES.items():
+        lines = [f"## {name}\n", f"`{own.path}`, {own.row}.\n", "| column | type | meaning |", "|---|---|---|"]
+        lines += [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in own.columns]
+        sections.append("\n".join(lines) + "\n")
+    return before.partition("| table | written by")[0] + "\n".join(sections)
+
+
 if __name__ == "__main__":
-    print(as_markdown(TABLES), end="")
+    import sys
+    from pathlib import Path
+
+    page = Path(sys.argv[1])
+    page.write_text(as_markdown(page.read_text(encoding="utf-8")), encoding="utf-8")
