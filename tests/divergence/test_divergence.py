@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rocktokens.divergence.fused import KINDS, fused_divergence
 from rocktokens.divergence.heads import WIDEN_COLUMNS
+from rocktokens.divergence.top_tokens import TopChoices
 from rocktokens.errors import ConfigError
 
 LN = math.log
@@ -48,37 +49,17 @@ def test_oracle_gradient_is_the_slope_of_its_value(kind, rng):
 # --- zero, sign, known answer ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_identical_models_cost_nothing(kind):
-    case = make_case(kind=kind, spread=4.0)
-    case.teacher_hidden, case.teacher_head = case.student_hidden, case.student_head
-    result, grads = case.run()
-    assert result.value_N.max() < 1e-6
-    assert result.loss < 1e-6
-    assert result.log_ratio_N.abs().max() == 0
-    assert result.grad_norm_N.max() < 1e-6
-    assert grads["hidden"].abs().max() < 1e-6
-    torch.testing.assert_close(result.student_entropy_N, result.teacher_entropy_N)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_identical_models_cost_nothing_in_any_dtype(kind, dtype):
     case = make_case(kind=kind, spread=4.0, vocabulary=3_000, student_width=32, dtype=dtype)
     case.teacher_hidden, case.teacher_head = case.student_hidden, case.student_head
     result, grads = case.run()
     assert result.value_N.dtype == torch.float32
-    assert result.value_N.max() < 1e-6
+    assert max(result.value_N.max(), result.grad_norm_N.max(), grads["hidden"].abs().max()) < 1e-6
+    assert result.log_ratio_N.abs().max() == 0
     assert grads["hidden"].dtype == grads["head"].dtype == dtype
-
-
-@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl"])
-def test_swapping_student_and_teacher_changes_the_value(kind):
-    case = make_case(kind=kind, spread=2.0)
-    there = case.run()[0].value_N
-    case.student_hidden, case.teacher_hidden = case.teacher_hidden, case.student_hidden
-    case.student_head, case.teacher_head = case.teacher_head, case.student_head
-    assert (there - case.run()[0].value_N).abs().min() > 1e-3
+    torch.testing.assert_close(result.student_entropy_N, result.teacher_entropy_N)
 
 
 def test_swapping_student_and_teacher_turns_one_kl_into_the_other():
@@ -122,14 +103,6 @@ def test_known_answer(kind, beta):
     assert result.log_ratio_N.item() == pytest.approx(LN(2 / 3), rel=1e-6)
     assert result.student_entropy_N.item() == pytest.approx(LN(2), rel=1e-6)
     assert result.teacher_entropy_N.item() == pytest.approx(LN(4) - 0.75 * LN(3), rel=1e-6)
-
-
-def test_reverse_kl_gradient_norm_is_that_of_the_method():
-    """docs/method.md §1: g_u = p_u (log p_u - log q_u - kl)."""
-    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.1, 0.3, 0.6])
-    kl = (p * np.log(p / q)).sum()
-    result, _ = from_logits(np.log([p]), np.log([q])).run()
-    assert result.grad_norm_N.item() == pytest.approx(np.linalg.norm(p * (np.log(p / q) - kl)), rel=1e-6)
 
 
 # --- against the oracle ---
@@ -195,12 +168,6 @@ def test_a_sixteen_bit_head_wider_than_one_tile_equals_its_widened_self():
     torch.testing.assert_close(grads["head"], expected_grads["head"].bfloat16())
 
 
-def test_student_and_teacher_may_differ_in_dtype():
-    case = make_case()
-    case.teacher_hidden, case.teacher_head = case.teacher_hidden.bfloat16(), case.teacher_head.bfloat16()
-    assert_matches(case)
-
-
 def test_non_contiguous_inputs_equal_the_oracle():
     case = make_case()
     for name in ("student_hidden", "student_head", "teacher_hidden", "teacher_head"):
@@ -208,14 +175,6 @@ def test_non_contiguous_inputs_equal_the_oracle():
         setattr(case, name, tensor.t().contiguous().t())
         assert not getattr(case, name).is_contiguous()
     assert_matches(case)
-
-
-def test_a_sharp_student_far_from_a_sharp_teacher_keeps_its_precision():
-    """Logits in the hundreds: exp would overflow, and probabilities underflow to 0 on both sides."""
-    case = from_logits([[300.0, 0.0, -300.0], [40.0, 0.0, 0.0]], [[0.0, 290.0, 0.0], [0.0, 30.0, 0.0]])
-    result, grads = case.run()
-    np.testing.assert_allclose(as_numpy(result.value_N), [290.0, 30.0 + 0.0], rtol=1e-6, atol=1e-5)
-    assert torch.isfinite(grads["hidden"]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -295,15 +254,6 @@ def test_a_token_impossible_for_the_teacher_alone():
     assert case.run(kind="jsd")[0].value_N.item() == pytest.approx(oracles.jsd(p, q), rel=1e-6)
 
 
-@pytest.mark.parametrize("depth", [10.0, 40.0, 80.0])
-def test_infinite_stays_infinite_however_small_the_probability(depth):
-    case = from_logits([[0.0, -depth]], [[0.0, 0.0]], teacher_bias=torch.tensor([0.0, -INF]))
-    result, _ = case.run()
-    assert result.value_N.item() == INF
-    swapped = from_logits([[0.0, 0.0]], [[0.0, -depth]], student_bias=torch.tensor([0.0, -INF]))
-    assert swapped.run(kind="forward_kl")[0].value_N.item() == INF
-
-
 def test_a_large_finite_divergence_is_not_called_infinite():
     case = from_logits([[0.0, 0.0]], [[0.0, -1e6]])
     assert case.run()[0].value_N.item() == pytest.approx(5e5 - LN(2), rel=1e-5)
@@ -334,19 +284,6 @@ def test_a_broken_row_spoils_no_other_row(kind, bad):
     torch.testing.assert_close(result.student_entropy_N[3], whole.student_entropy_N[3])
 
 
-def test_an_infinite_row_spoils_no_other_row(generator):
-    case = from_logits(torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator))
-    case.teacher_head = torch.diag(torch.tensor([1.0, 1.0, 1.0, 2.0]))
-    whole, whole_grads = case.run()
-    case.teacher_hidden[2, 3] = -3e38  # twice that overflows to a logit of -inf, in this row only
-    result, grads = case.run()
-    others = torch.tensor([0, 1, 3, 4])
-    assert result.value_N[2] == INF
-    for name in result._fields[1:]:
-        torch.testing.assert_close(getattr(result, name)[others], getattr(whole, name)[others], msg=name)
-    torch.testing.assert_close(grads["hidden"][others], whole_grads["hidden"][others])
-
-
 def test_an_infinite_row_has_weight_0_and_does_not_become_the_step(generator):
     """The loss and every gradient are those of the other rows alone; the row itself is still shown as infinite."""
     case = from_logits(torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator))
@@ -366,29 +303,6 @@ def test_an_infinite_row_has_weight_0_and_does_not_become_the_step(generator):
 
 
 # --- vocabulary padding ---
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("student_extra", "teacher_extra"), [(4, 0), (0, 4), (3, 7)])
-def test_rows_beyond_the_shared_vocabulary_are_cut_on_both_sides(kind, student_extra, teacher_extra, generator):
-    case = make_case(kind=kind)
-    expected, expected_grads = case.run(student_bias=torch.ones(23))
-
-    def padded(head, extra):
-        return torch.cat([head, 10 * torch.randn(extra, head.shape[1], generator=generator)])
-
-    case.student_head = padded(case.student_head, student_extra)
-    case.teacher_head = padded(case.teacher_head, teacher_extra)
-    result, grads = case.run(student_bias=torch.ones(23 + student_extra), teacher_bias=torch.ones(23 + teacher_extra))
-    shared = 23 + min(student_extra, teacher_extra)
-    if shared == 23:
-        for name in result._fields:
-            torch.testing.assert_close(getattr(result, name), getattr(expected, name), msg=name)
-        torch.testing.assert_close(grads["hidden"], expected_grads["hidden"])
-        torch.testing.assert_close(grads["head"][:23], expected_grads["head"])
-    assert grads["head"].shape == case.student_head.shape
-    assert (grads["head"][shared:] == 0).all()
-    assert (grads["bias"][shared:] == 0).all()
 
 
 def test_a_bias_longer_than_a_head_that_was_already_cut_is_cut_too():
@@ -449,26 +363,14 @@ VOCABULARY, ROWS, WIDTH, CHUNK = 640, 256, 8, 16
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_no_tensor_of_rows_times_vocabulary_is_ever_made(kind, softcap):
-    case = make_case(
-        kind=kind,
-        rows=ROWS,
-        vocabulary=VOCABULARY,
-        student_width=WIDTH,
-        student_softcap=softcap,
-        teacher_softcap=softcap,
-    )
-    with _Recorder() as recorder:
-        case.run(chunk=CHUNK, weight_N=torch.rand(ROWS))
-    assert recorder.largest == CHUNK * VOCABULARY
-    assert recorder.projected_rows == 2 * ROWS  # each model's head once; not again in the backward
-
-
-def test_rows_of_weight_zero_do_not_reach_either_head():
-    weight_N = torch.ones(ROWS)
+    caps = {"student_softcap": softcap, "teacher_softcap": softcap}
+    case = make_case(kind=kind, rows=ROWS, vocabulary=VOCABULARY, student_width=WIDTH, **caps)
+    weight_N = torch.rand(ROWS) + 0.1
     weight_N[::4] = 0
     with _Recorder() as recorder:
-        make_case(rows=ROWS, vocabulary=VOCABULARY, student_width=WIDTH).run(chunk=CHUNK, weight_N=weight_N)
-    assert recorder.projected_rows == 2 * int(weight_N.sum())
+        case.run(chunk=CHUNK, weight_N=weight_N)
+    assert recorder.largest == CHUNK * VOCABULARY
+    assert recorder.projected_rows == 2 * (ROWS - ROWS // 4)  # each head once, not again in the backward; no row of 0
 
 
 def test_without_gradients_none_are_computed():
@@ -488,17 +390,6 @@ def test_without_gradients_none_are_computed():
     assert len(multiplications) == 2
     assert not result.loss.requires_grad
     torch.testing.assert_close(result.value_N, case.run()[0].value_N)
-
-
-def test_the_denominator_divides_loss_and_gradients():
-    case = make_case()
-    whole, grads = case.run(denominator=1.0)
-    tenth, tenth_grads = case.run(denominator=torch.tensor(10.0))
-    torch.testing.assert_close(whole.loss, 10 * tenth.loss)
-    torch.testing.assert_close(grads["head"], 10 * tenth_grads["head"])
-    torch.testing.assert_close(whole.value_N, tenth.value_N)
-    torch.testing.assert_close(whole.grad_norm_N, tenth.grad_norm_N)
-    torch.testing.assert_close(whole.loss, whole.value_N.sum())
 
 
 def test_the_gradient_of_what_comes_after_the_loss_is_carried_through():
@@ -531,12 +422,6 @@ def test_no_rows_and_no_weight_give_a_loss_of_zero_that_can_be_differentiated(ki
     assert unweighted.value_N.isnan().all()
     assert (grads["head"] == 0).all()
     assert (grads["hidden"] == 0).all()
-
-
-def test_no_weight_in_the_whole_step_gives_a_loss_of_zero():
-    result, grads = make_case().run(weight_N=torch.zeros(7), denominator=torch.tensor(0.0))
-    assert result.loss == 0
-    assert (grads["head"] == 0).all()
 
 
 # --- observing gradients ---
@@ -592,32 +477,18 @@ def test_tied_embeddings_get_both_contributions():
     assert head.grad.abs().max() > 0
 
 
-def test_the_teacher_gets_no_gradient():
-    case = make_case()
-    case.teacher_hidden.requires_grad_()
-    case.teacher_head.requires_grad_()
-    bias = torch.zeros(23, requires_grad=True)
-    case.run(teacher_bias=bias)
-    assert (case.teacher_hidden.grad, case.teacher_head.grad, bias.grad) == (None, None, None)
-
-
-def test_frozen_parts_get_no_gradient_and_change_nothing():
+def test_only_what_asks_for_a_gradient_gets_one():
     case = make_case()
     _, grads = case.run()
-    hidden = case.student_hidden.clone().requires_grad_()
-    fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head).loss.backward()
-    assert torch.equal(hidden.grad, grads["hidden"])
-    head = case.student_head.clone().requires_grad_()
-    fused_divergence(case.student_hidden, head, case.teacher_hidden, case.teacher_head).loss.backward()
-    assert torch.equal(head.grad, grads["head"])
-
-
-def test_telemetry_is_not_differentiable():
-    case = make_case()
-    hidden = case.student_hidden.clone().requires_grad_()
-    result = fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head, token_N=case.tokens)
-    assert result.loss.requires_grad
-    assert not any(getattr(result, name).requires_grad for name in result._fields[1:])
+    for own in (case.teacher_hidden, case.teacher_head):
+        own.requires_grad_()
+    hidden, head = case.student_hidden.clone().requires_grad_(), case.student_head.clone().requires_grad_()
+    for leaf, arguments in ((hidden, (hidden, case.student_head)), (head, (case.student_hidden, head))):
+        result = fused_divergence(*arguments, case.teacher_hidden, case.teacher_head, token_N=case.tokens)
+        assert not any(getattr(result, name).requires_grad for name in result._fields[1:])
+        result.loss.backward()
+        assert torch.equal(leaf.grad, grads["hidden" if leaf is hidden else "head"])
+    assert (case.teacher_hidden.grad, case.teacher_head.grad) == (None, None)
 
 
 def test_inputs_are_left_as_they_were():
@@ -679,36 +550,17 @@ def test_it_works_under_activation_checkpointing():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"kind": "kl"}, "reverse_kl, forward_kl, jsd"),
+        ({"kind": "kl"}, "reverse_kl"),
         ({"kind": "jsd", "beta": 0.0}, "forward_kl"),
-        ({"kind": "jsd", "beta": 1.0}, "reverse_kl"),
-        ({"kind": "jsd", "beta": math.nan}, "beta"),
         ({"temperature": 0.0}, "temperature"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"temperature": INF}, "temperature"),
-        ({"student_softcap": 0.0}, "student_softcap"),
-        ({"teacher_softcap": -30.0}, "teacher_softcap"),
-        ({"student_softcap": math.nan}, "student_softcap"),
-        ({"student_scale": math.nan}, "student_scale"),
+        ({"student_softcap": -30.0}, "student_softcap"),
         ({"teacher_scale": INF}, "teacher_scale"),
         ({"student_bias": torch.zeros(22)}, "student_bias"),
-        ({"teacher_bias": torch.zeros(1)}, "teacher_bias"),
-        ({"student_bias": torch.zeros(23, 1)}, "student_bias"),
         ({"chunk": 0}, "chunk"),
-        ({"chunk": -4}, "chunk"),
-        ({"denominator": 0.0}, "denominator"),
-        ({"denominator": -1.0}, "denominator"),
         ({"denominator": math.nan}, "denominator"),
-        ({"denominator": torch.tensor(0.0)}, "denominator"),
-        ({"weight_N": torch.ones(6)}, "weight_N"),
         ({"weight_N": torch.ones(7, 1)}, "weight_N"),
         ({"weight_N": -torch.ones(7)}, "weight"),
-        ({"weight_N": torch.full((7,), math.nan)}, "weight"),
-        ({"weight_N": torch.full((7,), INF)}, "weight"),
-        ({"token_N": torch.zeros(8, dtype=torch.long)}, "token_N"),
         ({"token_N": torch.zeros(7)}, "token_N"),
-        ({"token_N": torch.full((7,), 23)}, "shared vocabulary of 23"),
         ({"token_N": torch.full((7,), -100)}, "got -100"),
         ({"token_N": None, "observe": print}, "token_N"),
     ],
@@ -720,31 +572,108 @@ def test_bad_options_are_refused(options, says):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "value"),
     [
-        ("student_hidden", (7, 5)),
-        ("student_hidden", (1, 7, 6)),
-        ("student_hidden", (6, 6)),
-        ("student_head", (23, 9)),
-        ("student_head", (23,)),
-        ("teacher_hidden", (8, 9)),
-        ("teacher_hidden", (7, 6)),
-        ("teacher_head", (23, 6)),
-        ("teacher_head", (0, 9)),
+        ("student_hidden", torch.zeros(1, 7, 6)),
+        ("student_head", torch.zeros(23, 9)),
+        ("teacher_hidden", torch.zeros(8, 9)),
+        ("teacher_hidden", torch.ones(7, 9, dtype=torch.long)),
+        ("teacher_head", torch.zeros(0, 9)),
     ],
 )
-def test_bad_shapes_are_refused(name, shape):
+def test_bad_tensors_are_refused(name, value):
     case = make_case()
-    setattr(case, name, torch.zeros(shape))
+    setattr(case, name, value)
     with pytest.raises(ConfigError):
         case.run()
 
 
-def test_integer_hidden_states_are_refused():
-    case = make_case()
-    case.teacher_hidden = torch.ones(7, 9, dtype=torch.long)
-    with pytest.raises(ConfigError, match="float"):
-        case.run()
+# --- the published divergences, and the most probable tokens ---
+
+
+def todi(p, q, fixed):
+    """Sum of a q ln(q / p) + (1 - a) p ln(p / q), with a = sigmoid(ln(q / p)) of `fixed`."""
+    a = 1 / (1 + fixed[0] / fixed[1])
+    return float((a * q * np.log(q / p) + (1 - a) * p * np.log(p / q)).sum())
+
+
+MEASURES = {"todi": todi, "srkl": lambda p, q, fixed: oracles.kl(p, 0.1 * p + 0.9 * q)}
+
+
+def small_case(rows=7, vocabulary=23):
+    case = make_case(rows=rows, vocabulary=vocabulary)
+    return case.student_hidden, case.student_head, case.teacher_hidden, case.teacher_head, case.tokens
+
+
+def rows_of(hidden, head):
+    return [oracles.probabilities(oracles.head_logits(row, head)) for row in hidden.numpy()]
+
+
+@pytest.mark.parametrize("kind", MEASURES)
+def test_gradients_equal_central_differences_of_the_definition(kind):
+    hidden, head, teacher_hidden, teacher_head, token = small_case(rows=2, vocabulary=9)
+    hidden.requires_grad_()
+    fused_divergence(hidden, head, teacher_hidden, teacher_head, token_N=token, kind=kind).loss.backward()
+    teachers = rows_of(teacher_hidden, teacher_head.numpy())
+    start = rows_of(hidden.detach(), head.numpy())
+    for row in range(2):
+        for column in range(hidden.shape[1]):
+            moved = []
+            for sign in (1, -1):
+                nudged = hidden.detach().double().numpy()[row].copy()
+                nudged[column] += sign * 1e-5
+                p = oracles.probabilities(oracles.head_logits(nudged, head.numpy()))
+                # The mixing weights of todi are held fixed, as its source detaches them.
+                moved.append(MEASURES[kind](p, teachers[row], fixed=(start[row], teachers[row])))
+            slope = (moved[0] - moved[1]) / 2e-5 / 2
+            assert float(hidden.grad[row, column]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
+def test_impossible_tokens():
+    """What the teacher rules out makes todi infinite and leaves srkl below ln 10; what both rule out counts nothing."""
+    hidden, head, teacher_hidden, teacher_head, _ = small_case(vocabulary=6)
+    bias, both = torch.zeros(6), torch.zeros(6)
+    bias[2] = both[2] = -torch.inf
+    arguments = (hidden, head, teacher_hidden, teacher_head)
+    ruled_out = fused_divergence(*arguments, kind="todi", teacher_bias=bias)
+    assert bool(ruled_out.value_N.isinf().all())
+    skewed = fused_divergence(*arguments, kind="srkl", teacher_bias=bias)
+    assert bool((skewed.value_N < math.log(10)).all())
+    assert bool(skewed.value_N.isfinite().all())
+    for kind in MEASURES:
+        shared = fused_divergence(*arguments, kind=kind, teacher_bias=bias, student_bias=both)
+        keep = [0, 1, 3, 4, 5]
+        cut = fused_divergence(hidden, head[keep], teacher_hidden, teacher_head[keep], kind=kind)
+        torch.testing.assert_close(shared.value_N, cut.value_N)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_top_choices_are_those_of_the_whole_distributions(weighted):
+    hidden, head, teacher_hidden, teacher_head, token = small_case(rows=9)
+    weight = torch.ones(9)
+    weight[[2, 5]] = 0 if weighted else 1
+    found = TopChoices.empty(9, 4, torch.device("cpu"))
+    fused_divergence(hidden, head, teacher_hidden, teacher_head, token_N=token, weight_N=weight, top=found, chunk=2)
+    students, teachers = rows_of(hidden, head.numpy()), rows_of(teacher_hidden, teacher_head.numpy())
+    for row, (p, q) in enumerate(zip(students, teachers)):
+        if weight[row] == 0:
+            assert found.student_ids_NK[row].tolist() == [-1] * 4
+            assert bool(found.teacher_logprobs_NK[row].isnan().all())
+            continue
+        best_p, best_q = np.argsort(-p)[:4], np.argsort(-q)[:4]
+        assert found.student_ids_NK[row].tolist() == best_p.tolist()
+        assert found.teacher_ids_NK[row].tolist() == best_q.tolist()
+        np.testing.assert_allclose(found.student_logprobs_NK[row], np.log(p[best_p]), rtol=1e-4)
+        np.testing.assert_allclose(found.teacher_at_student_NK[row], np.log(q[best_p]), rtol=1e-4)
+        np.testing.assert_allclose(found.teacher_logprobs_NK[row], np.log(q[best_q]), rtol=1e-4)
+
+
+def test_more_choices_than_there_are_tokens_are_refused():
+    hidden, head, teacher_hidden, teacher_head, _ = small_case(vocabulary=6)
+    with pytest.raises(ConfigError, match="got 7"):
+        fused_divergence(hidden, head, teacher_hidden, teacher_head, top=TopChoices.empty(7, 7, hidden.device))
+    with pytest.raises(ConfigError, match="3 rows"):
+        fused_divergence(hidden, head, teacher_hidden, teacher_head, top=TopChoices.empty(3, 2, hidden.device))
 
 
 # --- CUDA ---

@@ -1,6 +1,9 @@
-"""What a step samples and weighs: bite against a slow definition, the teacher run once, other losses, budgets."""
+"""What a step weighs: every selector on one recorded batch, bite by hand, the teacher run once, order of rows."""
 
 from __future__ import annotations
+
+import math
+from types import SimpleNamespace
 
 import distilling
 import pytest
@@ -9,12 +12,13 @@ import torch
 from rocktokens import Selector, SelectorBatch, make_selector
 from rocktokens.errors import ConfigError
 from rocktokens.run import Run
-from rocktokens.select.settings import SelectorConfig
+from rocktokens.select.interface import TopShare, selector_kinds
+from rocktokens.train import trainer as trainer_module
 from rocktokens.train.distill import distill
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.teacher import LocalTeacher, StateMemory
 from rocktokens.train.trainer import RockDistillationTrainer
-from rocktokens.train.weights import bite
+from rocktokens.train.weights import bite, by_length, decide_weights, shared_lengths
 
 
 def batch(tokens: list[int], values: list[float] | None = None) -> SelectorBatch:
@@ -83,14 +87,6 @@ def test_audits_change_nothing_and_say_what_shadows_would_keep(tmp_path):
     assert 0 < first["changed_loss_share"] < 1
 
 
-def test_a_shadow_that_needs_top_tokens_is_left_out_where_nobody_measured_them(tmp_path):
-    trainer = distilling.trained(
-        RockDistillationTrainer, tmp_path, generation="ours", shadows=[make_selector("selectkd"), make_selector("tip")]
-    )
-    assert "shadow_kept_tip" in trainer.record.rows[0]
-    assert "shadow_kept_selectkd" not in trainer.record.rows[0]
-
-
 # ---------------------------------------------------------------- losses
 
 
@@ -154,38 +150,109 @@ def test_the_loss_is_a_setting_of_distillation(tmp_path):
     assert not (run.path / "telemetry").exists()  # occurrences would record another divergence
 
 
-# ---------------------------------------------------------------- bad input
+# ---------------------------------------------------------------- one recorded batch, every selector
+
+OPTIONS = {"soft": {"rocks": range(5, 11), "lam": 0.3}, "teachable": {"keep": 0.3, "top": 4}, "selectkd": {"top": 2}}
+OPTIONS |= {name: {"rocks": range(5, 11)} for name in ("freeze", "freeze_rocks", "random")}
 
 
-class KeepsNothing(Selector):
-    """Drops everything."""
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> SelectorBatch:
+    """Everything that is measured of one real step."""
+    trainer = distilling.trained(
+        RockDistillationTrainer, tmp_path_factory.mktemp("step"), args=distilling.arguments("out", max_steps=1),
+        generation="ours", audit_every=1, shadows=[make_selector("teachable", top=4)],
+    )  # fmt: skip
+    assert trainer.audited is not None
+    return trainer.audited
+
+
+@pytest.mark.parametrize("name", selector_kinds())
+def test_every_selector_weighs_a_real_step(recorded, name):
+    selector = make_selector(name, **OPTIONS.get(name, {}))
+    weight_N = decide_weights(ALONE, selector, recorded, kept_before=False)
+    assert weight_N.dtype == torch.float32
+    assert 0 < float(weight_N.sum()) <= selector.bound * len(recorded)
+    if isinstance(selector, TopShare):
+        assert int(weight_N.sum()) == math.ceil(selector.keep * len(recorded))
+    bare = SelectorBatch(recorded.token_N, recorded.rollout_N, recorded.position_N, 1, recorded.length_limit)
+    if not selector.needs_losses:  # then nothing that was measured counts
+        assert torch.equal(selector.weights(bare), make_selector(name, **OPTIONS.get(name, {})).weights(recorded))
+
+
+ALONE = SimpleNamespace(is_main_process=True, num_processes=1)
+
+
+class Given(Selector):
+    def __init__(self, weight_N):
+        self.weight_N = weight_N
 
     def weights(self, batch):
-        return torch.zeros(len(batch))
+        return self.weight_N
 
 
-def test_a_selector_that_keeps_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"keeps none"):
-        distilling.trained(RockDistillationTrainer, tmp_path, selector=KeepsNothing(), generation="ours")
+@pytest.mark.parametrize(
+    ("weight_N", "says"),
+    [
+        (torch.full((2,), 2.0), "outside"),
+        (torch.full((2,), torch.nan), "outside"),
+        (torch.ones(3), "shape"),
+        (torch.zeros(2), "keeps none"),
+    ],
+)
+def test_weights_that_are_no_weights_are_refused(weight_N, says):
+    with pytest.raises(ConfigError, match=says):
+        decide_weights(ALONE, Given(weight_N), batch([4, 5]), kept_before=False)
 
 
-@pytest.mark.parametrize("as_shadow", [False, True])
-def test_more_top_tokens_than_the_vocabulary_has_are_refused(tmp_path, as_shadow):
-    asks = make_selector("teachable", top=distilling.VOCABULARY + 1)
-    settings = {"shadows": [asks]} if as_shadow else {"selector": asks}
-    with pytest.raises(ConfigError, match="65 most probable"):
-        distilling.trained(RockDistillationTrainer, tmp_path, **settings)
+# ---------------------------------------------------------------- the order of micro-batches
 
 
-@pytest.mark.parametrize("name", ["tip", "entropy", "divergence", "teachable", "adakd", "prefix"])
-@pytest.mark.parametrize("keep", [0.0, -0.1, 1.01, float("nan")])
-def test_a_share_outside_its_range_is_refused(name, keep):
-    with pytest.raises(ConfigError, match="keep must"):
-        make_selector(name, keep=keep)
+def rows_of(prompts: list[int], lengths: list[int]) -> dict:
+    """Prompt n has n + 1 tokens of value n + 3; completions of these lengths."""
+    width = max(prompts) + 1
+    prompt_mask = torch.tensor([[int(column >= width - n - 1) for column in range(width)] for n in prompts])
+    completion_mask = torch.tensor([[int(column < length) for column in range(max(lengths))] for length in lengths])
+    return {
+        "prompt_ids": prompt_mask * torch.tensor(prompts)[:, None] + 3 * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_mask * 5,
+        "completion_mask": completion_mask,
+        "row": torch.arange(len(prompts)),
+        "names": [f"r{row}" for row in range(len(prompts))],
+        "temperature": torch.tensor(1.0),
+    }
 
 
-def test_settings_that_contradict_each_other_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="kind must be one of"):
-        distilling.trained(RockDistillationTrainer, tmp_path, kind="kl")
-    with pytest.raises(ConfigError, match="window"):
-        SelectorConfig(name="tip", window=2)
+def test_rows_are_ordered_by_length_and_siblings_stay_together():
+    given = rows_of([2, 0, 2, 0, 1, 1], [9, 1, 1, 2, 4, 5])
+    got = by_length(given)
+    assert got["row"].tolist() == [1, 3, 4, 5, 2, 0]  # by the longest of a prompt: 1 + 2, 2 + 5, 3 + 9
+    assert got["names"] == ["r1", "r3", "r4", "r5", "r2", "r0"]
+    assert got["temperature"] == 1
+    for name in ("prompt_ids", "completion_mask"):
+        assert torch.equal(got[name], given[name][got["row"]])
+    images = given | {"pixel_values": torch.zeros(5)}
+    assert by_length(images)["row"].tolist() == list(range(6))
+
+
+def test_a_prompt_is_shared_within_its_micro_batch_only():
+    given = rows_of([1, 1, 1, 1, 2, 2, 0, 2], [1] * 8)
+    for parts, shared in ((1, [2, 2, 2, 3, 3]), (2, [2, 2, 2, 3, 3]), (4, [2, 2, 3]), (8, [])):
+        assert shared_lengths(given, parts).tolist() == shared
+
+
+def test_a_step_is_the_same_in_any_order(tmp_path, monkeypatch):
+    def run(order):
+        monkeypatch.setattr(trainer_module, "by_length", order)
+        args = distilling.arguments(tmp_path, gradient_accumulation_steps=4, per_device_train_batch_size=2, max_steps=2)
+        return distilling.trained(
+            RockDistillationTrainer, tmp_path, args=args, rollouts_per_prompt=2, generation="ours"
+        )
+
+    orders = []
+    ordered = run(lambda output: orders.append(by_length(output)["row"].tolist()) or by_length(output))
+    assert any(order != sorted(order) for order in orders)
+    plain = run(lambda output: output)
+    assert distilling.furthest(distilling.parameters(ordered), distilling.parameters(plain)) < 1e-5
+    assert [row["loss"] for row in ordered.record.rows] == pytest.approx([row["loss"] for row in plain.record.rows])

@@ -1,0 +1,264 @@
+"""What training writes down: seconds and FLOPs, the slope test against an oracle, and alarms that fire on a fault."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import distilling
+import numpy as np
+import online_runs
+import pytest
+import torch
+from scipy import stats as sps
+
+from rocktokens import RockDistillationTrainer, TokenMonitor, make_selector
+from rocktokens.train.health import change, lost_updates, mismatch, numerical_floor, repeated_share
+from rocktokens.train.meter import Meter, ModelShape, step_flops
+from rocktokens.train.record import Alarms, TrainingRecord, saturation
+from rocktokens.train.settings import AlarmConfig
+
+# ---------------------------------------------------------------- meter
+
+
+def test_stages_nest_and_only_the_innermost_runs():
+    meter = Meter()
+    with meter.stage("student"):
+        with meter.stage("head"):
+            pass
+        meter.add("teacher", 5.0)  # claimed inside, so it is not the student's
+    taken = meter.take()
+    assert taken["seconds_teacher"] == 5.0
+    assert taken["seconds_student"] < 0
+    with meter.stage("student"), meter.whole("select"), meter.stage("teacher"):
+        time.sleep(0.02)
+    taken = meter.take()
+    assert taken["seconds_select"] >= 0.02
+    assert taken["seconds_teacher"] == 0
+    assert 0 <= taken["seconds_student"] < 0.02
+
+
+def test_flops_follow_from_shapes_and_shared_prompts_cost_nothing():
+    student, teacher = ModelShape.of(distilling.student()), ModelShape.of(distilling.teacher())
+    # Two layers, each: q and o 32 x 32, k and v 32 x 16, three of 32 x 64, two norms; and a last norm.
+    assert student.backbone_parameters == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
+    assert (student.attention_width, student.head_elements) == (2 * 4 * 8, 64 * 32)
+    assert student.backbone(np.array([3.0])) == 2 * student.backbone_parameters * 3 + 4 * 64 * 6
+    prompts, rollouts = np.array([5.0, 5.0, 7.0]), np.array([4.0, 6.0, 3.0])
+
+    def flops(measured_first: bool, **shared) -> dict[str, float]:
+        return step_flops(student, teacher, prompts, rollouts, kept=9, measured_first=measured_first, **shared)
+
+    prompt, whole = np.array([5.0]), flops(False)
+    shared = flops(False, shared_S=prompt)
+    assert whole["student"] == 3 * student.backbone(prompts + rollouts)
+    assert whole["head"] == shared["head"] == 2 * 9 * (3 * 64 * 32 + 64 * 48)
+    assert whole["select"] == flops(True)["teacher"] == 0
+    assert whole["student"] - shared["student"] == pytest.approx(3 * student.backbone(prompt))
+    assert whole["teacher"] - shared["teacher"] == pytest.approx(teacher.backbone(prompt))
+
+
+# ---------------------------------------------------------------- saturation
+
+
+def test_the_slope_is_carried_over_the_remaining_steps():
+    """Without noise: a line that falls by 0.1 % of its level a step brings that for every step that remains."""
+    loss = 1.0 - 0.0001 * np.arange(300)
+    found = saturation(loss, remaining=1000)
+    level = loss[200:].mean()
+    assert (found.num_steps, found.horizon) == (100, 1000)
+    assert found.fall == pytest.approx(0.01 / level)
+    assert found.still == pytest.approx(0.1 / level)
+    assert not found.saturated
+    assert saturation(loss, remaining=900).saturated  # 0.09 of 0.975
+    assert saturation(loss).horizon == 100  # at the end of a run: over as many steps as the window has
+    assert saturation(loss).saturated
+
+
+def test_the_line_is_that_of_an_oracle(rng):
+    loss = 1.0 - 0.001 * np.arange(240) + rng.normal(0, 0.05, 240)
+    found = saturation(loss, share=1.0)
+    blocks = loss.reshape(12, 20).mean(1)
+    oracle = sps.linregress(np.arange(240).reshape(12, 20).mean(1), blocks)
+    assert found.fall == pytest.approx(-oracle.slope * 240 / loss.mean())
+    half = sps.t.ppf(0.975, 10) * oracle.stderr * 240 / loss.mean()
+    assert (found.low, found.high) == (pytest.approx(found.fall - half), pytest.approx(found.fall + half))
+    assert found.p_value == pytest.approx(sps.t.cdf(oracle.slope / oracle.stderr, 10))
+
+
+def test_the_warm_up_says_nothing():
+    loss = np.concatenate([np.ones(150), 1.0 - 0.002 * np.arange(150)])
+    assert saturation(loss[:150], remaining=2850).saturated  # flat, for nothing was learned yet
+    assert not saturation(loss[150:], remaining=2700).saturated
+
+
+def test_rows_that_are_not_numbers_are_left_out():
+    loss = np.ones(300)
+    loss[::7] = np.nan
+    assert saturation(loss).saturated
+    assert saturation(np.full(300, np.nan)) is None
+
+
+@pytest.mark.parametrize("kind", ["slow decay", "power law", "linear"])
+def test_training_is_not_stopped_while_there_is_more_to_gain(kind):
+    """A small version of benchmarks/online.py."""
+    ends = [online_runs.simulate_saturation(kind, seed, noise=0.08, warmup=50, steps=1000) for seed in range(3)]
+    assert not any(wrong for _, wrong in ends)
+
+
+def test_a_flat_loss_is_believed_its_interval_covers_and_one_test_is_not_enough(rng):
+    found = [saturation(1 + rng.normal(0, 0.05, 300)) for _ in range(300)]
+    assert 0.92 <= np.mean([f.low <= 0 <= f.high for f in found]) <= 0.98
+    assert np.mean([f.p_value < 0.05 for f in found]) < 0.08
+    assert not saturation(1 + rng.normal(0, 2, 90)).saturated  # too noisy to say
+    assert saturation(np.ones(60)) is None  # 20 steps are too few
+    args = SimpleNamespace(get_warmup_steps=lambda steps: 5)
+    record = TrainingRecord()
+    record.rows = [{"step": step, "loss": 1.0} for step in range(1, 101)]
+    assert record.has_saturated(args, 100)
+    record.rows[80:] = [{"step": step, "loss": 1.0 - 0.02 * (step - 80)} for step in range(81, 101)]
+    assert not record.has_saturated(args, 100)
+
+
+def test_a_flat_loss_is_stopped():
+    step, wrong = online_runs.simulate_saturation("flat", 0, noise=0.02, warmup=50, steps=1000)
+    assert step < 1000
+    assert not wrong
+
+
+# ---------------------------------------------------------------- health and alarms
+
+
+def test_change_compares_the_ends_and_waits_for_both():
+    assert change(range(19), 10) is None
+    found = change([1.0] * 10 + [5.0] * 30 + [3.0] * 10, 10)
+    assert (found, found.ratio) == ((1.0, 3.0), 3.0)
+    assert change([np.nan, 2.0, 2.0, np.nan], 1) == (2.0, 2.0)
+
+
+def test_repetition_is_zero_for_distinct_and_near_one_for_a_loop():
+    assert repeated_share(range(100)) == repeated_share([1, 2, 3] * 2) == 0.0  # the second is shorter than an n-gram
+    # 100 tokens of a loop of three: 93 n-grams of width 8, three of them distinct.
+    assert repeated_share(([1, 2, 3] * 40)[:100]) == pytest.approx(1 - 3 / 93)
+
+
+def test_mismatch_is_zero_for_equal_and_estimates_the_kl_of_two_policies():
+    assert mismatch([-1.0, -2.0], [-1.0, -2.0])[:2] == (0.0, 0.0)
+    assert mismatch([np.nan], [-1.0]) is None
+    engine, trainer = np.array([0.7, 0.2, 0.1]), np.array([0.6, 0.3, 0.1])
+    drawn = np.random.default_rng(0).choice(3, size=200_000, p=engine)
+    found = mismatch(np.log(engine)[drawn], np.log(trainer)[drawn])
+    assert found.kl == pytest.approx(float((engine * np.log(engine / trainer)).sum()), rel=0.03)
+    assert found.largest == pytest.approx(np.log(1.5))
+    assert drawn[found.at] == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_floor_is_what_rounding_logits_makes(dtype):
+    torch.manual_seed(0)
+    logits = torch.randn(2000, 500, dtype=torch.float64) * 3
+    logits += 10 - logits.amax(-1, keepdim=True)  # the tokens that carry the mass have logits of size 10
+    p, q = logits.log_softmax(-1), logits.to(getattr(torch, dtype)).double().log_softmax(-1)
+    made = float((p.exp() * (p - q)).sum(-1).mean())
+    assert 0.05 < made / numerical_floor(dtype) < 1.0
+    assert numerical_floor("float32") == 1e-7
+
+
+def test_lost_updates_are_those_that_bfloat16_really_drops():
+    weights, rate = torch.randn(20_000).bfloat16(), 1e-3
+    unchanged = float(((weights - rate) == weights).float().mean())
+    found = lost_updates(weights.float().numpy(), rate, "bfloat16")
+    assert 0.2 < found < 0.9
+    assert found == pytest.approx(unchanged, abs=0.25)
+    assert lost_updates(weights.float().numpy(), rate, "float32") == 0.0
+
+
+def looked(dtype="float32", config=None, steps=60, **series):
+    """Alarms after a course of so many steps; what is not given is healthy."""
+    healthy = {"mean_length": 100.0, "truncated_share": 0.02, "entropy": 0.5, "loss": 0.2, "kept_share": 1.0}
+    record, alarms = TrainingRecord(), Alarms(config or AlarmConfig(), dtype)
+    for step in range(steps):
+        row = {name: value[step] if np.ndim(value) else value for name, value in {**healthy, **series}.items()}
+        record.rows.append({"step": step + 1, "tokens": 1000, "invalid": 0, **row})
+        record.rows[-1] |= alarms.look(record, step + 1)
+    return alarms, record
+
+
+def test_a_healthy_course_raises_nothing(caplog):
+    alarms, _ = looked(mean_length=np.linspace(100, 180, 60), entropy=np.geomspace(0.5, 0.06, 60))
+    assert not alarms.raised
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "says"),
+    [
+        (
+            "length",
+            {"mean_length": np.linspace(100, 400, 60), "truncated_share": np.linspace(0, 0.9, 60)},
+            "cut at the length limit",
+        ),
+        ("entropy", {"entropy": np.geomspace(0.5, 1e-3, 60)}, "hardly explores"),
+        ("floor", {"loss": np.geomspace(0.1, 1e-9, 60)}, "rounding in float32"),
+        ("invalid", {"invalid": [0] * 50 + [5] * 10}, "not a number"),
+    ],
+)
+def test_each_fault_raises_its_alarm_once(caplog, name, series, says):
+    alarms, record = looked(**series)
+    assert list(alarms.raised) == [name]
+    assert caplog.text.count(f", {name}: ") == 1
+    assert says in caplog.text
+    assert record.rows[-1][f"alarm_{name}"] == 1
+    assert f"alarm_{name}" not in record.rows[0]
+
+
+def test_the_floor_follows_the_precision_of_the_forward():
+    assert not looked(loss=1e-4)[0].raised
+    assert list(looked("bfloat16", loss=1e-4)[0].raised) == ["floor"]
+
+
+def test_longer_rollouts_alone_and_steps_without_tokens_are_no_alarm():
+    assert not looked(mean_length=np.linspace(100, 400, 60))[0].raised
+    assert not looked(loss=0.0, kept_share=0.0)[0].raised
+    assert not looked(config=None, steps=1)[0].raised
+
+
+def test_a_diverging_model_alarms_and_stops_where_asked(tmp_path, caplog):
+    teacher = distilling.teacher()
+    with torch.no_grad():
+        teacher.get_output_embeddings().weight[5] = torch.inf
+
+    def run(max_steps, **settings):
+        args = distilling.arguments(tmp_path, max_steps=max_steps)
+        models = (distilling.student(), teacher)
+        return distilling.trained(RockDistillationTrainer, tmp_path, models=models, args=args, **settings)
+
+    warned = run(1)
+    assert "alarm at step 1, invalid" in caplog.text
+    assert warned.state.log_history[0]["alarm/invalid"] == 1
+    assert run(3, alarms=AlarmConfig(stop=True)).state.global_step == 1
+    assert not run(1, alarms=None).alarms.raised
+
+
+def test_lengths_entropy_and_cut_rollouts_are_recorded(tmp_path):
+    trainer = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector("freeze", rocks=[5]))
+    row, logged = trainer.record.rows[0], trainer.state.log_history[0]
+    assert row["mean_length"] == pytest.approx(logged["completions/mean_length"])
+    assert row["truncated_share"] == pytest.approx(logged["completions/clipped_ratio"])
+    assert row["entropy"] == pytest.approx(logged["entropy"], rel=1e-4)
+
+
+def test_rocks_found_online_are_logged(tmp_path, caplog):
+    class Sure(TokenMonitor):
+        def rocks(self, *args, **settings):
+            return [7, 9]
+
+        def gathered(self):
+            return self
+
+    caplog.set_level("INFO", "rocktokens")
+    trainer = distilling.trained(RockDistillationTrainer, tmp_path, monitor=Sure(64))
+    assert "2 rocks so far: 'w7', 'w9'" in caplog.text
+    assert caplog.text.count("rocks so far") == 1
+    assert trainer.state.log_history[0]["rocks/online"] == 2
+    assert trainer.record.rows[0]["rocks_online"] == 2
