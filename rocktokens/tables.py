@@ -20,7 +20,7 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 # Definition of a rock → the column of `types` that ranks by it.
-RANKED_BY = {"certified": "r", "burden": "r", "context": "r_ctx", "excess": "excess_low"}
+RANKED_BY = {"certified": "r", "burden": "r", "context": "r_ctx"}
 # Stages of a training step, in the order of the step; those in FLOP_STAGES have their operations counted.
 STEP_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "telemetry", "evaluate", "checkpoint")
 TRAINING_STAGES = STEP_STAGES[:6]
@@ -98,41 +98,33 @@ student_logprob float32  The same by the trainer's forward pass, nats.
 *occurrences
 
 # types | detect | one row per token type observed, rocks of the chosen definition first, then by burden
-token_id            int      Vocabulary id of the token type.
-token               text     Text of the token.
-cluster             text     Kind of token: digits, punctuation, content words and so on.
-class               text     rock, learning, levelled off, unclear; costly if the first loss is unknown; else empty.
-confirmed           bool     Whether the other half of the prompts says the same of it; empty without a class.
-p_costly            float    p of not costly: the larger of two tests on the half that chooses; empty below 5 prompts.
-p_stagnant          float    p of a fall by 1 − κ or more, on the half that chooses; empty where not tested.
-fall                interval Share of its loss that the type lost between the first and the last checkpoint.
-prompts_needed      float    For an unclear type: prompts in all that would settle it, about.
-count               int      Occurrences in the half of the prompts that measures.
-count_all           int      Occurrences in all prompts.
-num_prompts         int      Prompts in which the type occurs, of all.
-rock_count          int      Persistent occurrences in recurring contexts.
-loss_pre            float    Mean loss at the first checkpoint, nats; empty where only one was scored.
-loss_post           float    Mean loss at the last checkpoint, nats; empty where the half has no occurrence.
-teacher_entropy     float    Mean entropy of the teacher, nats; empty where not recorded.
-student_entropy     float    Mean entropy of the student at the last checkpoint; empty where not recorded.
-student_entropy_pre float    The same at the first checkpoint; empty where not recorded.
-r                   interval Burden, the Rock Score: total loss of the type, nats.
-ccr                 interval Share of the type's occurrences that are rock occurrences.
-excess              interval Total loss above what as many average occurrences would cost, nats.
-r_ctx               float    Burden times ccr.
-excess_p            float    Adjusted p of an excess above 0, on the half that chooses.
-excess_rank_p       float    The same for ranks within prompts; shown beside it, never decisive.
-persistent_share    float    Share of occurrences with a high loss before and after; empty if none.
-rho                 float    Mean share of similar contexts among the persistent occurrences; empty if none.
-grad_share          float    Share of the total gradient norm; empty where norms were not recorded.
-rank_certified      int      Rank by the definition certified; empty where not eligible.
-in_certified        bool     Whether the type is a rock by the definition certified.
-rank_burden         int      Rank by the definition burden; empty where not eligible.
-in_burden           bool     Whether the type is a rock by the definition burden.
-rank_context        int      Rank by the definition context; empty where not eligible.
-in_context          bool     Whether the type is a rock by the definition context.
-rank_excess         int      Rank by the definition excess; empty where not eligible.
-in_excess           bool     Whether the type is a rock by the definition excess.
+token_id         int      Vocabulary id of the token type.
+token            text     Text of the token.
+cluster          text     Kind of token: digits, punctuation, content words and so on.
+class            text     rock, learning, levelled off, unclear; costly if the first loss is unknown; else empty.
+confirmed        bool     Whether the other half of the prompts says the same of it; empty without a class.
+p_costly         float    p of not costly: the larger of two tests on the half that chooses; empty below 5 prompts.
+p_stagnant       float    p of a fall by 1 − κ or more, on the half that chooses; empty where not tested.
+fall             interval Share of its loss that the type lost between the first and the last checkpoint.
+prompts_needed   float    For an unclear type: prompts in all that would settle it, about.
+count            int      Occurrences in the half of the prompts that measures.
+count_all        int      Occurrences in all prompts.
+num_prompts      int      Prompts in which the type occurs, of all.
+rock_count       int      Persistent occurrences in recurring contexts.
+loss_pre         float    Mean loss at the first checkpoint, nats; empty where only one was scored.
+loss_post        float    Mean loss at the last checkpoint, nats; empty where the half has no occurrence.
+r                interval Burden, the Rock Score: total loss of the type, nats.
+ccr              interval Share of the type's occurrences that are rock occurrences.
+r_ctx            float    Burden times ccr.
+persistent_share float    Share of occurrences with a high loss before and after; empty if none.
+rho              float    Mean share of similar contexts among the persistent occurrences; empty if none.
+grad_share       float    Share of the total gradient norm; empty where norms were not recorded.
+rank_certified   int      Rank by the definition certified; empty where not eligible.
+in_certified     bool     Whether the type is a rock by the definition certified.
+rank_burden      int      Rank by the definition burden; empty where not eligible.
+in_burden        bool     Whether the type is a rock by the definition burden.
+rank_context     int      Rank by the definition context; empty where not eligible.
+in_context       bool     Whether the type is a rock by the definition context.
 
 # footprints | detect | one row per definition of a rock, and per control of the chosen one
 name                   text     Definition, or control and what it is matched on.
@@ -152,16 +144,7 @@ share_positions float    Share of all response positions.
 share_loss      float    Share of the total loss.
 enrichment      float    Share of the loss divided by share of the positions; 1 means merely frequent.
 
-# sweep | detect | one row per definition and K
-definition    text     Definition of a rock.
-k             int      Size of the set asked for.
-num_rocks     int      Size of the set; less than K where fewer types are eligible.
-stability     float    Mean Jaccard index of the top K of 10 to 80 % of the prompts with that of all.
-stability_low float    The same at 10 % of the prompts alone.
-coverage      float    Share of the total loss.
-chance        float    Jaccard index of two random sets of this size, to compare stability with.
-
-# sensitivity | detect | one row per threshold, step and definition
+# sensitivity | detect | the declared set, and one row per step of κ and of q
 parameter       text     The threshold that was moved; base for none.
 step            int      One step down (−1), up (1), or none (0).
 value           float    Value of the threshold.
@@ -174,20 +157,13 @@ share_loss      float    Share of the total loss.
 enrichment      float    Share of the loss over share of the positions; 1: merely frequent. Empty for no set.
 
 # persistence | detect | one row per group of token types and arm; no rows where only one checkpoint was scored
-group                text     rocks, rare high-loss, or random others.
-arm                  text     checkpoint: same texts, later weights; aa_selected, aa_fresh: same weights, other texts.
-step                 int      The later checkpoint; empty in A/A arms.
-num_types            int      Token types in the group.
-before               interval Mean loss over occurrences before, nats.
-after                interval Mean loss over occurrences after, nats.
-change               interval After minus before, nats.
-type_before          float    Mean over types of their mean loss before, nats.
-type_after           float    Mean over types of their mean loss after, nats.
-share_fallen         float    Share of types whose mean loss fell.
-change_quartiles_q25 float    First quartile of the types' change, nats.
-change_quartiles_q50 float    Median of the types' change, nats.
-change_quartiles_q75 float    Third quartile of the types' change, nats.
-p_value              float    Wilcoxon signed-rank test over types.
+group     text     rocks, rare high-loss, or random others.
+arm       text     checkpoint: same texts, later weights; aa_selected, aa_fresh: same weights, other texts.
+step      int      The later checkpoint; empty in A/A arms.
+num_types int      Token types in the group.
+before    interval Mean loss over occurrences before, nats.
+after     interval Mean loss over occurrences after, nats.
+change    interval After minus before, nats.
 
 # positions | detect | one row per position, the costliest first
 prompt_id            text     Identifier of the prompt.

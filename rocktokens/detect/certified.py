@@ -8,24 +8,22 @@ This module knows losses per type and prompt; it does not know contexts, halves,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats as sps
 
-from rocktokens.detect.grouped import threads_for
-from rocktokens.detect.occurrences import Array
-from rocktokens.detect.pair_sums import PairSums
-from rocktokens.parallel import for_each
+from rocktokens.detect.occurrences import Array, Pairs
 from rocktokens.stats import Floats, Intervals, benjamini_hochberg
 
-# Shapes: V token types, P prompts, S pairs of a type and a prompt that it occurs in, s those of one block.
+# Shapes: V token types, P prompts, S pairs of a type and a prompt that it occurs in.
 ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY = "rock", "learning", "learning, levelled off", "unclear", "costly"
 CLASSES = (ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY)
 MIN_PROMPTS = 5
-KAPPA_STEP = 0.1  # how far sensitivity moves κ
 ROUNDING = 1e-6  # differences below this share of the prompt's mean loss are float32 rounding
+POWER = 0.8
+OUT_OF_REACH = 20  # times the prompts there are; a fall that close to 1 − κ is at the limit, not undecided
 
 
 def p_mean_positive(mean_V: Floats, variance_V: Floats, third_V: Floats, number_V: Array) -> Floats:
@@ -35,118 +33,82 @@ def p_mean_positive(mean_V: Floats, variance_V: Floats, third_V: Floats, number_
     hundred times too small where rare large values pull the mean down, and far too cautious where they push it up, as
     losses do. No p is below 2**-number, what flipping signs could reach. Fewer than MIN_PROMPTS values: p = 1.
     """
-    enough_V = number_V >= MIN_PROMPTS
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio_V = mean_V / np.sqrt(variance_V)
-        skew_V = third_V / variance_V**1.5
-        ratio_V = np.where(variance_V > 0, ratio_V, np.sign(mean_V) * np.inf)
-        skew_V = np.where(variance_V > 0, skew_V, 0.0)
+        ratio_V = np.where(variance_V > 0, mean_V / np.sqrt(variance_V), np.sign(mean_V) * np.inf)
+        skew_V = np.where(variance_V > 0, third_V / variance_V**1.5, 0.0)
         hall_V = ratio_V + skew_V * ratio_V**2 / 3 + skew_V**2 * ratio_V**3 / 27 + skew_V / (6 * number_V)
         t_V = np.where(np.isfinite(ratio_V), hall_V, ratio_V) * np.sqrt(number_V)
         p_V = sps.t.sf(t_V, np.maximum(number_V - 1, 1))
     p_V = np.maximum(p_V, 0.5 ** np.minimum(number_V, 1000))
-    return np.where(enough_V & (mean_V > 0), p_V, 1.0)
+    return np.where((number_V >= MIN_PROMPTS) & (mean_V > 0), p_V, 1.0)
 
 
-def _p_of_pairs(sums: PairSums, value: Callable[[slice], Floats]) -> Floats:
-    """p of "mean over a type's prompts is not above 0" for one value per pair, given a block at a time."""
-    number_V = sums.prompts_V
+def _p_of_pairs(pairs: Pairs, value_S: Floats, scale_S: Floats) -> Floats:
+    """p of "mean over a type's prompts is not above 0" for one value per pair; 0 where it is rounding of the scale."""
+    value_S = np.where(np.abs(value_S) <= ROUNDING * np.abs(scale_S), 0.0, value_S)
+    number_V = pairs.prompts_V
+    mean_V = pairs.by_type(value_S) / np.maximum(number_V, 1)
+    centred_S = value_S - mean_V[pairs.type_S]
     safe_V = np.maximum(number_V, 2)
-    (total_V,) = sums.by_type(lambda pairs: (value(pairs),))
-    mean_V = total_V / np.maximum(number_V, 1)
-
-    def powers(pairs: slice) -> tuple[Floats, Floats]:
-        centred_s = value(pairs) - mean_V[sums.type_S[pairs]]
-        square_s = centred_s**2
-        return square_s, square_s * centred_s
-
-    square_V, cube_V = sums.by_type(powers)
-    return p_mean_positive(mean_V, square_V / (safe_V - 1), cube_V / safe_V, number_V)
+    variance_V, third_V = pairs.by_type(centred_S**2) / (safe_V - 1), pairs.by_type(centred_S**3) / safe_V
+    return p_mean_positive(mean_V, variance_V, third_V, number_V)
 
 
-def p_above_neighbours(sums: PairSums) -> Floats:
+def p_above_neighbours(pairs: Pairs) -> Floats:
     """H1: mean over prompts of (the type's mean loss − the mean loss of the other tokens of that prompt) > 0."""
-    n_P, loss_P = sums.by_prompt(lambda pairs: (sums.n_S[pairs], sums.loss_S[pairs]))
-    scale_P = np.abs(loss_P / n_P)
-
-    def contrast(pairs: slice) -> Floats:
-        prompt_s, n_s, loss_s = sums.prompt_S[pairs], sums.n_S[pairs], sums.loss_S[pairs]
-        other_n_s = n_P[prompt_s] - n_s
-        other_s = (loss_P[prompt_s] - loss_s) / np.maximum(other_n_s, 1)
-        contrast_s = loss_s / n_s - other_s
-        alone_s = other_n_s == 0
-        return np.where(alone_s | (np.abs(contrast_s) <= ROUNDING * scale_P[prompt_s]), 0.0, contrast_s)
-
-    return _p_of_pairs(sums, contrast)
+    n_P, loss_P = pairs.by_prompt(pairs.n_S), pairs.by_prompt(pairs.loss_S)
+    others_S = n_P[pairs.prompt_S] - pairs.n_S
+    other_S = (loss_P[pairs.prompt_S] - pairs.loss_S) / np.maximum(others_S, 1)
+    contrast_S = np.where(others_S == 0, 0.0, pairs.loss_S / pairs.n_S - other_S)
+    return _p_of_pairs(pairs, contrast_S, (loss_P / n_P)[pairs.prompt_S])
 
 
-def p_above_mean(sums: PairSums) -> Floats:
+def p_above_mean(pairs: Pairs) -> Floats:
     """H2: the type's mean loss > the mean loss of all occurrences, both means estimated on the same prompts."""
-    number_V, num_prompts, num_all = sums.prompts_V, sums.num_prompts, sums.n_S.sum()
-    n_V, loss_V = sums.by_type(lambda pairs: (sums.n_S[pairs], sums.loss_S[pairs]))
-    n_P, loss_P = sums.by_prompt(lambda pairs: (sums.n_S[pairs], sums.loss_S[pairs]))
-    n_V = np.maximum(n_V, 1)
-    mean_V, mean = loss_V / n_V, sums.loss_S.sum() / num_all
-    rounding = ROUNDING * abs(mean)
+    number_V, num_prompts, num_all = pairs.prompts_V, pairs.num_prompts, pairs.n_S.sum()
+    n_V = np.maximum(pairs.by_type(pairs.n_S), 1)
+    mean_V, mean = pairs.by_type(pairs.loss_S) / n_V, pairs.loss_S.sum() / num_all
     # Influence of each prompt on the difference; prompts without the type act through the mean of all alone.
-    all_P = (loss_P - mean * n_P) * num_prompts / num_all
-
-    def powers(pairs: slice) -> tuple[Floats, Floats]:
-        type_s, all_s = sums.type_S[pairs], all_P[sums.prompt_S[pairs]]
-        own_s = (sums.loss_S[pairs] - mean_V[type_s] * sums.n_S[pairs]) * num_prompts / n_V[type_s]
-        return (own_s - all_s) ** 2 - all_s**2, (own_s - all_s) ** 3 + all_s**3
-
-    square_V, cube_V = sums.by_type(powers)
-    square_V, cube_V = square_V + (all_P**2).sum(), cube_V - (all_P**3).sum()
+    all_P = (pairs.by_prompt(pairs.loss_S) - mean * pairs.by_prompt(pairs.n_S)) * num_prompts / num_all
+    all_S = all_P[pairs.prompt_S]
+    own_S = (pairs.loss_S - mean_V[pairs.type_S] * pairs.n_S) * num_prompts / n_V[pairs.type_S] - all_S
+    square_V = pairs.by_type(own_S**2 - all_S**2) + (all_P**2).sum()
+    cube_V = pairs.by_type(own_S**3 + all_S**3) - (all_P**3).sum()
     few_V = number_V / np.maximum(number_V - 1, 1)
     variance_V, third_V = few_V * np.maximum(square_V, 0) / num_prompts, cube_V / num_prompts
-    above_V = np.where(np.abs(mean_V - mean) <= rounding, 0.0, mean_V - mean)
+    above_V = np.where(np.abs(mean_V - mean) <= ROUNDING * abs(mean), 0.0, mean_V - mean)
     # The t statistic grows with the root of all prompts; its degrees of freedom with the prompts the type occurs in.
-    scale = np.sqrt(num_prompts / np.maximum(number_V, 1))
-    return p_mean_positive(above_V * scale, variance_V, third_V / scale, number_V)
+    scale_V = np.sqrt(num_prompts / np.maximum(number_V, 1))
+    return p_mean_positive(above_V * scale_V, variance_V, third_V / scale_V, number_V)
 
 
-def p_stagnant(sums: PairSums, kappa: float) -> Floats:
+def p_stagnant(pairs: Pairs, kappa: float) -> Floats:
     """H3: loss after OPD > κ · loss before it, on the same occurrences; 1 where the loss before is unknown."""
-    pre_S = sums.pre_S
-    if pre_S is None:
-        return np.ones(sums.num_types)
-    return _p_of_pairs(sums, lambda pairs: _rounded(sums.loss_S[pairs] - kappa * pre_S[pairs], pre_S[pairs]))
+    if pairs.pre_S is None:
+        return np.ones(pairs.num_types)
+    return _p_of_pairs(pairs, pairs.loss_S - kappa * pairs.pre_S, pairs.pre_S)
 
 
-def p_fallen(sums: PairSums, kappa: float) -> Floats:
+def p_fallen(pairs: Pairs, kappa: float) -> Floats:
     """The other side of H3: loss after OPD < κ · loss before it."""
-    pre_S = sums.pre_S
-    if pre_S is None:
-        return np.ones(sums.num_types)
-    return _p_of_pairs(sums, lambda pairs: _rounded(kappa * pre_S[pairs] - sums.loss_S[pairs], pre_S[pairs]))
+    if pairs.pre_S is None:
+        return np.ones(pairs.num_types)
+    return _p_of_pairs(pairs, kappa * pairs.pre_S - pairs.loss_S, pairs.pre_S)
 
 
-def p_level(sums: PairSums, kappa: float) -> Floats:
+def p_level(pairs: Pairs, kappa: float) -> Floats:
     """Has it stopped falling? At the pace of the last third a whole run would fall by less than 1 − κ."""
-    late_S = sums.late_S
-    if late_S is None or sums.late_share is None:
-        return np.ones(sums.num_types)
-    pace = kappa**sums.late_share
-    return _p_of_pairs(sums, lambda pairs: _rounded(sums.loss_S[pairs] - pace * late_S[pairs], late_S[pairs]))
-
-
-def _rounded(value_s: Floats, scale_s: Floats) -> Floats:
-    return np.where(np.abs(value_s) <= ROUNDING * np.abs(scale_s), 0.0, value_s)
-
-
-def moved_kappa(kappa: float, step: int) -> float:
-    """κ, so many steps further, within what is possible."""
-    return float(np.clip(kappa + step * KAPPA_STEP, 0.01, 0.99))
+    if pairs.late_S is None or pairs.late_share is None:
+        return np.ones(pairs.num_types)
+    return _p_of_pairs(pairs, pairs.loss_S - kappa**pairs.late_share * pairs.late_S, pairs.late_S)
 
 
 @dataclass(frozen=True)
 class TypeTests:
     """Every type's p values on the occurrences given; 1 where a test could not be made."""
 
-    observed_V: Array
-    testable_V: Array
-    """Types that occur in MIN_PROMPTS prompts or more."""
+    prompts_V: Array
+    """Prompts that each type occurs in; a test takes MIN_PROMPTS."""
     costly_V: Floats
     """The larger of H1's and H2's."""
     stagnant_V: Floats
@@ -155,129 +117,83 @@ class TypeTests:
     has_pre: bool
 
     @classmethod
-    def of(cls, sums: PairSums, kappa: float) -> TypeTests:
+    def of(cls, pairs: Pairs, kappa: float) -> TypeTests:
         """All tests of all types."""
-        number_V = sums.prompts_V
-        tests: dict[str, Callable[[], Floats]] = {
-            "neighbours": lambda: p_above_neighbours(sums),
-            "mean": lambda: p_above_mean(sums),
-            "stagnant": lambda: p_stagnant(sums, kappa),
-            "fallen": lambda: p_fallen(sums, kappa),
-            "level": lambda: p_level(sums, kappa),
-        }
-        p: dict[str, Floats] = {}
-
-        def work(name: str) -> None:
-            p[name] = tests[name]()
-
-        for_each(work, tests, threads=threads_for(len(sums.type_S)))
         return cls(
-            observed_V=number_V > 0,
-            testable_V=number_V >= MIN_PROMPTS,
-            costly_V=np.maximum(p["neighbours"], p["mean"]),
-            stagnant_V=p["stagnant"],
-            fallen_V=p["fallen"],
-            level_V=p["level"],
-            has_pre=sums.pre_S is not None,
+            prompts_V=pairs.prompts_V,
+            costly_V=np.maximum(p_above_neighbours(pairs), p_above_mean(pairs)),
+            stagnant_V=p_stagnant(pairs, kappa),
+            fallen_V=p_fallen(pairs, kappa),
+            level_V=p_level(pairs, kappa),
+            has_pre=pairs.pre_S is not None,
         )
 
-    @property
-    def rock_V(self) -> Floats:
-        """p of "not a rock": the largest of the three."""
-        return np.maximum(self.costly_V, self.stagnant_V)
-
-    @property
-    def learning_V(self) -> Floats:
-        """p of "not costly, or not fallen beyond κ"."""
-        return np.maximum(self.costly_V, self.fallen_V)
-
-
-@dataclass(frozen=True)
-class Certified:
-    """Which types are declared, and the class of every costly one."""
-
-    tests: TypeTests
-    class_V: Array
-    """One of CLASSES for a costly type, empty for every other."""
-    confirmed_V: Array | None = None
-    """Whether the other half of the prompts says the same; None before it was asked."""
-
-    @property
-    def rocks(self) -> Array:
-        """Types declared rocks."""
-        return np.flatnonzero(self.class_V == ROCK)
-
-    @property
-    def costly(self) -> Array:
-        """Types declared costly, whatever their class."""
-        return np.flatnonzero(self.class_V != "")
-
-    @property
-    def unclear(self) -> Array:
-        """Costly types of which neither stagnation nor a fall is proven."""
-        return np.flatnonzero(self.class_V == UNCLEAR)
-
-
-def declare(tests: TypeTests, q: float) -> Certified:
-    """Classes by Benjamini-Hochberg at q over all observed types."""
-    class_V = np.full(len(tests.costly_V), "", dtype=object)
-    costly_V = discoveries(tests.costly_V, tests.observed_V, q)
-    class_V[costly_V] = UNCLEAR if tests.has_pre else COSTLY
-    if tests.has_pre:
-        learning_V = discoveries(tests.learning_V, tests.observed_V, q)
-        level_V = discoveries(tests.level_V, learning_V, q)
-        class_V[learning_V] = LEARNING
-        class_V[level_V] = LEVELLED
-        class_V[discoveries(tests.rock_V, tests.observed_V, q)] = ROCK
-    return Certified(tests, class_V)
+    def p_of(self, name: str) -> Floats:
+        """p of "not of this class" per type."""
+        parts = {
+            ROCK: (self.costly_V, self.stagnant_V),
+            LEARNING: (self.costly_V, self.fallen_V),
+            LEVELLED: (self.costly_V, self.fallen_V, self.level_V),
+        }
+        return np.maximum.reduce(parts.get(name, (self.costly_V,)))
 
 
 def discoveries(p_V: Floats, among_V: Array, q: float) -> Array:
     """Mask of the types that Benjamini-Hochberg rejects at q among some of them."""
     found_V = np.zeros(len(p_V), bool)
-    index = np.flatnonzero(among_V)
-    if len(index):
-        found_V[index] = benjamini_hochberg(p_V[index]) <= q
+    if among_V.any():
+        found_V[among_V] = benjamini_hochberg(p_V[among_V]) <= q
     return found_V
 
 
-def confirm(declared: Certified, other: TypeTests, q: float) -> Certified:
-    """Ask the other half of the prompts of every declared class, by Benjamini-Hochberg among the types in it."""
-    class_V = declared.class_V
-    asked = {ROCK: other.rock_V, LEARNING: other.learning_V, LEVELLED: np.maximum(other.learning_V, other.level_V)}
-    confirmed_V = np.zeros(len(class_V), bool)
-    for name in CLASSES:
-        confirmed_V |= discoveries(asked.get(name, other.costly_V), class_V == name, q)
-    return Certified(declared.tests, class_V, confirmed_V)
+def declare(tests: TypeTests, q: float) -> Array:
+    """The class of every costly type by Benjamini-Hochberg at q over all observed types; empty for every other."""
+    observed_V = tests.prompts_V > 0
+    class_V = np.full(len(observed_V), "", dtype=object)
+    class_V[discoveries(tests.costly_V, observed_V, q)] = UNCLEAR if tests.has_pre else COSTLY
+    if tests.has_pre:
+        learning_V = discoveries(tests.p_of(LEARNING), observed_V, q)
+        class_V[learning_V] = LEARNING
+        class_V[discoveries(tests.level_V, learning_V, q)] = LEVELLED
+        class_V[discoveries(tests.p_of(ROCK), observed_V, q)] = ROCK
+    return class_V
 
 
-def falls(sums: PairSums, level: float, *, non_negative: bool) -> Intervals:
+def confirm(class_V: Array, other: TypeTests, q: float) -> Array:
+    """Mask of the types whose class the other half of the prompts finds too, by Benjamini-Hochberg within the class."""
+    return np.logical_or.reduce([discoveries(other.p_of(name), class_V == name, q) for name in CLASSES])
+
+
+def moved(tests: TypeTests, pairs: Pairs, kappa: float, q: float) -> dict[tuple[str, int], tuple[float, Array]]:
+    """Sensitivity: the declared rocks with κ moved by 0.1, or q halved and doubled; its value and a mask of rocks."""
+    found = {}
+    for step in (-1, 1):
+        near, other = float(np.clip(kappa + 0.1 * step, 0.01, 0.99)), min(q * 2.0**step, 0.99)
+        at_kappa = replace(tests, stagnant_V=p_stagnant(pairs, near))
+        found["kappa", step] = near, declare(at_kappa, q) == ROCK
+        found["q", step] = other, declare(tests, other) == ROCK
+    return found
+
+
+def falls(pairs: Pairs, level: float, *, non_negative: bool) -> Intervals:
     """1 − Σ loss after ÷ Σ loss before per type, with Fieller's interval over prompts; NaN where it is unknown.
 
     The interval holds the falls that a two-sided t test over prompts does not reject. A fall of losses that are not
     negative never exceeds 1; an end that no data bound is infinite.
     """
-    number_V, whole_S = sums.prompts_V, sums.pre_S
-    if whole_S is None:
-        nothing = np.full(sums.num_types, np.nan)
+    if pairs.pre_S is None:
+        nothing = np.full(pairs.num_types, np.nan)
         return Intervals(nothing, nothing, nothing)
-    safe_V = np.maximum(number_V, 1)
-    totals = sums.by_type(lambda pairs: (sums.loss_S[pairs], whole_S[pairs]))
-    post_V, pre_V = (total_V / safe_V for total_V in totals)
-
-    def products(pairs: slice) -> tuple[Floats, Floats, Floats]:
-        type_s = sums.type_S[pairs]
-        post_s, pre_s = sums.loss_S[pairs] - post_V[type_s], whole_S[pairs] - pre_V[type_s]
-        return pre_s**2, post_s * pre_s, post_s**2
-
-    pre_pre_V, post_pre_V, post_post_V = sums.by_type(products)
-    freedom_V = np.maximum(number_V - 1, 1)
-    squared_V = sps.t.ppf((1 + level) / 2, freedom_V) ** 2 / safe_V
+    number_V = pairs.prompts_V
+    safe_V, freedom_V = np.maximum(number_V, 1), np.maximum(number_V - 1, 1)
+    post_V, pre_V = pairs.by_type(pairs.loss_S) / safe_V, pairs.by_type(pairs.pre_S) / safe_V
+    post_S, pre_S = pairs.loss_S - post_V[pairs.type_S], pairs.pre_S - pre_V[pairs.type_S]
+    squared_V = sps.t.ppf((1 + level) / 2, freedom_V) ** 2 / safe_V / freedom_V
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio_V = post_V / pre_V
-        a_V = pre_V**2 - squared_V * pre_pre_V / freedom_V
-        b_V = post_V * pre_V - squared_V * post_pre_V / freedom_V
-        c_V = post_V**2 - squared_V * post_post_V / freedom_V
+        a_V = pre_V**2 - squared_V * pairs.by_type(pre_S**2)
+        b_V = post_V * pre_V - squared_V * pairs.by_type(post_S * pre_S)
+        c_V = post_V**2 - squared_V * pairs.by_type(post_S**2)
         root_V = np.sqrt(np.maximum(b_V**2 - a_V * c_V, 0))
         bounded_V = (a_V > 0) & (number_V >= 2)
         low_V = np.where(bounded_V, (b_V - root_V) / a_V, -np.inf)
@@ -286,3 +202,44 @@ def falls(sums: PairSums, level: float, *, non_negative: bool) -> Intervals:
     known_V = (number_V > 0) & (pre_V > 0)
     parts = (1 - ratio_V, 1 - high_V, 1 - np.minimum(low_V, ratio_V))
     return Intervals(*(np.where(known_V, part_V, np.nan) for part_V in parts))
+
+
+class EnoughData(NamedTuple):
+    """What it would take to settle the unclear types; from the variances observed, so a plan and not a promise."""
+
+    num_prompts: int
+    """Prompts there are, both halves."""
+    num_unclear: int
+    num_in_reach: int
+    """Unclear types that `prompts_needed` would settle; the others have fallen by almost exactly 1 − κ."""
+    prompts_needed: int | None
+    """Prompts in all, both halves; None where nothing is unclear or nothing is in reach."""
+    needed_V: Floats
+    """The same for each unclear type; NaN for every other."""
+
+
+def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q: float) -> EnoughData:
+    """Prompts at which the stagnation test of each unclear type, at the level it now faces, has a power of 0.8."""
+    num_prompts, unclear_V = chosen.num_prompts + other.num_prompts, class_V == UNCLEAR
+    needed_V = np.full(chosen.num_types, np.nan)
+    if unclear_V.any() and chosen.pre_S is not None and other.pre_S is not None:
+        kept = [unclear_V[half.type_S] for half in (chosen, other)]
+        type_S = np.concatenate([half.type_S[some] for half, some in zip((chosen, other), kept)])
+        after_S = [(half.loss_S - kappa * half.pre_S)[some] for half, some in zip((chosen, other), kept)]
+        value_S, size = np.concatenate(after_S), chosen.num_types
+        number_V = np.bincount(type_S, minlength=size)
+        mean_V = np.bincount(type_S, weights=value_S, minlength=size) / np.maximum(number_V, 1)
+        square_V = np.bincount(type_S, weights=(value_S - mean_V[type_S]) ** 2, minlength=size)
+        sd_V = np.sqrt(square_V / np.maximum(number_V - 1, 1))
+        # The level at which Benjamini-Hochberg would admit one more rock, or one more learning type.
+        observed = max(int((chosen.prompts_V > 0).sum()), 1)
+        admitted = np.where(mean_V > 0, (class_V == ROCK).sum(), np.isin(class_V, (LEARNING, LEVELLED)).sum())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reach_V = sps.norm.isf(q * (admitted + 1) / observed) + sps.norm.ppf(POWER)
+            prompts_V = np.ceil((reach_V * sd_V / mean_V) ** 2)
+            # As many prompts must hold the type in the half that chooses.
+            all_V = 2 * np.maximum(prompts_V, MIN_PROMPTS) * num_prompts / number_V
+        needed_V[unclear_V] = np.maximum(np.ceil(all_V[unclear_V]), num_prompts + 1)
+    in_reach = needed_V[np.isfinite(needed_V) & (needed_V <= OUT_OF_REACH * num_prompts)]
+    most = int(in_reach.max()) if len(in_reach) else None
+    return EnoughData(num_prompts, int(unclear_V.sum()), len(in_reach), most, needed_V)

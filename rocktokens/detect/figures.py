@@ -1,24 +1,29 @@
-"""Figures of what detection found: footprint, funnel, sweep, density, clusters.
+"""What detection shows: its table on the terminal, and the figures of the report.
 
-Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+"No rocks" is an answer and is printed as one; without the loss before OPD the word is costly. Each figure is made from
+the run's tables, with its sentence, or is left out where they are missing.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.detect.certified import COSTLY, LEARNING, LEVELLED, UNCLEAR
+from rocktokens.detect.certified import ROCK as DECLARED
+from rocktokens.detect.measures import CLUSTERS
 from rocktokens.facts import Facts
 from rocktokens.show import (
     MUTED,
     NBSP,
     REST,
     ROCK,
-    SYMBOLS,
-    THIRD,
+    Column,
     Figure,
+    Table,
     errors,
     estimate,
     interval,
@@ -33,17 +38,11 @@ from rocktokens.show import (
     rule,
     visible,
 )
-from rocktokens.values import Row
+from rocktokens.values import Json, Row
 
-CLUSTERS = {
-    "math": "math and LaTeX delimiters",
-    "markdown": "markdown and whitespace",
-    "discourse": "discourse markers",
-    "digits": "digits",
-    "punctuation": "other punctuation",
-    "content": "content words",
-    "unknown": "no tokenizer at hand",
-}
+if TYPE_CHECKING:
+    from rocktokens.detect.rocks import RockReport
+
 SHARES = (
     ("share_types", "token types"),
     ("share_positions", "positions"),
@@ -51,34 +50,99 @@ SHARES = (
     ("share_loss", "loss"),
     ("share_grad", "gradient norm"),
 )
-NAMES = {"control": "matched control", "control_loss": "control matched on loss"}
 MAX_POINTS = 3000
+MEASURED = "on the half of the prompts that did not choose the rocks"
+
+# The terminal
 
 
-def footprint_row(facts: Facts, name: str | None = None) -> dict[str, object]:
-    """The footprint of a set; without a table of footprints, its values from the types alone."""
-    name = name or facts.definition
-    for row in facts.rows("footprints"):
-        if row.get("name") == name:
-            return row
-    if f"in_{name}" not in (facts.types[0] if facts.types else {}):
-        return {}
-    own = [row for row in facts.types if row[f"in_{name}"]]
+def render(report: RockReport, command: str | None = None, limit: int = 30) -> Table:
+    """The rocks, then the other costly types; below them footprints, spread of the loss and what is still needed."""
+    rows = [row for row in report.types_table().to_pylist() if row["class"] or row[f"in_{report.definition}"]]
+    for row in rows:
+        named = row["class"] or ""
+        row["said"] = f"{named} (not confirmed)" if named and not row["confirmed"] else named
+        row["losses"] = f"{number(row['loss_pre'], 3)} → {number(row['loss_post'], 3)}"
+        row["sets"] = " ".join(name for name in report.sets if row[f"in_{name}"])
+    columns = (
+        Column("token", "token"),
+        Column("class", "said"),
+        Column("cluster", "cluster"),
+        Column("count", "count", number, {"digits": 0}),
+        Column("loss pre → post", "losses"),
+        Column("fall [95 %]", "fall", percent, {"digits": 0}, interval=True),
+        Column("R", "r", number, {"digits": 1}),
+        Column("CCR", "ccr", number),
+        Column("sets", "sets"),
+    )
+    lines = [*_footprint_lines(report), *spread_lines(report), *enough_lines(report, command), *report.notes]
+    return Table(columns, rows, title=title(report), caption=lines, name="types.parquet", limit=limit)
 
-    def share(column: str) -> float | None:
-        total = sum(row.get(column) or 0.0 for row in facts.types)
-        return sum(row.get(column) or 0.0 for row in own) / total if total else None
 
-    positions, loss = share("count"), share("r")
-    return {
-        "name": name,
-        "num_types": len(own),
-        "share_types": len(own) / len(facts.types),
-        "share_positions": positions,
-        "share_loss": loss,
-        "share_grad": share("grad_share"),
-        "enrichment": loss / positions if loss is not None and positions else None,
-    }
+def title(report: RockReport) -> str:
+    """One line that says how many rocks, by what; or that there are none."""
+    count, signal = len(report.rocks), report.config.signal
+    if report.definition != "certified":
+        return f"{count or 'No'} rocks by `{report.definition}` on {signal}"
+    if not report.has_pre:
+        return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks cannot be declared"
+    counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}
+    others = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    rest = f"; of other costly types: {others}" if others else ""
+    if not count:
+        return f"No rocks are declared on {signal}{rest or '; no token type is costly beyond doubt'}"
+    dropped = len(report.classes[DECLARED]) - count
+    filtered = f" ({dropped} more in contexts that do not recur)" if dropped else ""
+    return f"{count} rocks declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
+
+
+def _footprint_lines(report: RockReport) -> list[str]:
+    lines = []
+    for name, found in report.footprints.items():
+        grad = "" if found.share_grad is None else f", gradient norm {interval(found.share_grad, percent)}"
+        lines.append(
+            f"{name}: {found.num_types} types, positions {interval(found.share_positions, percent)} "
+            f"(median rollout {percent(found.share_positions_median.value)}), "
+            f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment, number)}"
+        )
+    named = ", ".join(f"{o.first}/{o.second} {o.jaccard:.2f}" for o in report.overlaps)
+    return [*lines, f"overlap (Jaccard): {named}"]
+
+
+def spread_lines(report: RockReport) -> list[str]:
+    """Whether the cost is a matter of types or of single positions."""
+    found = report.concentration
+    if math.isnan(found.positions_50):  # there is no loss
+        return []
+    shares = " / ".join(map(percent, (found.positions_50, found.positions_80, found.positions_95)))
+    line = f"50 / 80 / 95 % of the loss lie in {shares} of the positions"
+    if not math.isnan(found.variance_by_type.value):
+        line += f"; the token type explains {interval(found.variance_by_type, percent)} of its variance"
+    if found.a_matter_of_positions:
+        line += ". The cost is a matter of single positions; the table `positions` names them"
+    return [line]
+
+
+def enough_lines(report: RockReport, command: str | None) -> list[str]:
+    """How many prompts would settle what is unclear, and the command that adds them."""
+    enough = report.enough
+    if not enough.num_unclear:
+        return []
+    if enough.prompts_needed is None:
+        return [f"{enough.num_unclear} costly types are unclear: their falls lie too close to 1 − κ for more prompts"]
+    how = f": {command}" if command else ""
+    return [
+        f"{enough.num_unclear} costly types are unclear; about {enough.prompts_needed:,} prompts (there are "
+        f"{enough.num_prompts:,}) would settle {enough.num_in_reach} of them{how}"
+    ]
+
+
+# The report
+
+
+def footprint_row(facts: Facts, name: str | None = None) -> Row:
+    """The footprint of a set; empty where it was not measured."""
+    return next((row for row in facts.rows("footprints") if row.get("name") == (name or facts.definition)), {})
 
 
 def footprint(facts: Facts) -> Figure | None:
@@ -86,61 +150,63 @@ def footprint(facts: Facts) -> Figure | None:
     row = footprint_row(facts)
     if not row:
         return None
-    data, table = [], facts.table("footprints")
-    sets = [(facts.definition, "rocks", ROCK, "circle"), ("control", NAMES["control"], MUTED, "diamond-open")]
-    measures = [(key, title) for key, title in SHARES if row.get(key) is not None]
-    for index, (name, title, color, symbol) in enumerate(sets):
-        own = row if name == facts.definition else footprint_row(facts, name)
+    data: list[Json] = []
+    measures = [(key, name) for key, name in SHARES if row.get(key) is not None]
+    sets = (("rocks", row, ROCK, "circle"), ("matched control", footprint_row(facts, "control"), MUTED, "diamond-open"))
+    for index, (name, own, color, symbol) in enumerate(sets):
         # A control is drawn by occurrence: how many types it touches says nothing.
         found = [None if index and key == "share_types" else estimate(own, key) for key, _ in measures]
         kept = [(place, item) for place, item in enumerate(found) if item is not None]
         if not kept:
             continue
+        low, high = ([None if math.isnan(end) else 100 * end for end in ends] for ends in zip(*((i.low, i.high) for _, i in kept)))
         value = [100 * item.value for _, item in kept]
-        low, high = [100 * item.low for _, item in kept], [100 * item.high for _, item in kept]
-        ends = [[None if math.isnan(end) else end for end in side] for side in (low, high)]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": title,
-                "x": value,
-                "y": [len(measures) - 1 - place + (0.12 if index else -0.12) * -1 for place, _ in kept],
-                "error_x": errors(value, ends[0], ends[1], color),
-                "marker": {"color": color, "size": 10, "symbol": symbol},
-                "text": [f"{title}: {measures[place][1]} {interval(item, percent)}" for place, item in kept],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
+        height = [len(measures) - 1 - place + (-0.12 if index else 0.12) for place, _ in kept]
+        texts = [f"{name}: {measures[place][1]} {interval(item, percent)}" for place, item in kept]
+        data.append(_marks(name, value, height, texts, color, symbol, 10) | {"error_x": errors(value, low, high, color)})
     shape = layout("share, %", "", height=90 + 46 * len(measures))
     shape["xaxis"] |= {"rangemode": "tozero", "ticksuffix": NBSP + "%"}
-    shape["yaxis"] = names_axis([title for _, title in reversed(measures)])
+    shape["yaxis"] = names_axis([name for _, name in reversed(measures)])
+    shares = [
+        f"{interval(estimate(row, key), percent)} of the {name}"
+        for key, name in measures
+        if key not in ("share_types", "share_positions_median")
+    ]
+    control = estimate(footprint_row(facts, "control"), "enrichment")
+    beside = f"; the matched control's is {interval(control)}" if control else ""
+    number_of = int(row.get("num_types") or 0)
     return Figure(
         name="footprint",
         title="Footprint of the rocks",
-        sentence=_footprint_sentence(facts, row),
+        sentence=f"{plural(number_of, 'rock')}, {percent(row.get('share_types'))} of the token types, "
+        f"{'holds' if number_of == 1 else 'hold'} {listed(shares)}: an enrichment of "
+        f"{interval(estimate(row, 'enrichment'))}{beside}.",
         estimator="Rocks are chosen on one half of the prompts, and every share is measured on the other half; 95 % "
         "intervals from a bootstrap over prompts. Enrichment: share of loss ÷ share of positions.",
-        rows=table if table is not None else pa.Table.from_pylist([row]),
+        rows=facts.table("footprints"),
         data=data,
         layout=shape,
     )
 
 
-def _footprint_sentence(facts: Facts, row: Row) -> str:
-    shares = [
-        f"{interval(estimate(row, key), percent)} of the {title}"
-        for key, title in SHARES
-        if key not in ("share_types", "share_positions_median") and estimate(row, key) is not None
-    ]
-    enrichment = estimate(row, "enrichment")
-    control = estimate(footprint_row(facts, "control"), "enrichment") if facts.rows("footprints") else None
-    beside = f"; the matched control's is {interval(control)}" if control else ""
-    return (
-        f"{plural(int(row.get('num_types') or 0), 'rock')}, {percent(row.get('share_types'))} of the token types, "
-        f"{'holds' if row.get('num_types') == 1 else 'hold'} "
-        f"{listed(shares)}: an enrichment of {interval(enrichment)}{beside}."
-    )
+def _marks(name: str, x: list[float], y: list[float], texts: list[str], color: str, symbol: str, size: int) -> Json:
+    """One trace of marks with a text for each."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": x,
+        "y": y,
+        "text": texts,
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": color, "size": size, "symbol": symbol, "opacity": 0.9},
+    }
+
+
+def _bars(name: str, x: list[float], y: list[float], texts: list[str], color: str, **more: object) -> Json:
+    """One trace of bars with a text for each."""
+    hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<extra></extra>"}
+    return {"type": "bar", "name": name, "x": x, "y": y, **hover, "marker": {"color": color}} | more
 
 
 def funnel(facts: Facts) -> Figure | None:
@@ -149,19 +215,33 @@ def funnel(facts: Facts) -> Figure | None:
     if table is None or facts.lacks(table, "the funnel", "count", "loss_post", "token_id"):
         return None
     types = [row for row in facts.types if row["count"] and (row["loss_post"] or 0) > 0]
+    if not types:
+        return None
     others = [row for row in types if row["token_id"] not in facts.rock_ids][:MAX_POINTS]
     rocks = [row for row in types if row["token_id"] in facts.rock_ids]
-    groups = ((others, "other token types", REST, "circle-open", 6), (rocks, "rocks", ROCK, "diamond", 10))
-    data = [_funnel_trace(facts, *group) for group in groups if group[0]]
-    if not data:
-        return None
+    data = [
+        _marks(
+            name,
+            [row["count"] for row in own],
+            [row["loss_post"] for row in own],
+            [_type_hover(row) for row in own],
+            *style,
+        )
+        for own, name, *style in (
+            (others, "other token types", REST, "circle-open", 6),
+            (rocks, "rocks", ROCK, "diamond", 10),
+        )
+        if own
+    ]
     shape = layout("occurrences", f"mean {label(facts.signal)} after OPD, nats", height=400)
     log_axis(shape["xaxis"], min(row["count"] for row in types), max(row["count"] for row in types))
     log_axis(shape["yaxis"], min(row["loss_post"] for row in types), max(row["loss_post"] for row in types))
-    mean = sum(row["r"] or 0 for row in types if "r" in row) / max(sum(row["count"] for row in types), 1)
+    mean = sum(row.get("r") or 0 for row in types) / max(sum(row["count"] for row in types), 1)
     if mean > 0:
         shape["shapes"] = [rule(mean, along="y")]
-        shape["annotations"] = [_note("mean of all", y=math.log10(mean))]
+        corner = {"x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+        note = {"text": "mean of all", "font": {"size": 11, "color": MUTED}, "y": math.log10(mean)}
+        shape["annotations"] = [corner | note]
     above = sum(row["loss_post"] >= mean for row in rocks)
     costly = max(types, key=lambda row: row["loss_post"])
     return Figure(
@@ -170,25 +250,12 @@ def funnel(facts: Facts) -> Figure | None:
         sentence=f"{above} of {plural(len(rocks), 'rock')} cost more than the mean token ({number(mean, 3)} nats); "
         f"the costliest type, “{visible(costly['token'])}”, costs {number(costly['loss_post'], 2)} nats at "
         f"{plural(costly['count'], 'occurrence')}.",
-        estimator="One mark a token type, on the half of the prompts that had no say in choosing the rocks; mean over "
-        f"its occurrences of {facts.signal} under the last checkpoint. Both axes are logarithmic.",
+        estimator=f"One mark a token type, {MEASURED}; mean over its occurrences of {facts.signal} under the last "
+        "checkpoint. Both axes are logarithmic.",
         rows=table,
         data=data,
         layout=shape,
     )
-
-
-def _funnel_trace(facts: Facts, rows: list[Row], name: str, color: str, symbol: str, size: int) -> dict[str, object]:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [row["count"] for row in rows],
-        "y": [row["loss_post"] for row in rows],
-        "text": [_type_hover(row) for row in rows],
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"color": color, "size": size, "symbol": symbol, "opacity": 0.9},
-    }
 
 
 def _type_hover(row: Row) -> str:
@@ -203,69 +270,6 @@ def _type_hover(row: Row) -> str:
     return "<br>".join(lines)
 
 
-def _note(text: str, **place: object) -> dict[str, object]:
-    corner = {"x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom", "showarrow": False}
-    return {**corner, "text": text, "font": {"size": 11, "color": MUTED}, **place}
-
-
-def sweep(facts: Facts) -> Figure | None:
-    """Stability and coverage against K."""
-    table = facts.table("sweep")
-    if table is None or facts.lacks(table, "the sweep", "definition", "k", "stability", "coverage"):
-        return None
-    rows = table.to_pylist()
-    wanted = facts.config.get("detect", {}).get("stability", 0.7)
-    data = []
-    for index, definition in enumerate(dict.fromkeys(row["definition"] for row in rows)):
-        own = [row for row in rows if row["definition"] == definition]
-        color = ROCK if definition == facts.definition else (REST, THIRD, MUTED)[index % 3]
-        for key, dash in (("stability", "solid"), ("coverage", "dot")):
-            if all(row[key] is None for row in own):  # counts alone tell no stability
-                continue
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": f"{label(definition)}: {key}",
-                    "x": [row["k"] for row in own],
-                    "y": [row[key] for row in own],
-                    "line": {"color": color, "dash": dash, "width": 2.4 if color == ROCK else 1.4},
-                    "marker": {"size": 5, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": color},
-                    "text": [f"{label(definition)}, K = {row['k']}: {key} {number(row[key])}" for row in own],
-                    "hovertemplate": "%{text}<extra></extra>",
-                }
-            )
-    k = facts.stage("detect").get("k")
-    shape = layout("K, number of rocks", "stability (Jaccard), coverage (share of loss)", height=380)
-    log_axis(shape["xaxis"], min(row["k"] for row in rows), max(row["k"] for row in rows), steps=(1, 2, 5))
-    shape["yaxis"]["range"] = [0, 1.04]
-    shape["shapes"] = [rule(wanted, along="y")] + ([rule(k, color=ROCK, dash="dash")] if k else [])
-    shape["annotations"] = [_note(f"wanted: {number(wanted)}", y=wanted)]
-    at = [row for row in rows if row["definition"] == facts.definition and row["k"] == k]
-    return Figure(
-        name="sweep",
-        title="How many rocks?",
-        sentence=_sweep_sentence(at[0], facts.definition, wanted) if at else "K was not taken from this sweep.",
-        estimator="Stability: mean Jaccard overlap of the top K from 10, 20 … 80 % of the selection prompts (five "
-        "draws each) with the top K of all of them. Coverage: share of the loss of the top K. K = auto takes the "
-        "largest K that is stable beyond chance.",
-        rows=table,
-        data=data,
-        layout=shape,
-    )
-
-
-def _sweep_sentence(row: Row, definition: str, wanted: float) -> str:
-    if row["stability"] is None:
-        return f"The first {row['k']} types by `{definition}` cover {percent(row['coverage'], 0)} of the loss."
-    chance = f" (chance: {number(row['chance'])})" if row.get("chance") is not None else ""
-    word = "stable" if row["stability"] >= wanted else "not stable"
-    return (
-        f"At K = {row['k']} the `{definition}` set is {word}: top sets from parts of the prompts overlap with it by "
-        f"{number(row['stability'])}{chance}, and it covers {percent(row['coverage'], 0)} of the loss."
-    )
-
-
 def density(facts: Facts) -> Figure | None:
     """Share of each rollout's positions that are rocks."""
     if not facts.steps or not facts.rock_ids:
@@ -278,45 +282,25 @@ def density(facts: Facts) -> Figure | None:
     if table is None or not len(table):
         return None
     share = np.array(table["rocks"]) / np.array(table["positions"])
-    table = table.append_column("share", pa.array(share))
-    low, median, high = np.quantile(share, [0.05, 0.5, 0.95])
-    edges = np.linspace(0, max(0.05, float(share.max()) * 1.0001), 25)
-    counts, _ = np.histogram(share, edges)
-    middle = (edges[:-1] + edges[1:]) / 2
-    data = [
-        {
-            "type": "bar",
-            "name": "rollouts",
-            "x": (100 * middle).tolist(),
-            "y": counts.tolist(),
-            "marker": {"color": ROCK},
-            "text": [
-                f"{plural(int(n), 'rollout')} with {percent(a)} to {percent(b)} rocks"
-                for n, a, b in zip(counts, edges[:-1], edges[1:])
-            ],
-            "textposition": "none",
-            "hovertemplate": "%{text}<extra></extra>",
-        }
+    low, median, high = (float(end) for end in np.quantile(share, [0.05, 0.5, 0.95]))
+    counts, edges = np.histogram(share, np.linspace(0, max(0.05, float(share.max()) * 1.0001), 25))
+    texts = [
+        f"{plural(int(n), 'rollout')} with {percent(a)} to {percent(b)} rocks"
+        for n, a, b in zip(counts, edges[:-1], edges[1:])
     ]
     shape = layout("rocks among a rollout's positions, %", "rollouts", height=300, bargap=0.06)
-    shape["shapes"] = [rule(100 * float(median), color="@ink", dash="dash")]
-    none = int((share == 0).sum())
+    shape["shapes"] = [rule(100 * median, color="@ink", dash="dash")]
     return Figure(
         name="density",
         title="How dense are rocks in a rollout?",
-        sentence=f"In half of the {plural(len(share), 'rollout')}, {percent(float(median))} or more of the positions "
-        f"are rocks; 90 % of them lie between {percent(float(low))} and {percent(float(high))}, and {none} hold none.",
+        sentence=f"In half of the {plural(len(share), 'rollout')}, {percent(median)} or more of the positions are "
+        f"rocks; 90 % of them lie between {percent(low)} and {percent(high)}, and {int((share == 0).sum())} hold none.",
         estimator="Per rollout, positions whose token is a rock ÷ all scored positions, over all scored rollouts; the "
         "dashed line is the median.",
-        rows=table,
-        data=data,
+        rows=table.append_column("share", pa.array(share)),
+        data=[_bars("rollouts", (50 * (edges[:-1] + edges[1:])).tolist(), counts.tolist(), texts, ROCK)],
         layout=shape,
     )
-
-
-def _cluster(row: Row) -> str:
-    """A kind of token in words."""
-    return CLUSTERS.get(row["cluster"], str(row["cluster"]))
 
 
 def clusters(facts: Facts) -> Figure | None:
@@ -325,39 +309,63 @@ def clusters(facts: Facts) -> Figure | None:
     if table is None or facts.lacks(table, "the clusters", "cluster", "share_positions", "share_loss"):
         return None
     rows = sorted(table.to_pylist(), key=lambda row: row["share_loss"])
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": title,
-            "x": [100 * row[key] for row in rows],
-            "y": list(range(len(rows))),
-            "marker": {"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper"}},
-            "text": [
-                f"{label(_cluster(row), 40)}: {percent(row[key])} of the {title}, "
-                f"{plural(row.get('num_types') or 0, 'type')}, enrichment {number(row.get('enrichment'))}"
-                for row in rows
-            ],
-            "textposition": "none",
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-        for key, title, color, pattern in (
-            ("share_positions", "positions", REST, "/"),
-            ("share_loss", "loss", ROCK, ""),
-        )
-    ]
+    names = [label(CLUSTERS.get(row["cluster"], str(row["cluster"])), 40) for row in rows]
+    data = []
+    for key, name, color, pattern in (("share_positions", "positions", REST, "/"), ("share_loss", "loss", ROCK, "")):
+        texts = [
+            f"{kind}: {percent(row[key])} of the {name}, {plural(row.get('num_types') or 0, 'type')}, "
+            f"enrichment {number(row.get('enrichment'))}"
+            for kind, row in zip(names, rows)
+        ]
+        filled = {"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper"}}
+        share = [100 * row[key] for row in rows]
+        data.append(_bars(name, share, list(range(len(rows))), texts, color, orientation="h", marker=filled))
     shape = layout("share of all, %", "", height=110 + 54 * len(rows), barmode="group")
-    shape["yaxis"] = names_axis([label(_cluster(row), 40) for row in rows])
+    shape["yaxis"] = names_axis(names)
     top = rows[-1]
     return Figure(
         name="clusters",
         title="What kinds of tokens are they?",
-        sentence=f"The costliest kind is {_cluster(top)}: "
+        sentence=f"The costliest kind is {CLUSTERS.get(top['cluster'], top['cluster'])}: "
         f"{plural(top.get('num_types') or 0, 'rock')} with {percent(top['share_loss'])} of the loss on "
         f"{percent(top['share_positions'])} of the positions (enrichment {number(top.get('enrichment'))}).",
-        estimator="Rocks grouped by their text alone; shares of all positions and of all loss, on the half of the "
-        "prompts that had no say in choosing them.",
+        estimator=f"Rocks grouped by their text alone; shares of all positions and of all loss, {MEASURED}.",
         rows=table,
         data=data,
+        layout=shape,
+    )
+
+
+def sensitivity(facts: Facts) -> Figure | None:
+    """The declared set with κ and q moved by one step."""
+    table = facts.table("sensitivity")
+    if table is None or facts.lacks(table, "sensitivity", "parameter", "step", "jaccard", "definition"):
+        return None
+    rows = [r for r in table.to_pylist() if r["definition"] == facts.definition and r["parameter"] != "base"]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (row["jaccard"], row["parameter"], row["step"]), reverse=True)
+    words = {"kappa": "stagnation κ", "q": "false-discovery rate q"}
+    names = [f"{words.get(row['parameter'], row['parameter'])} {'↑' if row['step'] > 0 else '↓'}" for row in rows]
+    texts = []
+    for name, row in zip(names, rows):
+        texts.append(f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}")
+        if row.get("share_positions") is not None:
+            texts[-1] += f"<br>positions {percent(row['share_positions'])}, loss {percent(row.get('share_loss'))}"
+    shape = layout("overlap with the set as chosen (Jaccard)", "", height=100 + 28 * len(rows), showlegend=False)
+    shape["xaxis"]["range"] = [0, 1.04]
+    shape["yaxis"] = names_axis(names)
+    ends = [row.get("enrichment") for row in rows if row.get("enrichment") is not None]
+    spread = f"; enrichment stays within {number(min(ends))} and {number(max(ends))}" if ends else ""
+    overlap, places = [row["jaccard"] for row in rows], list(range(len(rows)))
+    return Figure(
+        name="sensitivity",
+        title="How far does it hang on the thresholds?",
+        sentence=f"Moving κ or q by a step leaves an overlap of {number(overlap[-1])} or more with the rock set as "
+        f"chosen (least at {names[-1]}){spread}.",
+        estimator="κ ± 0.1; q halved and doubled. Sets are chosen again on the selection half; footprints are measured "
+        "on the other half.",
+        rows=table,
+        data=[_marks(label(facts.definition), overlap, places, texts, ROCK, "diamond", 10)],
         layout=shape,
     )

@@ -1,44 +1,79 @@
-"""Occurrences as columns: what detection reads, whoever recorded it.
+"""Scored occurrences: read by DuckDB from Parquet or Arrow, summed by (prompt, type) as a `group by`.
 
-Rows come from the tables of a run (one per checkpoint, scored on the same rollouts) or from anybody's table with
-rollout_id, position, token_id and loss. They are put into one canonical order, by rollout and position, so that
-nothing later can depend on how rows were split into parts. Rows without a finite loss stay as context of their
-neighbours and leave every measurement. This module opens no file and knows no tokenizer.
+A source is one table per checkpoint, scored on the same rollouts, or one table of anybody's. Its rows are put into one
+canonical order, by prompt, rollout and position, so that no result depends on how they were split into parts. What
+detection needs of every row stays in memory: type, rollout, position and the losses before and after, 20 bytes each;
+every other column is read again each time it is asked for. Rows without a finite loss stay as context of their
+neighbours and leave every measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rocktokens.errors import DataError
-from rocktokens.remarks import Remark, in_words
 
-# Shapes: M recorded rows, N measured rows (their losses are finite), V token types.
-from rocktokens.values import Row
-
+# Shapes: M recorded rows, N measured rows (their losses are finite), R rollouts, V token types, P prompts,
+# S pairs of a prompt and a type that occurs in it.
 Array = NDArray[Any]
 SIGNALS = ("kl", "log_ratio")
-KEYS = ("rollout_id", "position", "token_id")
-ENTROPIES = ("teacher_entropy", "student_entropy", "student_entropy_pre")
+KEYS = ("prompt_id", "rollout_id", "position", "token_id")
+NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "REAL")
+BATCH_ROWS = 1_000_000
+
+
+def rng_for(seed: int, purpose: str) -> np.random.Generator:
+    """A generator of its own for every purpose: using one leaves the others as they are."""
+    return np.random.default_rng([seed, *purpose.encode()])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sums over the occurrences of each type within each prompt; only pairs that occur are held."""
+
+    num_types: int
+    num_prompts: int
+    type_S: Array
+    prompt_S: Array
+    n_S: Array
+    loss_S: Array
+    pre_S: Array | None = None
+    """Loss before OPD; None where it was not recorded."""
+    late_S: Array | None = None
+    """Loss at the checkpoint that begins the last third of training; None where no checkpoint lies between."""
+    late_share: float | None = None
+    """Share of training after that checkpoint."""
+
+    @property
+    def prompts_V(self) -> Array:
+        """Number of prompts that each type occurs in."""
+        return np.bincount(self.type_S, minlength=self.num_types)
+
+    def by_type(self, value_S: Array) -> Array:
+        """Sums over prompts."""
+        return np.bincount(self.type_S, weights=value_S, minlength=self.num_types)
+
+    def by_prompt(self, value_S: Array) -> Array:
+        """Sums over types."""
+        return np.bincount(self.prompt_S, weights=value_S, minlength=self.num_prompts)
 
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Measured occurrences in canonical order, with the recorded rows around them.
-
-    A prompt's occurrences lie together, and so do a rollout's. The columns in `extras`, `entropies` and `loss_by_step`
-    may be read from a file each time they are asked for: take one, use it, let it go.
-    """
+    """Measured occurrences in canonical order, with the recorded rows around them."""
 
     token_ids_V: Array
     """Token id of every type observed, ascending; `type_M` indexes it."""
+    names_R: pa.Table
+    """prompt_id and rollout_id of every rollout; `rollout_M` indexes it."""
     type_M: Array
     rollout_M: Array
     position_M: Array
@@ -46,23 +81,11 @@ class Occurrences:
     """Where each measured occurrence lies among the recorded rows; None where every row is measured."""
     prompt_N: Array
     loss_post_N: Array
-    loss_pre_N: Array | None = None
-    extras: Mapping[str, Array] = field(default_factory=dict)
-    """Where recorded: grad_norm; other_post and other_pre, the signal that is not ranked (log_ratio beside kl)."""
-    entropies: Mapping[str, Array] = field(default_factory=dict)
-    loss_by_step: Mapping[int, Array] = field(default_factory=dict)
-    """Loss of the same occurrences at every checkpoint, where there are several."""
-    prompt_ids: pa.Array | None = None
-    rollout_ids: pa.Array | None = None
-    rollout_prompt_R: Array | None = None
-    num_prompts: int = 0
-    num_left_out: int = 0
-    remarks: tuple[Remark, ...] = ()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The remarks as sentences."""
-        return in_words(self.remarks)
+    loss_pre_N: Array | None
+    columns: Mapping[str | int, Callable[[], Array]]
+    """Columns of measured occurrences that are read on demand: grad_norm; other_post and other_pre, the signal that is
+    not ranked (log_ratio beside kl); and by step, the loss at every checkpoint where there are several."""
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.loss_post_N)
@@ -72,9 +95,33 @@ class Occurrences:
         """Type of each measured occurrence, as an index into `token_ids_V`."""
         return self.type_M if self.row_N is None else self.type_M[self.row_N]
 
+    @property
+    def rollout_N(self) -> Array:
+        """Rollout of each measured occurrence."""
+        return self.rollout_M if self.row_N is None else self.rollout_M[self.row_N]
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows without a finite loss."""
+        return len(self.type_M) - len(self)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts with a measured occurrence."""
+        return int(self.prompt_N[-1]) + 1 if len(self) else 0
+
+    @property
+    def steps(self) -> list[int]:
+        """The checkpoints, ascending, where there are several."""
+        return sorted(key for key in self.columns if isinstance(key, int))
+
     def rows(self, index: Array) -> Array:
         """The recorded rows of some of the measured occurrences."""
         return index if self.row_N is None else self.row_N[index]
+
+    def column(self, name: str | int) -> Array | None:
+        """A column that is read on demand; None where it was not recorded."""
+        return self.columns[name]() if name in self.columns else None
 
     def among(self, types: Array) -> Array:
         """Mask of the measured occurrences of some types."""
@@ -82,276 +129,289 @@ class Occurrences:
         wanted_V[types] = True
         return wanted_V[self.type_N]
 
-    @property
-    def rollout_N(self) -> Array:
-        """Rollout of each measured occurrence."""
-        return self.rollout_M if self.row_N is None else self.rollout_M[self.row_N]
+    def halves(self, seed: int) -> tuple[Occurrences, Occurrences]:
+        """Half of the prompts at random, with all their rollouts, and the other half."""
+        number = self.num_prompts
+        if number < 4:
+            raise DataError(
+                f"detection needs at least 4 prompts, two to choose on and two to measure on; got {number}. "
+                "Give prompt_id, or score more prompts."
+            )
+        chosen_P = np.zeros(number, bool)
+        chosen_P[rng_for(seed, "halves").permutation(number)[: number // 2]] = True
+        return self._of_prompts(chosen_P), self._of_prompts(~chosen_P)
 
-    @property
-    def grad_norm_N(self) -> Array | None:
-        """Norm of the gradient at each measured occurrence, where it was recorded."""
-        return self.extras.get("grad_norm")
-
-    @property
-    def other_post_N(self) -> Array | None:
-        """The signal that is not ranked, after OPD, where it was recorded."""
-        return self.extras.get("other_post")
-
-    @property
-    def other_pre_N(self) -> Array | None:
-        """The signal that is not ranked, before OPD, where it was recorded."""
-        return self.extras.get("other_pre")
-
-    def take(self, chosen_N: Array) -> Occurrences:
-        """Some of the measured occurrences, in their order; the rows around them stay."""
-        rows = np.arange(len(self.type_M), dtype=np.int32) if self.row_N is None else self.row_N
-        return replace(self, **{**self._measured(chosen_N), "row_N": rows[chosen_N]})
-
-    def of_prompts(self, chosen_P: Array) -> Occurrences:
-        """The occurrences of some prompts, given as a mask over prompt codes, with their own rows alone."""
-        if self.rollout_prompt_R is None:
-            raise DataError("these occurrences do not say which prompt a rollout belongs to")
-        kept_M = chosen_P[self.rollout_prompt_R][self.rollout_M]
-        kept_N, row_N = kept_M if self.row_N is None else kept_M[self.row_N], None
-        num_left_out = int(kept_M.sum()) - int(kept_N.sum())
-        if self.row_N is not None and num_left_out:
+    def _of_prompts(self, chosen_P: Array) -> Occurrences:
+        """The occurrences of some prompts, which are numbered anew, with their own rows alone."""
+        code_P = np.cumsum(chosen_P, dtype=np.int32) - 1
+        kept_N = chosen_P[self.prompt_N]
+        kept_R = np.zeros(len(self.names_R), bool)
+        kept_R[self.rollout_N[kept_N]] = True
+        kept_M = kept_R[self.rollout_M]
+        row_N = None
+        if self.row_N is not None and kept_M.sum() > kept_N.sum():
             row_N = (np.cumsum(kept_M, dtype=np.int32) - 1)[self.row_N[kept_N]]
-        rows = {name: getattr(self, name)[kept_M] for name in ("type_M", "rollout_M", "position_M")}
-        changed = {**self._measured(kept_N), **rows, "row_N": row_N, "num_prompts": 0, "num_left_out": num_left_out}
-        return replace(self, **changed)
+        return replace(
+            self,
+            type_M=self.type_M[kept_M],
+            rollout_M=self.rollout_M[kept_M],
+            position_M=self.position_M[kept_M],
+            row_N=row_N,
+            prompt_N=code_P[self.prompt_N[kept_N]],
+            loss_post_N=self.loss_post_N[kept_N],
+            loss_pre_N=None if self.loss_pre_N is None else self.loss_pre_N[kept_N],
+            columns={name: lambda read=read: read()[kept_N] for name, read in self.columns.items()},
+        )
 
-    def _measured(self, chosen_N: Array) -> Row:
-        """Every column of measured occurrences at the chosen ones."""
-        changed: Row = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name.endswith("_N") and value is not None:
-                changed[item.name] = value[chosen_N]
-            elif isinstance(value, Mapping):
-                changed[item.name] = {key: column[chosen_N] for key, column in value.items()}
-        return changed
-
-    def other_signal(self) -> Occurrences | None:
+    def on_other_signal(self) -> Occurrences | None:
         """The same occurrences ranked by the other signal, where it was recorded."""
-        post_N = self.other_post_N
+        post_N = self.column("other_post")
         if post_N is None:
             return None
-        return replace(self, loss_post_N=post_N, loss_pre_N=self.other_pre_N, extras={}, loss_by_step={})
+        return replace(self, loss_post_N=post_N, loss_pre_N=self.column("other_pre"), columns={})
+
+    def sums(self, columns: Mapping[str, Array], rows_n: Array | None = None) -> dict[str, Array]:
+        """Number of occurrences `n` and sums of columns by (prompt, type), in the order of prompts, then of types.
+
+        Args:
+            columns: one value per measured occurrence, or per row chosen.
+            rows_n: the measured occurrences to add up; unset: all.
+        """
+        at = slice(None) if rows_n is None else rows_n
+        table = pa.table({"prompt": self.prompt_N[at], "type": self.type_N[at], **columns})
+        added = "".join(f', sum("{name}"::double) as "{name}"' for name in columns)
+        sql = f"select prompt, type, count(*) as n{added} from found group by prompt, type order by prompt, type"
+        # One thread: floating-point additions in one order, so that a repeated run is the same to the bit.
+        with duckdb.connect(config={"threads": 1}) as connection:
+            connection.register("found", table)
+            summed = connection.sql(sql).to_arrow_table()
+        return {name: summed[name].to_numpy() for name in summed.column_names}
+
+    def pairs(self) -> Pairs:
+        """Sums of the losses after OPD, before it, and at the start of the last third where they are known."""
+        late, late_share = last_third(self.steps)
+        columns = {"loss": self.loss_post_N}
+        columns |= {} if self.loss_pre_N is None else {"pre": self.loss_pre_N}
+        columns |= {} if late is None else {"late": self.columns[late]()}
+        found = self.sums(columns)
+        return Pairs(
+            num_types=len(self.token_ids_V),
+            num_prompts=self.num_prompts,
+            type_S=found["type"],
+            prompt_S=found["prompt"],
+            n_S=found["n"],
+            loss_S=found["loss"],
+            pre_S=found.get("pre"),
+            late_S=found.get("late"),
+            late_share=late_share,
+        )
 
     @classmethod
     def from_table(cls, table: pa.Table | Mapping[str, Any], *, signal: str = "kl") -> Occurrences:
         """From one table of anybody's: rollout_id, position, token_id and loss (or loss_post, or a signal's name).
 
-        Where there are: loss_pre, prompt_id, grad_norm, teacher_entropy, student_entropy, student_entropy_pre.
+        Where there are: loss_pre, prompt_id, grad_norm.
         """
-        columns = _columns(table)
-        loss = next((name for name in ("loss_post", "loss", signal) if name in columns), None)
-        missing = [name for name in KEYS if name not in columns]
-        if missing or loss is None:
-            missing += [] if loss else ["loss"]
-            raise DataError(f"occurrences lack the columns {missing}; there are {sorted(columns)}")
-        losses = {"loss_post": columns[loss]}
-        losses |= {"loss_pre": columns["loss_pre"]} if "loss_pre" in columns else {}
-        other = next(name for name in SIGNALS if name != signal)
-        losses |= {"other_post": columns[other]} if loss == signal and other in columns else {}
-        extras = {name: columns[name] for name in ("grad_norm", *ENTROPIES) if name in columns}
-        return _assemble(columns, losses, extras, {})
+        return cls.read({0: table if isinstance(table, pa.Table) else pa.table(dict(table))}, signal=signal)
 
     @classmethod
     def from_checkpoints(cls, by_step: Mapping[int, pa.Table], *, signal: str = "kl") -> Occurrences:
-        """From the tables of a run, one per checkpoint: the first step is pre, the last is post.
+        """From the tables of a run, one per checkpoint: the first step is pre, the last is post."""
+        return cls.read(by_step, signal=signal)
 
-        All must hold the same occurrences; they are joined on prompt, rollout and position, in whatever order.
+    @classmethod
+    def read(cls, by_step: Mapping[int, pa.Table | str], *, signal: str = "kl") -> Occurrences:
+        """From one source per checkpoint: an Arrow table, or the SELECT that gives its rows.
+
+        All checkpoints must hold the same occurrences, in whatever order.
         """
         if not by_step:
             raise DataError("no scored checkpoint: run `rocktokens score` first")
-        steps = sorted(by_step)
-        post = _columns(by_step[steps[-1]])
-        missing = [name for name in (*KEYS, signal) if name not in post]
-        if missing:
-            raise DataError(f"step {steps[-1]} lacks the columns {missing}; there are {sorted(post)}")
+        try:
+            return _Reader(by_step, signal).occurrences()
+        except duckdb.Error as error:
+            raise DataError(f"occurrences cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def parquet(files: list[Path]) -> str:
+    """The SELECT that gives the rows of some Parquet files; DuckDB reads every path as a pattern."""
+    plain = ["".join(f"[{c}]" if c in "[*?" else c for c in str(file)).replace("'", "''") for file in files]
+    listed = ", ".join(f"'{name}'" for name in plain)
+    return f"select * from read_parquet([{listed}], union_by_name = true)"
+
+
+def last_third(steps: list[int]) -> tuple[int | None, float | None]:
+    """The last checkpoint that leaves at least a third of training, and the share it leaves; (None, None) if none."""
+    if len(steps) < 3:
+        return None, None
+    first, last = steps[0], steps[-1]
+    # Steps are whole numbers, so two thirds of the way may fall one step beyond a checkpoint meant to stand there.
+    early = [step for step in steps[1:-1] if step - first <= 2 / 3 * (last - first) + 1]
+    return (early[-1], (last - early[-1]) / (last - first)) if early else (None, None)
+
+
+class _Reader:
+    """The tables of all checkpoints as views, and where their rows lie in canonical order."""
+
+    def __init__(self, by_step: Mapping[int, pa.Table | str], signal: str) -> None:
+        self.connection = duckdb.connect()
+        self.steps = sorted(by_step)
+        self.first, self.last = self.steps[0], self.steps[-1]
+        self.kinds: dict[int, dict[str, str]] = {}
+        self.order: dict[int, Array | slice] = {}
+        for step in self.steps:
+            self._view(step, by_step[step])
+        names = self.kinds[self.last]
+        loss = next((name for name in ("loss_post", "loss", signal) if name in names), None)
+        missing = [name for name in KEYS[1:] if name not in names] + ([] if loss else ["loss"])
+        for step in self.steps[:-1]:
+            missing += [f"{name} at step {step}" for name in (*KEYS, loss) if name not in self.kinds[step]]
+        if missing or loss is None:
+            raise DataError(f"occurrences lack the columns {missing}; there are {sorted(names)}")
         other = next(name for name in SIGNALS if name != signal)
-        losses, loss_by_step = {"loss_post": post[signal]}, {}
-        extras: Row = {}
-        losses |= {"other_post": post[other]} if other in post else {}
-        extras |= {name: post[name] for name in ("grad_norm", "teacher_entropy", "student_entropy") if name in post}
-        for step in steps[:-1]:
-            wanted = [name for name in (signal, other, "student_entropy") if name in by_step[step].column_names]
-            found = _join(post, _columns(by_step[step]), wanted, step, steps[-1])
-            loss_by_step[step] = found[signal]
-            if step == steps[0]:
-                losses["loss_pre"] = found[signal]
-                losses |= {"other_pre": found[other]} if other in found else {}
-                extras |= {"student_entropy_pre": found["student_entropy"]} if "student_entropy" in found else {}
-        if loss_by_step:
-            loss_by_step[steps[-1]] = losses["loss_post"]
-        return _assemble(post, losses, extras, loss_by_step)
+        # What detection calls a column → the checkpoint and the name under which it lies there.
+        self.places: dict[str | int, tuple[int, str]] = {"post": (self.last, loss), "grad_norm": (self.last, "grad_norm")}
+        if loss == signal:
+            self.places["other_post"] = (self.last, other)
+        if len(self.steps) > 1:
+            self.places |= {"pre": (self.first, loss), "other_pre": (self.first, other)}
+            self.places |= {step: (step, loss) for step in self.steps}
+        else:
+            self.places["pre"] = (self.last, "loss_pre")
+        self.places = {name: place for name, place in self.places.items() if place[1] in self.kinds[place[0]]}
 
+    def _view(self, step: int, source: pa.Table | str) -> None:
+        """The rows of a checkpoint under the name step_N; a table without prompts has one for each rollout."""
+        if isinstance(source, pa.Table):
+            for at, field in enumerate(source.schema):
+                if pa.types.is_dictionary(field.type):  # DuckDB would order them by their codes
+                    source = source.set_column(at, field.name, source[field.name].cast(field.type.value_type))
+            self.connection.register(f"given_{step}", source)
+            source = f"from given_{step}"
+        described = self.connection.sql(f"describe ({source})").fetchall()
+        kinds = {name: str(kind).upper() for name, kind, *_ in described}
+        if "prompt_id" not in kinds and "rollout_id" in kinds:
+            source = f"select *, rollout_id as prompt_id from ({source})"
+        self.connection.execute(f"create view step_{step} as {source}")
+        for name, kind in kinds.items():
+            if name in ("loss", "loss_pre", "loss_post", *SIGNALS) and not kind.startswith(("U", *NUMERIC, "BIG", "SMALL", "TINY", "HUGE")):
+                raise DataError(f"column {name} must hold numbers, it holds {kind.lower()}")
+        self.kinds[step] = kinds
 
-def _columns(table: pa.Table | Mapping[str, Any]) -> Row:
-    names = table.column_names if isinstance(table, pa.Table) else list(table)
-    return {name: table[name] for name in names}
+    def occurrences(self) -> Occurrences:
+        """Canonical order, types, and the rows that can be measured."""
+        finite = {step: self._checked(step) for step in self.steps}
+        # Other trainers record one signal and few extras: a column that is empty throughout was not recorded.
+        required = ("post", "pre", *self.steps)
+        self.places = {
+            name: (step, column) for name, (step, column) in self.places.items() if name in required or finite[step][column]
+        }
+        rollouts = self.connection.sql(
+            "select hash(prompt_id, rollout_id) as code, prompt_id, rollout_id, count(*) as size, "
+            f"dense_rank() over (order by prompt_id) - 1 as prompt from step_{self.last} "
+            "group by prompt_id, rollout_id order by prompt_id, rollout_id"
+        ).to_arrow_table()
+        code_R = rollouts["code"].to_numpy()
+        token_M, rollout_M, position_M = self._keys(self.last, code_R)
+        for step in self.steps[:-1]:
+            self._compare(step, self._keys(step, code_R), (token_M, rollout_M, position_M))
+        token_ids_V = np.unique(token_M)
+        code = np.zeros(int(token_ids_V[-1]) + 1, np.int32)
+        code[token_ids_V] = np.arange(len(token_ids_V), dtype=np.int32)
+        finite_M: Array | None = None
+        for name, (step, column) in self.places.items():
+            if name != "grad_norm" and finite[step][column] < len(token_M):
+                finite_M = np.isfinite(self._read(name)) & (True if finite_M is None else finite_M)
+        if finite_M is not None and not finite_M.any():
+            raise DataError("no occurrence has a finite loss")
+        at = slice(None) if finite_M is None else finite_M
+        prompt_N = rollouts["prompt"].to_numpy().astype(np.int32)[rollout_M[at]]
+        prompt_N = np.cumsum(np.diff(prompt_N, prepend=prompt_N[:1]) > 0, dtype=np.int32)
+        notes = []
+        if finite_M is not None:
+            notes.append(f"{(~finite_M).sum()} of {len(finite_M)} occurrences have no finite loss and are left out")
+        if "prompt_id" not in self.kinds[self.last]:
+            notes.append("no prompt_id: every rollout counts as a prompt of its own, so intervals may be too narrow")
+        return Occurrences(
+            token_ids_V=token_ids_V,
+            names_R=rollouts.select(["prompt_id", "rollout_id"]),
+            type_M=code[token_M],
+            rollout_M=rollout_M,
+            position_M=position_M,
+            row_N=None if finite_M is None else np.flatnonzero(finite_M).astype(np.int32),
+            prompt_N=prompt_N,
+            loss_post_N=self._read("post")[at],
+            loss_pre_N=self._read("pre")[at] if "pre" in self.places else None,
+            columns={n: lambda n=n: self._read(n)[at] for n in self.places if n not in ("post", "pre")},
+            notes=tuple(notes),
+        )
 
+    def _checked(self, step: int) -> dict[str, int]:
+        """How many values of each column are finite; DataError where positions and token ids are not whole numbers."""
+        names = sorted({column for at, column in self.places.values() if at == step})
+        counted = [f'count_if(isfinite(try_cast("{name}" as float))) as "{name}"' for name in names]
+        for name in KEYS[2:]:
+            value = f"try_cast({name} as double)"
+            counted.append(f"count_if({value} is null or {value} < 0 or {value} <> floor({value})) as {name}")
+        counted += [f"count(*) - count({name}) as {name}" for name in KEYS[:2]]
+        sql = f"select count(*) as size, {', '.join(counted)} from step_{step}"
+        found = self.connection.sql(sql).to_arrow_table().to_pylist()[0]
+        if not found["size"]:
+            raise DataError("no occurrences: the table has no rows")
+        for name in KEYS:
+            if found[name]:
+                wanted = "whole numbers >= 0" if name in KEYS[2:] else "names"
+                raise DataError(f"column {name} must hold {wanted}; {found[name]} rows have something else, or nothing")
+        return found
 
-def _arrow(column: Any, name: str) -> pa.Array:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    array = array if isinstance(array, pa.Array) else pa.array(array)
-    if isinstance(array, pa.DictionaryArray):
-        array = array.dictionary_decode()
-    if array.null_count:
-        raise DataError(f"column {name} has {array.null_count} empty values")
-    return array
+    def _keys(self, step: int, code_R: Array) -> tuple[Array, Array, Array]:
+        """Token ids, rollouts and positions in canonical order, (M,) each; the order is kept for other columns."""
+        code_M, position_M, token_M = self._stream(
+            step, {"hash(prompt_id, rollout_id)": np.uint64, "position::integer": np.int32, "token_id::integer": np.int32}
+        )
+        by_code = np.argsort(code_R)
+        starts = np.flatnonzero(np.append(True, code_M[1:] != code_M[:-1]))  # rows of one rollout mostly lie together
+        found = by_code[np.minimum(np.searchsorted(code_R[by_code], code_M[starts]), len(code_R) - 1)]
+        if (code_R[found] != code_M[starts]).any():
+            self._differ(step)
+        rollout_M = np.repeat(found.astype(np.int32), np.diff(starts, append=len(code_M)))
+        key_M = rollout_M.astype(np.int64) * (int(position_M.max()) + 1) + position_M
+        order: Array | slice = slice(None)
+        if not (key_M[1:] > key_M[:-1]).all():
+            order = np.argsort(key_M, kind="stable")
+            if (np.diff(key_M[order]) == 0).any():
+                raise DataError(
+                    "an occurrence is given twice: the same rollout_id and position; are rollout ids unique?"
+                )
+        self.order[step] = order
+        return token_M[order], rollout_M[order], position_M[order]
 
+    def _compare(self, step: int, found: tuple[Array, Array, Array], last: tuple[Array, Array, Array]) -> None:
+        if not all(np.array_equal(one, other) for one, other in zip(found[1:], last[1:])):
+            self._differ(step)
+        if not np.array_equal(found[0], last[0]):
+            raise DataError(f"step {step} and step {self.last} have other tokens at the same positions: another tokenizer?")
 
-def _numbers(column: Any) -> Array:
-    """A numeric column as numpy; empty values of floats become NaN."""
-    if isinstance(column, pa.Array | pa.ChunkedArray):
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    return np.asarray(column)
+    def _differ(self, step: int) -> None:
+        raise DataError(
+            f"step {step} and step {self.last} hold different occurrences; all checkpoints must be scored on the same "
+            "rollouts: run `rocktokens score --checkpoints all`"
+        )
 
+    def _read(self, name: str | int) -> Array:
+        """A column in canonical order; what is empty or not a number is NaN."""
+        step, column = self.places[name]
+        (value_M,) = self._stream(step, {f'try_cast("{column}" as float)': np.float32})
+        return value_M[self.order[step]]
 
-def _recorded(column: Any) -> bool:
-    return bool(np.isfinite(_numbers(column).astype(np.float64)).any())
-
-
-def _factorise(column: Any, name: str) -> tuple[Array, pa.Array]:
-    """(codes, values in ascending order): codes do not depend on the order of rows."""
-    if isinstance(column, np.ndarray) and column.dtype.kind in "iu" and len(column) and column.min() >= 0:
-        values, code_N = _unique_codes(column, int(column.max()) + 1)
-        return code_N, pa.array(values)
-    encoded = _arrow(column, name).dictionary_encode()
-    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order))
-
-
-def _rollout_codes(columns: Mapping[str, Any]) -> tuple[Array, Array, pa.Array, pa.Array]:
-    """Codes of rollouts (a number may recur under another prompt) and prompts, with their names."""
-    rollout_N, rollout_ids = _factorise(columns["rollout_id"], "rollout_id")
-    if "prompt_id" not in columns:
-        return rollout_N, rollout_N, rollout_ids, rollout_ids
-    prompt_N, prompt_ids = _factorise(columns["prompt_id"], "prompt_id")
-    pair_N = prompt_N.astype(np.int64) * len(rollout_ids) + rollout_N
-    used, code_N = _unique_codes(pair_N, len(prompt_ids) * len(rollout_ids))
-    return code_N, prompt_N, rollout_ids.take(pa.array(used % len(rollout_ids))), prompt_ids
-
-
-def _unique_codes(value_N: Array, bound: int) -> tuple[Array, Array]:
-    """Distinct values ascending, and each row's index among them; by a table where that fits, else by sorting."""
-    if bound > 50_000_000:
-        distinct, code_N = np.unique(value_N, return_inverse=True)
-        return distinct, code_N.astype(np.int32)
-    seen = np.zeros(bound, bool)
-    seen[value_N] = True
-    code = np.cumsum(seen, dtype=np.int32) - 1
-    return np.flatnonzero(seen), code[value_N]
-
-
-def _join(post: Mapping[str, Any], pre: Mapping[str, Any], wanted: list[str], step: int, last: int) -> dict[str, Array]:
-    """Columns of an earlier checkpoint in the row order of the last one."""
-    keys = [name for name in ("prompt_id", "rollout_id", "position") if name in post]
-    missing = [name for name in (*keys, "token_id", *wanted[:1]) if name not in pre]
-    if missing:
-        raise DataError(f"step {step} lacks the columns {missing}, which step {last} has")
-    order: Array | slice = slice(None)
-    same = all(_arrow(post[name], name).equals(_arrow(pre[name], name)) for name in keys)
-    if not same:
-        names = [f"k{i}" for i in range(len(keys))]
-        left = pa.table([_arrow(post[k], k) for k in keys], names=names)
-        left = left.append_column("row", pa.array(np.arange(len(left))))
-        right = pa.table([_arrow(pre[k], k) for k in keys], names=names)
-        right = right.append_column("found", pa.array(np.arange(len(right))))
-        joined = left.join(right, keys=names, join_type="inner").sort_by("row")
-        if len(joined) != len(left) or len(right) != len(left):
-            raise DataError(
-                f"step {step} and step {last} share {len(joined)} of {len(right)} and {len(left)} occurrences; "
-                "all checkpoints must be scored on the same rollouts: run `rocktokens score --checkpoints all`"
-            )
-        order = joined["found"].to_numpy()
-    if not np.array_equal(_numbers(pre["token_id"])[order], _numbers(post["token_id"])):
-        raise DataError(f"step {step} and step {last} have other tokens at the same positions: another tokenizer?")
-    return {name: _numbers(pre[name])[order] for name in wanted}
-
-
-def _assemble(
-    columns: Mapping[str, Any],
-    losses: Mapping[str, Any],
-    extras: Mapping[str, object],
-    loss_by_step: Mapping[int, object],
-) -> Occurrences:
-    """Canonical order, types, and the rows that can be measured."""
-    # Other trainers record one signal and few of the extras: a column that is empty throughout was not recorded.
-    losses = {name: column for name, column in losses.items() if not name.startswith("other") or _recorded(column)}
-    extras = {name: column for name, column in extras.items() if _recorded(column)}
-    rollout_M, prompt_M, rollout_ids, prompt_ids = _rollout_codes(columns)
-    if len(rollout_M) == 0:
-        raise DataError("no occurrences: the table has no rows")
-    if not isinstance(columns["token_id"], np.ndarray):
-        _arrow(columns["token_id"], "token_id")
-    position_M = _numbers(columns["position"]).astype(np.int64)
-    token_M = _numbers(columns["token_id"]).astype(np.int64)
-    if token_M.min() < 0 or position_M.min() < 0:
-        raise DataError("token_id and position must be >= 0")
-    order = _canonical_order(rollout_M, position_M)
-    token_ids_V, type_M = _unique_codes(token_M, int(token_M.max()) + 1)
-    measured = {name: _numbers(column).astype(np.float32)[order] for name, column in losses.items()}
-    by_step = {step: _numbers(column).astype(np.float32)[order] for step, column in loss_by_step.items()}
-    finite_M = np.ones(len(token_M), bool)
-    for loss_M in (*measured.values(), *by_step.values()):
-        finite_M &= np.isfinite(loss_M)
-    keep: Array | slice = slice(None) if finite_M.all() else finite_M
-    if not finite_M.any():
-        raise DataError("no occurrence has a finite loss")
-    rollout_prompt_R = np.zeros(len(rollout_ids), np.int32)
-    rollout_prompt_R[rollout_M] = prompt_M
-    prompt_N = prompt_M[order][keep]
-    return Occurrences(
-        token_ids_V=token_ids_V,
-        type_M=type_M[order],
-        rollout_M=rollout_M[order],
-        position_M=position_M[order].astype(np.int32),
-        row_N=None if finite_M.all() else np.flatnonzero(finite_M).astype(np.int32),
-        prompt_N=prompt_N,
-        **{f"{name}_N": column[keep] for name, column in measured.items() if name.startswith("loss")},
-        extras={name: column[keep] for name, column in measured.items() if name.startswith("other")}
-        | {name: _extra(extras[name], order, keep) for name in extras if name not in ENTROPIES},
-        entropies={name: _extra(extras[name], order, keep) for name in ENTROPIES if name in extras},
-        loss_by_step={step: column[keep] for step, column in by_step.items()},
-        prompt_ids=prompt_ids,
-        rollout_ids=rollout_ids,
-        rollout_prompt_R=rollout_prompt_R,
-        num_prompts=len(np.unique(prompt_N)),
-        num_left_out=int((~finite_M).sum()),
-        remarks=_remarks(columns, finite_M),
-    )
-
-
-def _canonical_order(rollout_M: Array, position_M: Array) -> Array | slice:
-    key_M = rollout_M.astype(np.int64) * (int(position_M.max()) + 1) + position_M
-    step_M = np.diff(key_M)
-    if (step_M > 0).all():
-        return slice(None)
-    order = np.argsort(key_M, kind="stable")
-    if (np.diff(key_M[order]) == 0).any():
-        raise DataError("an occurrence is given twice: the same rollout_id and position; are rollout ids unique?")
-    return order
-
-
-def _extra(column: Any, order: Array | slice, keep: Array | slice) -> Array:
-    return _numbers(column).astype(np.float32)[order][keep]
-
-
-def left_out(finite_M: Array) -> Remark:
-    """What to tell of rows without a finite loss."""
-    return Remark("losses_not_finite", {"count": int((~finite_M).sum()), "of": len(finite_M)})
-
-
-def _remarks(columns: Mapping[str, Any], finite_M: Array) -> tuple[Remark, ...]:
-    remarks = []
-    if not finite_M.all():
-        remarks.append(left_out(finite_M))
-    if "prompt_id" not in columns:
-        remarks.append(Remark("no_prompt_id"))
-    return tuple(remarks)
+    def _stream(self, step: int, wanted: Mapping[str, Any]) -> list[Array]:
+        """Columns of one table in its own order, copied batch by batch so that no second copy of them exists."""
+        size = self.connection.sql(f"select count(*) from step_{step}").fetchall()[0][0]
+        columns = [np.empty(size, dtype) for dtype in wanted.values()]
+        result = self.connection.sql(f"select {', '.join(wanted)} from step_{step}")
+        start = 0
+        for batch in result.to_arrow_reader(BATCH_ROWS):
+            for column, part in zip(columns, batch.columns):
+                column[start : start + len(part)] = part.to_numpy(zero_copy_only=False)
+            start += len(batch)
+        return columns

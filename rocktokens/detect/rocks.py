@@ -1,79 +1,158 @@
 """Which token types stay expensive: the story of detection, from occurrences to a report (docs/method.md §3).
 
-Types are declared on one half of the prompts, and every number about them is measured on the other half. Read this
-file top to bottom; the verbs live in certified, scores, context, sweep, verdicts, footprint, controls, persistence,
-positions and enough. Nothing here reads a file or loads a model. A pipeline stage calls it like this:
-
-    by_step = {step: table of occurrences/step=N}           # all kept checkpoints, scored on the same rollouts
-    report = detect_rocks(Occurrences.from_checkpoints(by_step, signal=config.signal), tokenizer, config,
-                          embedding_VH=student's input embeddings, or None)
-    write report.tables()
+Types are declared on one half of the prompts, and every number about them is measured on the other half. Read
+`detect_rocks` top to bottom; certified.py has the tests, paper.py the paper's definitions, measures.py what is measured
+of a set. Nothing here reads a file or loads a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.detect.certified import CLASSES, LEARNING, MIN_PROMPTS
-from rocktokens.detect.clusters import CLUSTERS, clusters_of, token_texts
-from rocktokens.detect.context import Floats, type_vectors
-from rocktokens.detect.controls import Control, matched_control
-from rocktokens.detect.footprint import Footprint, density, footprint
-from rocktokens.detect.grouped import run_bounds, threads_for
-from rocktokens.detect.halves import Choice, Halves, choose, measure, split_halves
-from rocktokens.detect.occurrences import Array, Occurrences
-from rocktokens.detect.persistence import PersistenceRow, make_groups, persistence, type_means
-from rocktokens.detect.positions import FEW_PROMPTS, costliest_positions
-from rocktokens.detect.rock_report import ClusterRow, RockReport
-from rocktokens.detect.scores import (
-    DEFINITIONS,
-    RANKED,
-    Scores,
-    burden_from_counts,
-    rng_for,
-    type_intervals,
-)
-from rocktokens.detect.sensitivity import SensitivityRow, overlaps, sensitivity, shares
+from rocktokens.detect import certified, measures, paper
+from rocktokens.detect.certified import CLASSES, LEARNING, MIN_PROMPTS, ROCK, EnoughData, TypeTests
+from rocktokens.detect.measures import CLUSTERS, CONCENTRATED, FEW_PROMPTS, Concentration, Control, Footprint
+from rocktokens.detect.occurrences import Array, Occurrences, Pairs, rng_for
+from rocktokens.detect.paper import Scores, Thresholds, ordered
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.detect.verdicts import Verdicts, reach_verdicts
-from rocktokens.parallel import for_each, together
-from rocktokens.remarks import Remark
-from rocktokens.values import Row
+from rocktokens.show import percent, plural
+from rocktokens.stats import Estimate, Floats
+from rocktokens.tables import TABLES
+from rocktokens.values import Json, Row
 
-__all__ = ["DetectConfig", "Occurrences", "RockReport", "burden_from_counts", "detect_rocks"]
+__all__ = ["DetectConfig", "Occurrences", "RockReport", "detect_rocks"]
 
 # Shapes: N occurrences, V token types.
+DEFINITIONS = ("certified", "burden", "context")
+CANNOT = "no rock can be declared"
 
 
-@dataclass
-class _Parts:
-    """The parts of a report that are computed side by side."""
+class Overlap(NamedTuple):
+    """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
 
-    types: Row = field(default_factory=dict)
-    sensitivity: list[SensitivityRow] = field(default_factory=list)
-    controls: dict[str, Control] = field(default_factory=dict)
-    footprints: dict[str, Footprint] = field(default_factory=dict)
-    persistence: list[PersistenceRow] = field(default_factory=list)
-    skipped: list[Remark] = field(default_factory=list)
+    first: str
+    second: str
+    jaccard: float
+
+
+@dataclass(frozen=True)
+class RockReport:
+    """Everything detection found. Sets were chosen on one half of the prompts, numbers measured on the other."""
+
+    config: DetectConfig
+    sets: dict[str, Array]
+    """Token ids of the rocks by each definition, best first."""
+    classes: dict[str, Array]
+    """Token ids of the costly types by class: rock, learning, "learning, levelled off", unclear; or costly, where the
+    loss before OPD is not known."""
+    confirmed: Array
+    """Token ids of the rocks by `certified` that the other half of the prompts declares as well."""
+    has_pre: bool
+    """Whether the loss before OPD is known; without it no type can be declared a rock."""
+    thresholds: Thresholds
+    types: Row
+    """Columns of the types table."""
+    sensitivity: list[Row]
+    """The declared set, and with κ or q moved by one step."""
+    footprints: dict[str, Footprint]
+    """By definition, of all costly types, and of both controls (`control`, `control_loss`) of the chosen one."""
+    clusters: list[Row]
+    controls: dict[str, Control]
+    overlaps: list[Overlap]
+    groups: dict[str, Array]
+    """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""
+    persistence: list[measures.PersistenceRow]
+    concentration: Concentration
+    positions: Row
+    """Columns of the table of the costliest positions."""
+    enough: EnoughData
+    counts: dict[str, int]
+    """num_occurrences, num_left_out, num_prompts, num_prompts_measured, num_rollouts and num_types."""
+    notes: tuple[str, ...]
+    """What a reader must know beside the numbers."""
+
+    @property
+    def definition(self) -> str:
+        """The definition whose set later stages use."""
+        return self.config.definition
+
+    @property
+    def rocks(self) -> Array:
+        """Token ids of the rocks by the chosen definition, best first; may be none."""
+        return self.sets[self.definition]
+
+    def _repr_html_(self) -> str:
+        """The declared tokens as a table, for notebooks; made by report/notebook.py, found by its name."""
+        return str(import_module("rocktokens.report.notebook").rocks_html(self))
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every table by its name in a run."""
+        rows = [footprint._asdict() for footprint in self.footprints.values()]
+        return {
+            "types": self.types_table(),
+            "sensitivity": _table("sensitivity", self.sensitivity),
+            "persistence": _table("persistence", [row._asdict() for row in self.persistence]),
+            "footprints": _table("footprints", rows),
+            "clusters": _table("clusters", self.clusters),
+            "positions": _from_columns("positions", self.positions),
+        }
+
+    def types_table(self) -> pa.Table:
+        """One row per token type observed: rocks of the chosen definition first, then other costly types, by burden."""
+        rank = np.asarray(self.types[f"rank_{self.definition}"], float)
+        rock = np.asarray(self.types[f"in_{self.definition}"], bool)
+        costly = np.array([name is not None for name in self.types["class"]])
+        order = np.lexsort((-np.asarray(self.types["r"], float), np.where(rock, rank, np.inf), ~costly, ~rock))
+        return _from_columns("types", self.types).take(pa.array(order))
+
+    def facts(self) -> Json:
+        """The few numbers a manifest keeps."""
+        spread = self.concentration
+        shares = {name: _known(getattr(spread, name)) for name in ("positions_50", "positions_80", "positions_95")}
+        return {
+            "definition": self.definition,
+            "signal": self.config.signal,
+            "k": len(self.rocks),
+            "ks": {name: len(ids) for name, ids in self.sets.items()},
+            "rocks": self.rocks.tolist(),
+            "confirmed": self.confirmed.tolist(),
+            "classes": {name: ids.tolist() for name, ids in self.classes.items() if len(ids)},
+            "can_declare": self.has_pre,
+            "kappa": self.config.kappa,
+            "q": self.config.q,
+            "thresholds": vars(self.thresholds),
+            "concentration": {
+                **shares,
+                "variance_by_type": [_known(value) for value in spread.variance_by_type[:3]],
+                "a_matter_of_positions": spread.a_matter_of_positions,
+            },
+            "enough": {name: getattr(self.enough, name) for name in ("num_unclear", "num_in_reach", "prompts_needed")},
+            **{name: number for name, number in self.counts.items() if name != "num_rollouts"},
+            "overlaps": [list(overlap) for overlap in self.overlaps],
+            "groups": {name: ids.tolist() for name, ids in self.groups.items()},
+            "notes": list(self.notes),
+        }
 
 
 def detect_rocks(
-    occurrences: Occurrences | Halves | pa.Table | Mapping[str, object],
+    occurrences: Occurrences | pa.Table | Mapping[str, object],
     tokenizer: Any | None = None,
     config: DetectConfig | None = None,
     *,
     embedding_VH: Array | None = None,
 ) -> RockReport:
-    """Declare rocks; beside them the sets of every other definition, footprints, controls, sensitivity, persistence.
+    """Declare rocks; beside them the sets of the paper's definitions, footprints, controls, sensitivity, persistence.
 
     Args:
-        occurrences: An `Occurrences`, its `Halves`, or a table with rollout_id, position, token_id, loss (and where
-            there are loss_pre, prompt_id, grad_norm, entropies).
+        occurrences: An `Occurrences`, or a table with rollout_id, position, token_id, loss (and where there are
+            loss_pre, prompt_id, grad_norm).
         tokenizer: A Hugging Face tokenizer that names the tokens; without one they are named by their ids.
         config: Definition and thresholds.
         embedding_VH: The student's input embeddings, which encode contexts; else seeded random vectors do.
@@ -82,292 +161,299 @@ def detect_rocks(
         The report. `rocks` are the token ids declared by the chosen definition, and may be none at all.
     """
     config = config or DetectConfig()
-    if not isinstance(occurrences, Occurrences | Halves):
+    if not isinstance(occurrences, Occurrences):
         occurrences = Occurrences.from_table(occurrences, signal=config.signal)
-    halves = occurrences if isinstance(occurrences, Halves) else split_halves(occurrences, config)
+    notes = list(occurrences.notes)
+    chosen, measured = halves = occurrences.halves(config.seed)
     del occurrences  # its halves hold copies
-    token_ids_V = halves.selection.token_ids_V
-    texts = token_texts(token_ids_V, tokenizer)
-    vector_VH = type_vectors(
-        token_ids_V,
-        dims=config.context_dims,
-        rng=rng_for(config.seed, "vectors"),
-        embedding_VH=embedding_VH,
-    )
-    choice = choose(halves.selection, config, vector_VH)
-    measured, verdicts = together(
-        lambda: measure(halves.measurement, config, vector_VH, choice.scores),
-        lambda: reach_verdicts(halves, choice, config),
-        threads=threads_for(len(halves)),
-    )
-    kinds = np.array(clusters_of(texts, tokenizer))
-    return _report(halves, config, texts, kinds, vector_VH, choice, measured, verdicts)
+    ids_V, has_pre = chosen.token_ids_V, chosen.loss_pre_N is not None
+    texts = measures.token_texts(ids_V, tokenizer)
+    kinds = np.array(["unknown" if tokenizer is None else measures.cluster_of(text) for text in texts], dtype=object)
+    vector_VH = paper.type_vectors(ids_V, rng=rng_for(config.seed, "vectors"), embedding_VH=embedding_VH)
 
+    # Choose on one half of the prompts.
+    pairs = chosen.pairs()
+    tests = TypeTests.of(pairs, config.kappa)
+    class_V = certified.declare(tests, config.q)
+    scores = paper.score(chosen, pairs, config, vector_VH)
+    ranked = _ranked(class_V == ROCK, scores, config)
+    sets = _top(ranked, scores, config)
+    rocks = sets[config.definition]
+    nearby = certified.moved(tests, pairs, config.kappa, config.q)
+    overlaps = _overlaps(chosen, config, vector_VH, scores, sets)
+    mean_V = pairs.by_type(pairs.loss_S if pairs.pre_S is None else pairs.pre_S) / np.maximum(scores.count_V, 1)
+    groups = measures.make_groups(rocks, scores.count_V, mean_V, rng=rng_for(config.seed, "groups"))
 
-def _report(
-    halves: Halves,
-    config: DetectConfig,
-    texts: list[str],
-    kinds: Array,
-    vector_VH: Floats,
-    choice: Choice,
-    measured: Scores,
-    verdicts: Verdicts,
-) -> RockReport:
-    measurement = halves.measurement
-    rocks = choice.rocks(config.definition)
-    ids_V, certified = measurement.token_ids_V, verdicts.certified
-    groups = _groups(halves.selection, choice.scores, rocks, config)
-    parts = _Parts()
-
-    def sensitive() -> None:
-        parts.sensitivity = sensitivity(halves.selection, config, vector_VH, choice, measured)
-
-    def covered() -> None:
-        parts.controls = _controls(measurement, rocks, config)
-        parts.footprints = _footprints(measurement, choice, measured, parts.controls, config)
-
-    def persisting() -> None:
-        parts.persistence, parts.skipped = _persistence(halves, choice, measured, groups, config)
-
-    def described() -> None:
-        parts.types = _types(halves, config, texts, kinds, choice, measured, verdicts)
-
-    for_each(lambda part: part(), (sensitive, described, covered, persisting), threads=threads_for(len(halves)))
-    remarks = [
-        *measurement.remarks,
-        *_remarks(halves, choice, measured, verdicts),
-        *_control_remarks(parts.controls),
-        *parts.skipped,
-    ]
-    return RockReport(
-        config=config,
-        definition=config.definition,
-        ks=choice.ks,
-        sets={name: ids_V[choice.rocks(name)] for name in DEFINITIONS},
-        classes={name: ids_V[certified.class_V == name] for name in CLASSES},
-        confirmed=_confirmed(choice, verdicts, ids_V),
-        has_pre=measurement.loss_pre_N is not None,
-        thresholds=choice.scores.thresholds,
-        types=parts.types,
-        sweep=choice.sweep,
-        sensitivity=parts.sensitivity,
-        footprints=parts.footprints,
-        density=density(measurement, measurement.among(rocks)),
-        clusters=_clusters(kinds, rocks, measured),
-        controls=parts.controls,
-        overlaps=overlaps(halves.selection, config, vector_VH, choice),
-        groups={name: ids_V[types] for name, types in groups.items()},
-        persistence=parts.persistence,
-        concentration=verdicts.concentration,
-        positions=costliest_positions(halves.both, texts, config.positions),
-        enough=verdicts.enough,
-        num_occurrences=len(halves),
-        num_left_out=sum(half.num_left_out for half in halves.both),
-        num_prompts=choice.scores.sums.num_prompts + measured.sums.num_prompts,
-        num_rollouts=sum(len(run_bounds(half.rollout_N)) - 1 for half in halves.both),
-        num_types=int((choice.scores.count_V + measured.count_V > 0).sum()),
-        num_prompts_measured=measured.sums.num_prompts,
-        remarks=tuple(remarks),
-    )
-
-
-def _confirmed(choice: Choice, verdicts: Verdicts, ids_V: Array) -> Array:
-    """Token ids of the declared rocks that the other half of the prompts declares as well."""
-    rocks, confirmed_V = choice.rocks("certified"), verdicts.certified.confirmed_V
-    return ids_V[rocks[confirmed_V[rocks]]] if confirmed_V is not None else ids_V[:0]
-
-
-def _control_remarks(controls: dict[str, Control]) -> list[Remark]:
-    remarks = []
+    # Measure on the other half, by the thresholds that the first half set.
+    other = measured.pairs()
+    found = paper.score(measured, other, config, vector_VH, scores.thresholds)
+    confirmed_V = certified.confirm(class_V, TypeTests.of(other, config.kappa), config.q)
+    enough = certified.enough_data(pairs, other, class_V, kappa=config.kappa, q=config.q)
+    least = min(float(half.loss_post_N.min()) for half in halves)
+    most = max(float(half.loss_post_N.max()) for half in halves)
+    fall = certified.falls(other, config.level, non_negative=least >= 0)
+    units = (paper.units_of(pairs.num_prompts, len(ids_V), config.seed),
+             paper.units_of(other.num_prompts, len(ids_V), config.seed))  # fmt: skip
+    controls = _controls(measured, rocks, config)
+    observed_V = scores.count_V + found.count_V > 0
+    covering = {name: own for name, own in (*sets.items(), ("costly", np.flatnonzero(class_V != "")))}
+    masks = {name: (measured.among(own), len(own)) for name, own in covering.items() if found.count_V[own].any()}
     for name, control in controls.items():
-        if control.num_placed < 0.99 * control.num_wanted:
-            counts = {"placed": control.num_placed, "wanted": control.num_wanted}
-            remarks.append(Remark("control_short", {"control": name, **counts}))
-        if name == "control_loss" and control.loss_placed < 0.95 * control.loss_wanted:
-            share = control.loss_placed / control.loss_wanted
-            remarks.append(Remark("control_loss_short", {"control": name, "share": float(share)}))
-    return remarks
+        if control.num_placed:
+            masks[name] = (control.chosen_N, len(np.unique(measured.type_N[control.chosen_N])))
+    footprints = measures.footprints(measured, masks, int(observed_V.sum()), units[1], config)
+    # Type means of few occurrences are drawn towards the mean of all by one occurrence's weight.
+    predicted_V = (scores.r_V + scores.r_V.sum() / scores.count_V.sum()) / (scores.count_V + 1)
+    spread = measures.concentration(predicted_V, measured, config)
+    persistence = measures.persistence(chosen, measured, units, groups, config) if has_pre else []
 
-
-def _remarks(halves: Halves, choice: Choice, measured: Scores, verdicts: Verdicts) -> list[Remark]:
-    remarks = []
-    spread = verdicts.concentration
-    prompts = {"prompts": spread.num_prompts_measured}
-    if spread.intervals_too_short:
-        few = {"positions_80": float(spread.positions_80), "enough": FEW_PROMPTS}
-        remarks.append(Remark("intervals_too_short", {**prompts, **few}))
-    elif spread.num_prompts_measured < FEW_PROMPTS:
-        remarks.append(Remark("few_prompts", prompts))
-    remarks += _cannot_declare(halves, choice, measured)
-    remarks += choice.remarks
-    for name in RANKED:
-        if (found := len(choice.rocks(name))) < choice.ks[name]:
-            remarks.append(Remark("fewer_than_k", {"definition": name, "found": found, "k": choice.ks[name]}))
-    if not verdicts.has_late and (verdicts.certified.class_V == LEARNING).any():
-        remarks.append(Remark("two_checkpoints"))
-    return remarks
-
-
-def _cannot_declare(halves: Halves, choice: Choice, measured: Scores) -> list[Remark]:
-    """Why rocks cannot be declared on these occurrences, where they cannot."""
-    remarks = []
-    least, greatest = halves.loss_range
-    if measured.r_V.sum() <= 0:
-        remarks.append(Remark("loss_not_positive"))
-    elif greatest - least <= 1e-6 * max(abs(least), abs(greatest)):
-        remarks.append(Remark("losses_equal"))
-    if halves.measurement.loss_pre_N is None:
-        remarks.append(Remark("no_loss_before"))
-    if not choice.certified.tests.testable_V.any():
-        remarks.append(Remark("no_testable_type", {"least": MIN_PROMPTS, "prompts": choice.pairs.num_prompts}))
-    return remarks
-
-
-def _types(
-    halves: Halves,
-    config: DetectConfig,
-    texts: list[str],
-    kinds: Array,
-    choice: Choice,
-    measured: Scores,
-    verdicts: Verdicts,
-) -> Row:
-    """Columns of the types table: measured on the half that had no say, and ranks from the half that had."""
-    occurrences, count_V = halves.measurement, measured.count_V
-    number = len(count_V)
-    columns: Row = {
-        "token_id": occurrences.token_ids_V,
+    types = {
+        "token_id": ids_V,
         "token": np.array(texts, dtype=object),
-        "cluster": kinds.astype(object),
-        **_class_columns(choice, verdicts),
-        "count": count_V,
-        "count_all": count_V + choice.scores.count_V,
-        "num_prompts": choice.pairs.prompts_V + verdicts.prompts_V,
-        "rock_count": measured.sums.totals["rock"].astype(np.int64),
-    }
-    losses = {"loss_pre": occurrences.loss_pre_N, "loss_post": occurrences.loss_post_N}
-    for name in (*losses, *occurrences.entropies):
-        loss_N = losses[name] if name in losses else occurrences.entropies[name]
-        columns[name] = np.full(number, np.nan) if loss_N is None else type_means(occurrences.type_N, loss_N, number)
-    intervals = type_intervals(measured, config)
-    for name, values in (("r", measured.r_V), ("ccr", measured.ccr_V), ("excess", measured.excess_V)):
-        columns[name] = values
-        columns[f"{name}_low"], columns[f"{name}_high"] = intervals[name].low_V, intervals[name].high_V
-    columns["r_ctx"] = measured.r_ctx_V
-    columns["excess_p"], columns["excess_rank_p"] = choice.excess.p_V, choice.excess.rank_p_V
-    columns["persistent_share"], columns["rho"] = measured.persistent_V, measured.rho_V
-    grad_V = measured.sums.totals.get("grad")
-    columns["grad_share"] = np.full(number, np.nan) if grad_V is None else grad_V / max(grad_V.sum(), 1e-300)
-    for name in DEFINITIONS:
-        rank_V = np.full(number, np.nan)
-        rank_V[choice.ranked[name]] = np.arange(1, len(choice.ranked[name]) + 1)
-        columns[f"rank_{name}"] = rank_V
-        columns[f"in_{name}"] = np.isin(np.arange(number), choice.rocks(name))
-    observed_V = columns["count_all"] > 0
-    return {name: values[observed_V] for name, values in columns.items()}
-
-
-def _class_columns(choice: Choice, verdicts: Verdicts) -> Row:
-    """Class, confirmation, p values (of the choosing half) and fall (on the other half) of every type."""
-    tests, class_V = choice.certified.tests, verdicts.certified.class_V.copy()
-    costly_V = class_V != ""
-    confirmed_V = np.asarray(verdicts.certified.confirmed_V, dtype=object)
-    class_V[~costly_V] = confirmed_V[~costly_V] = None
-    fall = verdicts.fall
-    stagnant_V = tests.stagnant_V if tests.has_pre else np.full(len(class_V), np.nan)
-    return {
-        "class": class_V,
-        "confirmed": confirmed_V,
-        "p_costly": np.where(tests.testable_V, tests.costly_V, np.nan),
-        "p_stagnant": np.where(tests.testable_V, stagnant_V, np.nan),
+        "cluster": kinds,
+        **_class_columns(tests, class_V, confirmed_V),
         "fall": fall.value_V,
         "fall_low": fall.low_V,
         "fall_high": fall.high_V,
-        "prompts_needed": verdicts.enough.needed_V,
+        "prompts_needed": enough.needed_V,
+        "count": found.count_V,
+        "count_all": scores.count_V + found.count_V,
+        "num_prompts": pairs.prompts_V + other.prompts_V,
+        **_measured_columns(measured, other, found, config),
+    }
+    for name in DEFINITIONS:
+        rank_V = np.full(len(ids_V), np.nan)
+        rank_V[ranked[name]] = np.arange(1, len(ranked[name]) + 1)
+        types |= {f"rank_{name}": rank_V, f"in_{name}": np.isin(np.arange(len(ids_V)), sets[name])}
+    notes += _notes(tests, class_V, found, spread, equal=most - least <= 1e-6 * max(abs(least), abs(most)))
+    if pairs.late_S is None and (class_V == LEARNING).any():
+        notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
+    notes += _control_notes(controls)
+    notes += [] if has_pre else ["persistence is skipped: only one checkpoint was scored"]
+    return RockReport(
+        config=config,
+        sets={name: ids_V[own] for name, own in sets.items()},
+        classes={name: ids_V[class_V == name] for name in CLASSES},
+        confirmed=ids_V[sets["certified"][confirmed_V[sets["certified"]]]],
+        has_pre=has_pre,
+        thresholds=scores.thresholds,
+        types={name: column[observed_V] for name, column in types.items()},
+        sensitivity=_sensitivity(nearby, sets["certified"], scores, found, config),
+        footprints=footprints,
+        clusters=[
+            {"cluster": name, "num_types": len(own), **_shares(own, found)}
+            for name in CLUSTERS
+            if len(own := rocks[kinds[rocks] == name])
+        ],
+        controls=controls,
+        overlaps=overlaps,
+        groups={name: ids_V[own] for name, own in groups.items()},
+        persistence=persistence,
+        concentration=spread,
+        positions=measures.costliest_positions(halves, texts, config.positions),
+        enough=enough,
+        counts={
+            "num_occurrences": sum(map(len, halves)),
+            "num_left_out": sum(half.num_left_out for half in halves),
+            "num_prompts": pairs.num_prompts + other.num_prompts,
+            "num_prompts_measured": other.num_prompts,
+            "num_rollouts": sum(len(measures.starts_of(half.rollout_N)) for half in halves),
+            "num_types": int(observed_V.sum()),
+        },
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _ranked(rock_V: Array, scores: Scores, config: DetectConfig) -> dict[str, Array]:
+    """Types in order, best first, by each definition; types that cannot be rocks are not in it."""
+    rock_V = rock_V & scores.consistent_V if config.consistent else rock_V
+    return {
+        "certified": ordered(scores.r_V, rock_V),
+        "burden": ordered(scores.r_V, scores.r_V > 0),
+        "context": ordered(scores.r_ctx_V, scores.r_ctx_V > 0),
     }
 
 
-def _controls(measurement: Occurrences, rocks: Array, config: DetectConfig) -> dict[str, Control]:
+def _k(config: DetectConfig, ranked: dict[str, Array], scores: Scores) -> int:
+    """K of the paper's definitions, never more than the types that occur."""
+    return len(ranked["certified"]) if config.k == "declared" else min(config.k, int((scores.count_V > 0).sum()))
+
+
+def _top(ranked: dict[str, Array], scores: Scores, config: DetectConfig) -> dict[str, Array]:
+    k = _k(config, ranked, scores)
+    return {name: order if name == "certified" else order[:k] for name, order in ranked.items()}
+
+
+def jaccard(first: Array, second: Array) -> float:
+    """Overlap of two sets; two empty sets agree."""
+    union = len(np.union1d(first, second))
+    return 1.0 if union == 0 else len(np.intersect1d(first, second)) / union
+
+
+def _overlaps(
+    chosen: Occurrences, config: DetectConfig, vector_VH: Floats, scores: Scores, sets: dict[str, Array]
+) -> list[Overlap]:
+    """Jaccard of every two definitions, and of each definition on the two signals where both were recorded."""
+    found = [Overlap(a, b, jaccard(sets[a], sets[b])) for a, b in combinations(DEFINITIONS, 2)]
+    other = chosen.on_other_signal()
+    if other is not None:
+        pairs = other.pairs()
+        at = Thresholds(*paper.loss_thresholds(other, replace(config, tau_pre=None, tau_post=None)), scores.thresholds.gamma, config.eta, config.window)
+        theirs = paper.score(other, pairs, config, vector_VH, at)
+        rock_V = certified.declare(TypeTests.of(pairs, config.kappa), config.q) == ROCK
+        ranked = _ranked(rock_V, theirs, config)
+        name = "log_ratio" if config.signal == "kl" else "kl"
+        for definition in DEFINITIONS:
+            own = ranked[definition] if definition == "certified" else ranked[definition][: _k(config, sets, scores)]
+            same = jaccard(sets[definition], own)
+            found.append(Overlap(f"{definition} on {config.signal}", f"{definition} on {name}", same))
+    return found
+
+
+def _controls(measured: Occurrences, rocks: Array, config: DetectConfig) -> dict[str, Control]:
     """Control occurrences of the measured half: matched on count and run lengths, and on loss mass too."""
-    rock_N = measurement.among(rocks)
+    rock_N = measured.among(rocks)
     if not rock_N.any():
         return {}
-    found: dict[str, Control] = {}
+    rollout_N, loss_N = measured.rollout_N, measured.loss_post_N
+    return {
+        name: measures.matched_control(rock_N, rollout_N, loss_N, rng=rng_for(config.seed, name), match_loss=match)
+        for name, match in (("control", False), ("control_loss", True))
+    }
 
-    def place(name: str) -> None:
-        found[name] = matched_control(
-            rock_N,
-            measurement.rollout_N,
-            measurement.loss_post_N,
-            rng=rng_for(config.seed, name),
-            match_loss=name == "control_loss",
+
+def _shares(types: Array, found: Scores) -> dict[str, float]:
+    """Shares of a set of types on the measured half; NaN where there is nothing to share."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        positions = found.count_V[types].sum() / np.float64(found.count_V.sum())
+        loss = found.r_V[types].sum() / np.float64(found.r_V.sum())
+        return {"share_positions": positions, "share_loss": loss, "enrichment": loss / positions}
+
+
+def _sensitivity(
+    nearby: dict[tuple[str, int], tuple[float, Array]], declared: Array, scores: Scores, found: Scores, config: DetectConfig
+) -> list[Row]:
+    """The declared set, and with κ or q moved by one step; footprints on the measured half."""
+    rows = [("base", 0, float("nan"), declared)]
+    for (parameter, step), (value, rock_V) in nearby.items():
+        rows.append((parameter, step, value, _ranked(rock_V, scores, config)["certified"]))
+    return [
+        {
+            "parameter": parameter,
+            "step": step,
+            "value": value,
+            "definition": "certified",
+            "k": len(own),
+            "num_rocks": len(own),
+            "jaccard": jaccard(own, declared),
+            **_shares(own, found),
+        }
+        for parameter, step, value, own in rows
+    ]
+
+
+def _class_columns(tests: TypeTests, class_V: Array, confirmed_V: Array) -> Row:
+    """Class, confirmation and the p values of the choosing half; empty where there is nothing to say."""
+    costly_V, testable_V = class_V != "", tests.prompts_V >= MIN_PROMPTS
+    return {
+        "class": np.where(costly_V, class_V, None),
+        "confirmed": np.where(costly_V, confirmed_V, None),
+        "p_costly": np.where(testable_V, tests.costly_V, np.nan),
+        "p_stagnant": np.where(testable_V & tests.has_pre, tests.stagnant_V, np.nan),
+    }
+
+
+def _measured_columns(measured: Occurrences, pairs: Pairs, found: Scores, config: DetectConfig) -> Row:
+    """Losses, burden, context consistency and gradient share of every type on the measured half."""
+    nothing_V = np.full(pairs.num_types, np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns: Row = {
+            "rock_count": found.rock_count_V,
+            "loss_pre": nothing_V if pairs.pre_S is None else pairs.by_type(pairs.pre_S) / found.count_V,
+            "loss_post": found.r_V / found.count_V,
+            "r": found.r_V,
+            "ccr": found.ccr_V,
+            "r_ctx": found.r_ctx_V,
+            "persistent_share": found.persistent_V,
+            "rho": found.rho_V,
+        }
+    for name, ends in paper.type_intervals(found, measured, pairs, config).items():
+        columns |= {f"{name}_low": ends.low_V, f"{name}_high": ends.high_V}
+    grad_N = measured.column("grad_norm")
+    if grad_N is not None:
+        summed = measured.sums({"grad": np.nan_to_num(grad_N)})
+        grad_V = np.bincount(summed["type"], weights=summed["grad"], minlength=pairs.num_types)
+        columns["grad_share"] = grad_V / max(grad_V.sum(), 1e-300)
+    return columns
+
+
+def _notes(tests: TypeTests, class_V: Array, found: Scores, spread: Concentration, *, equal: bool) -> list[str]:
+    """What limits the numbers, and why rocks cannot be declared where they cannot."""
+    notes, prompts = [], plural(spread.num_prompts_measured, "prompt")
+    if spread.num_prompts_measured < FEW_PROMPTS and spread.positions_80 <= CONCENTRATED:
+        notes.append(
+            f"only {prompts} were measured and {percent(spread.positions_80)} of the positions carry 80 % of the loss: "
+            f"below {FEW_PROMPTS} such prompts intervals are too short"
         )
-
-    names = ("control", "control_loss")
-    for_each(place, names, threads=threads_for(2 * len(measurement)))
-    return {name: found[name] for name in names}
-
-
-def _footprints(
-    measurement: Occurrences, choice: Choice, measured: Scores, controls: dict[str, Control], config: DetectConfig
-) -> dict[str, Footprint]:
-    """Footprint of every rock set, of all costly types and of the controls, where they cover anything."""
-    types = {name: choice.rocks(name) for name in DEFINITIONS} | {"costly": choice.certified.costly}
-    found: dict[str, Footprint] = {}
-    grad_N = measurement.grad_norm_N  # read once for all sets
-    held = replace(measurement, extras={} if grad_N is None else {"grad_norm": grad_N})
-    observed = int((measured.count_V + choice.scores.count_V > 0).sum())
-
-    def work(name: str) -> None:
-        chosen_N = measurement.among(types[name]) if name in types else controls[name].chosen_N
-        found[name] = footprint(
-            name,
-            held,
-            chosen_N,
-            measured.sums.unit_N,
-            num_types=len(types[name]) if name in types else len(np.unique(measurement.type_N[chosen_N])),
-            observed_types=observed,
-            rng=rng_for(config.seed, "resamples"),
-            resamples=config.resamples,
-            level=config.level,
+    elif spread.num_prompts_measured < FEW_PROMPTS:
+        notes.append(f"only {prompts} were measured: intervals are rough")
+    if found.r_V.sum() <= 0:
+        notes.append(f"{CANNOT}: the total loss is not positive, and shares of the loss mean nothing here")
+    elif equal:
+        notes.append(f"{CANNOT}: all losses are equal, so no type costs more than another")
+    if not tests.has_pre:
+        notes.append(
+            f"{CANNOT}: without the loss before OPD (loss_pre, or a second scored checkpoint) types are called costly "
+            "at most, and an occurrence persists by its loss after OPD alone"
         )
-
-    covering = [name for name, own in types.items() if measured.count_V[own].any()]
-    covering += [name for name, control in controls.items() if control.num_placed]
-    for_each(work, covering, threads=threads_for(2 * len(measurement)))
-    return {name: found[name] for name in covering}
-
-
-def _clusters(kinds: Array, rocks: Array, measured: Scores) -> list[ClusterRow]:
-    rows = []
-    for cluster in CLUSTERS:
-        own = rocks[kinds[rocks] == cluster]
-        if len(own):
-            rows.append(ClusterRow(cluster, len(own), *shares(own, measured)))
-    return rows
+    if tests.prompts_V.max() < MIN_PROMPTS:
+        notes.append(
+            f"{CANNOT}: no token type occurs in {MIN_PROMPTS} of the prompts that rocks are chosen on; "
+            "score more prompts"
+        )
+    return notes
 
 
-def _groups(selection: Occurrences, scores: Scores, rocks: Array, config: DetectConfig) -> dict[str, Array]:
-    """Groups that persistence and geometry compare; high loss means before OPD where that is known."""
-    loss_N = selection.loss_post_N if selection.loss_pre_N is None else selection.loss_pre_N
-    mean_V = np.nan_to_num(type_means(selection.type_N, loss_N, len(scores.count_V)), nan=-np.inf)
-    return make_groups(rocks, scores.count_V, mean_V, num_rare=config.num_rare, rng=rng_for(config.seed, "groups"))
+def _control_notes(controls: dict[str, Control]) -> list[str]:
+    notes = []
+    for name, control in controls.items():
+        if control.num_placed < 0.99 * control.num_wanted:
+            notes.append(f"{name}: only {control.num_placed} of {control.num_wanted} occurrences could be matched")
+        if name == "control_loss" and control.loss_placed < 0.95 * control.loss_wanted:
+            share = percent(float(control.loss_placed / control.loss_wanted), 0)
+            notes.append(
+                f"{name}: the costliest non-rocks carry only {share} of the rocks' loss, so the control is matched to "
+                "that much"
+            )
+    return notes
 
 
-def _persistence(
-    halves: Halves, choice: Choice, measured: Scores, groups: dict[str, Array], config: DetectConfig
-) -> tuple[list[PersistenceRow], list[Remark]]:
-    if halves.measurement.loss_pre_N is None:
-        return [], [Remark("one_checkpoint")]
-    rows = persistence(
-        halves.selection,
-        halves.measurement,
-        choice.scores.sums.unit_N,
-        measured.sums.unit_N,
-        groups,
-        rng=rng_for(config.seed, "persistence"),
-        resamples=config.resamples,
-        level=config.level,
-    )
-    return rows, []
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _from_columns(name: str, columns: Row) -> pa.Table:
+    """Columns in the order and the types of a run's table; what is not there, or not finite, is empty."""
+    schema = TABLES[name].schema
+    number = len(next(iter(columns.values()), ()))
+    arrays = []
+    for field in schema:
+        values = np.asarray(columns.get(field.name, [None] * number))
+        if values.dtype.kind == "f":
+            arrays.append(pa.array(values.astype(float), mask=~np.isfinite(values)).cast(field.type))
+        else:
+            arrays.append(pa.array(values.tolist(), type=field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _table(name: str, rows: list[Row]) -> pa.Table:
+    """Rows as a run's table; an Estimate becomes value, _low and _high."""
+    columns: Row = {}
+    for key in rows[0] if rows else ():
+        values = [row[key] for row in rows]
+        if any(isinstance(value, Estimate) for value in values):
+            for suffix, part in (("", "value"), ("_low", "low"), ("_high", "high")):
+                columns[key + suffix] = [np.nan if value is None else getattr(value, part) for value in values]
+        else:
+            columns[key] = values
+    return _from_columns(name, columns)

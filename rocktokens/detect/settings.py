@@ -9,9 +9,7 @@ from msgspec import Meta
 
 from rocktokens.settings import Count, CountOrZero, Number, Resamples, Seed, Settings, Share
 
-Definition = Literal["certified", "burden", "context", "excess"]
-
-
+Definition = Literal["certified", "burden", "context"]
 Signal = Literal["kl", "log_ratio"]
 
 
@@ -20,7 +18,7 @@ class DetectConfig(Settings, section="detect"):
     """Which token types are called rocks, and by which thresholds."""
 
     definition: Definition = "certified"
-    """The rock set that later stages use; all four are computed and shown. certified: declared by tests."""
+    """The rock set that later stages use; all are computed and shown. certified: declared by tests."""
     signal: Signal = "kl"
     """The loss that is ranked: exact reverse KL, or the sampled token's log-ratio."""
     kappa: Share = 0.75
@@ -31,10 +29,8 @@ class DetectConfig(Settings, section="detect"):
     """For certified: keep only rocks whose persistent occurrences recur in similar contexts."""
     positions: CountOrZero = 100
     """How many of the costliest positions are listed one by one."""
-    k: Count | Literal["auto"] = "auto"
-    """Rocks to keep by burden, context and excess; auto: the largest number whose choice is stable, 0 if none is."""
-    stability: Share = 0.7
-    """For k=auto: least mean Jaccard of the top K of some prompts with the top K of all."""
+    k: Count | Literal["declared"] = 100
+    """Rocks to keep by burden and context: the paper's 100, or as many as certified declares."""
     tau_quantile: Share = 0.8
     """An occurrence persists if its loss is at or above this quantile, and the mean loss, at both checkpoints."""
     tau_pre: Number | None = None
@@ -51,13 +47,9 @@ class DetectConfig(Settings, section="detect"):
     """Least share of a type's other persistent occurrences in similar contexts."""
     max_others: Count = 2048
     """Others that an occurrence is compared with; more are sampled."""
-    context_dims: Annotated[int, Meta(ge=1, le=65_536)] = 64
-    """Width of the random vectors that stand for tokens where no embedding is at hand."""
     resamples: Resamples = 1000
     """Bootstrap resamples of prompts."""
     level: Share = 0.95
-    """Coverage of intervals; 1 - level is the chance of any false rock by `excess`."""
-    num_rare: Count = 100
-    """Size of the group of rare high-loss types that rocks are set beside."""
+    """Coverage of intervals."""
     seed: Seed = 0
     """Seed of the split into halves, of samples and of resamples."""

@@ -1,4 +1,4 @@
-"""The stage `detect`: which token types stay expensive. It reads Parquet and loads no model.
+"""The stage `detect`: which token types stay expensive. It reads Parquet and loads no model, and needs no torch.
 
 Names of tokens come from the tokenizer that lies beside the student, encodings of contexts from its embedding matrix,
 read as one tensor from its safetensors file; where either cannot be had, detection goes on without it and says so.
@@ -6,6 +6,7 @@ read as one tensor from its safetensors file; where either cannot be had, detect
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -14,13 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocktokens.detect.halves import Halves
-from rocktokens.detect.occurrences import ENTROPIES, KEYS, SIGNALS
-from rocktokens.detect.read_halves import read_halves
-from rocktokens.detect.rock_report import RockReport
-from rocktokens.detect.rocks import Occurrences, detect_rocks
+from rocktokens.detect.figures import render
+from rocktokens.detect.occurrences import Occurrences, parquet
+from rocktokens.detect.rocks import RockReport, detect_rocks
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.detect.terminal import render
 from rocktokens.errors import DataError, RunError
 from rocktokens.files import digest, reading
 from rocktokens.lock import working_on
@@ -34,9 +32,6 @@ from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
-
-READ = ("prompt_id", *KEYS, *SIGNALS, "grad_norm", "teacher_entropy", "student_entropy")
-"""Columns of a checkpoint that detection reads."""
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 
 
@@ -45,81 +40,33 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
     with working_on(path):
         run = open_run(path)
         folder = "occurrences" if run.steps() else "telemetry"
-        source = _source(run)
+        source = _student(run)
         inputs = inputs_of(run, files=(folder, "monitor.parquet"), models={"embeddings": str(source or "")})
         stage = Stage(run, "detect", {"detect": config}, inputs)
         if stage.due(again):
-            occurrences = _fixed_contexts(run, config) if run.steps() else _telemetry(run, config)
-            report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=_embedding(run))
+            by_step = {step: parquet(_files(run, f"occurrences/step={step}")) for step in run.steps()}
+            occurrences = Occurrences.read(by_step or {0: _telemetry(run)}, signal=config.signal)
+            report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=embeddings(source))
+            scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
+            how = dict.fromkeys(f"scores are {facts['approximate']}" for facts in scored if facts.get("approximate"))
+            report = dataclasses.replace(report, notes=(*how, *report.notes))
             imported = "import" in run.manifest["config"]  # no pair, nothing to sample
             command = more_prompts(path, None if imported else report.enough.prompts_needed)
             _write(stage, report, {**_monitor_overlap(run, report), "command": command})
         return run
 
 
-def _fixed_contexts(run: Run, config: DetectConfig) -> Occurrences | Halves:
-    found = read_halves(run, config)
-    if found is not None:
-        return found
-    by_step = {step: _step_table(run, step) for step in run.steps()}
-    return Occurrences.from_checkpoints(by_step, signal=config.signal)
-
-
-def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
-    """The command that adds the prompts which would settle what is unclear."""
-    if prompts_needed is None:
-        return None
-    again = " && ".join(f"rocktokens {stage} {path} --again" for stage in ("score", "detect"))
-    return f"rocktokens sample {path} --detection-prompts {prompts_needed} --again && {again}"
-
-
-def _monitor_overlap(run: Run, report: RockReport) -> Json:
-    """How far the rocks that training saw on its own (`TokenMonitor.rocks`) are those of detection."""
-    if not run.done("distill") or "monitor_rocks" not in run.facts("distill"):
-        return {}
-    online = run.facts("distill")["monitor_rocks"][: len(report.rocks)]
-    both, either = set(online) & set(report.rocks.tolist()), set(online) | set(report.rocks.tolist())
-    return {"monitor": {"rocks": online, "jaccard": len(both) / len(either) if either else 1.0}}
-
-
-def _telemetry(run: Run, config: DetectConfig) -> Occurrences:
-    """What a trainer recorded of its own rollouts in the last third of the recorded steps, as one unpaired sample."""
-    if not (run.path / "telemetry").is_dir():
-        raise DataError(
-            f"{run.path} has no scored occurrences; run `rocktokens score {run.path}` first, or train with telemetry"
-        )
-    steps = run.query("select distinct step from telemetry order by step")["step"].to_pylist()
-    last = steps[-max(1, len(steps) // 3) :]
-    log.warning(
-        "%s has no fixed contexts: detection reads the trainer's telemetry of steps %d to %d. Each step has other "
-        "rollouts, of the student as it was then, so no loss before training is paired with one after it: what is "
-        "costly can be told, what does not learn cannot. For that, run `rocktokens sample` and `rocktokens score`.",
-        run.path,
-        last[0],
-        last[-1],
-    )
-    schema = run.query("select * exclude (step, rollout_id) from telemetry limit 0").column_names
-    names = ", ".join(name for name in schema if name in READ)
-    table = run.query(
-        f"select {names}, step || '/' || rollout_id as rollout_id from telemetry where step >= ?",
-        [last[0]],
-    )
-    return Occurrences.from_table(table, signal=config.signal)
-
-
 def detect_table(
     occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None, again: bool = False
 ) -> Run:
-    """The same for anybody's Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
+    """The same for a Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
     if not occurrences.exists():
         raise DataError(f"there is no file {occurrences}")
-    wanted = {"prompt_id", *KEYS, *SIGNALS, "loss", "loss_pre", "loss_post", "grad_norm", *ENTROPIES}
     try:
-        names = [name for name in pq.read_schema(occurrences).names if name in wanted]
-        table = pq.read_table(occurrences, columns=names)
+        pq.read_schema(occurrences)
     except (OSError, ValueError) as error:
         raise DataError(f"{occurrences} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
-    table = _whole_numbers(occurrences, table)
+    found = Occurrences.read({0: parquet([occurrences])}, signal=config.signal)
     named = None
     if tokenizer is not None:
         from rocktokens.models.pair import load_tokenizer
@@ -130,25 +77,87 @@ def detect_table(
         run = Run.create(out, {"occurrences": {"source": str(occurrences), "tokenizer": tokenizer}})
         stage = Stage(run, "detect", {"detect": config}, {"occurrences": digest(occurrences)})
         if stage.due(again):
-            _write(stage, detect_rocks(Occurrences.from_table(table, signal=config.signal), named, config), {})
+            _write(stage, detect_rocks(found, named, config), {})
         return run
 
 
-def _whole_numbers(path: Path, table: pa.Table) -> pa.Table:
-    """The table with positions and token ids as whole numbers and losses as numbers; DataError where they are not."""
-    for name in ("position", "token_id"):
-        if name in table.column_names and not pa.types.is_integer(table.schema.field(name).type):
-            try:
-                whole = table[name].cast(pa.int64())
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise DataError(f"{path}: column {name} must hold whole numbers ({error}).") from error
-            table = table.set_column(table.column_names.index(name), name, whole)
-    for name in ("loss", "loss_pre", "loss_post", "kl", "log_ratio"):
-        if name in table.column_names:
-            kind = table.schema.field(name).type
-            if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-                raise DataError(f"{path}: column {name} must hold numbers, it holds {kind}.")
-    return table
+def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
+    """The command that adds the prompts which would settle what is unclear."""
+    if prompts_needed is None:
+        return None
+    again = " && ".join(f"rocktokens {stage} {path} --again" for stage in ("score", "detect"))
+    return f"rocktokens sample {path} --detection-prompts {prompts_needed} --again && {again}"
+
+
+def _files(run: Run, folder: str) -> list[Path]:
+    """The Parquet parts below a folder of the run, none of them damaged."""
+    files = sorted((run.path / folder).glob("**/*.parquet"))
+    for file in files:
+        run.verify(file)
+        with reading(file, "run `rocktokens score --again`"):
+            pq.read_schema(file)
+    return files
+
+
+def _telemetry(run: Run) -> str:
+    """What a trainer recorded of its own rollouts in the last third of the recorded steps, as one unpaired sample."""
+    if not (run.path / "telemetry").is_dir():
+        raise DataError(
+            f"{run.path} has no scored occurrences; run `rocktokens score {run.path}` first, or train with telemetry"
+        )
+    steps = sorted(int(folder.name.removeprefix("step=")) for folder in (run.path / "telemetry").glob("step=*"))
+    last = steps[-max(1, len(steps) // 3) :]
+    log.warning(
+        "%s has no fixed contexts: detection reads the trainer's telemetry of steps %d to %d. Each step has other "
+        "rollouts, of the student as it was then, so no loss before training is paired with one after it: costly "
+        "types can be found, stagnation cannot be tested. For that, run `rocktokens sample` and `rocktokens score`.",
+        run.path,
+        last[0],
+        last[-1],
+    )
+    selects = [
+        f"select * replace ('{step}/' || rollout_id as rollout_id) from ({parquet(_files(run, f'telemetry/step={step}'))})"
+        for step in last
+    ]
+    return " union all by name ".join(selects)
+
+
+def _student(run: Run) -> Path | None:
+    """The directory of the model whose occurrences were scored last, if it is on this disk."""
+    kept = run.checkpoints()
+    if kept:
+        return run.checkpoint(kept[-1])
+    student = run.manifest["config"].get("pair", {}).get("student", "")
+    return Path(student) if student and Path(student).is_dir() else None
+
+
+def embeddings(directory: Path | None) -> np.ndarray | None:
+    """A model's input embeddings as float32, read alone from its safetensors files; None where there are none."""
+    for path in sorted(directory.glob("*.safetensors")) if directory is not None else ():
+        with reading(path, f"restore {directory}, or distil again"), path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+            key = next((key for key in header if key.endswith(EMBEDDINGS)), None)
+            if key is None:
+                continue
+            start, stop = header[key]["data_offsets"]
+            file.seek(8 + size + start)
+            data, kind = file.read(stop - start), header[key]["dtype"]
+            if kind == "BF16":  # which numpy does not know: the upper half of a float32
+                value = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+            else:
+                value = np.frombuffer(data, {"F32": np.float32, "F16": np.float16, "F64": np.float64}[kind])
+            return value.astype(np.float32, copy=False).reshape(header[key]["shape"])
+    return None
+
+
+def _monitor_overlap(run: Run, report: RockReport) -> Json:
+    """How far the rocks that training saw on its own (`TokenMonitor.rocks`) are those of detection."""
+    if not run.done("distill") or "monitor_rocks" not in run.facts("distill"):
+        return {}
+    online = run.facts("distill")["monitor_rocks"][: len(report.rocks)]
+    both, either = set(online) & set(report.rocks.tolist()), set(online) | set(report.rocks.tolist())
+    return {"monitor": {"rocks": online, "jaccard": len(both) / len(either) if either else 1.0}}
 
 
 def _refuse_other_runs(out: Path) -> None:
@@ -165,11 +174,9 @@ def _refuse_other_runs(out: Path) -> None:
 
 
 def _write(stage: Stage, report: RockReport, more: Json) -> None:
-    run, tables = stage.run, report.tables()
-    if "positions" in tables:
-        tables["positions"] = with_top_tokens(run, tables["positions"])
-    groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
-    stage.publish(tables, {**report.facts(), "groups": groups, **more})
+    tables = report.tables()
+    tables["positions"] = _with_top_tokens(stage.run, tables["positions"])
+    stage.publish(tables, {**report.facts(), **more})
     out = console()
     out.print(render(report, more.get("command")))
     if "monitor" in more:
@@ -180,52 +187,16 @@ def _write(stage: Stage, report: RockReport, more: Json) -> None:
         )
 
 
-def with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
-    """The costliest positions with both models' most probable tokens, where the scoring pass kept them; else empty."""
-    wanted = [field for field in TOP_TOKENS if field.name not in ("prompt_id", "rollout_id", "position")]
-    found: dict[tuple[str, str, int], dict[str, object]] = {}
-    if run.steps() and any((run.path / "top_tokens").glob(f"step={run.steps()[-1]}/*.parquet")):
-        kept = run.query(f"select * from top_tokens where step = {int(run.steps()[-1])}").to_pylist()
-        found = {(row["prompt_id"], row["rollout_id"], row["position"]): row for row in kept}
-    keys = list(zip(*(positions[name].to_pylist() for name in ("prompt_id", "rollout_id", "position"))))
-    for field in wanted:
-        values = [found.get(key, {}).get(field.name) for key in keys]
-        positions = positions.append_column(field, pa.array(values, field.type))
+def _with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
+    """The costliest positions with both models' most probable tokens, where the scoring pass kept them."""
+    keys = ("prompt_id", "rollout_id", "position")
+    if not run.steps() or not any((run.path / "top_tokens").glob(f"step={run.steps()[-1]}/*.parquet")):
+        return positions
+    kept = run.query("select * from top_tokens where step = ?", [run.steps()[-1]]).to_pylist()
+    found = {tuple(row[name] for name in keys): row for row in kept}
+    places = list(zip(*(positions[name].to_pylist() for name in keys)))
+    for field in TOP_TOKENS:
+        if field.name not in keys:
+            values = pa.array([found.get(place, {}).get(field.name) for place in places], field.type)
+            positions = positions.set_column(positions.column_names.index(field.name), field, values)
     return positions
-
-
-def _step_table(run: Run, step: int) -> pa.Table:
-    schema = run.query(f"select * exclude (step) from occurrences where step = {int(step)} limit 0").column_names
-    names = ", ".join(name for name in schema if name in READ)
-    return run.query(f"select {names} from occurrences where step = {int(step)}")
-
-
-def _source(run: Run) -> Path | None:
-    """The directory of the model whose occurrences were scored last, if it is on this disk."""
-    kept = run.checkpoints()
-    if kept:
-        return run.checkpoint(kept[-1])
-    student = run.manifest["config"].get("pair", {}).get("student", "")
-    return Path(student) if student and Path(student).is_dir() else None
-
-
-def _embedding(run: Run) -> np.ndarray | None:
-    """The student's input embeddings, read alone from its safetensors file; None where there is no such file."""
-    from safetensors import safe_open
-
-    directory = _source(run)
-    if directory is None:
-        return None
-    index, remedy = directory / "model.safetensors.index.json", f"restore {directory}, or distil again"
-    files = ["model.safetensors"]
-    if index.exists():
-        with reading(index, remedy):
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    for name in files:
-        if not (directory / name).exists():
-            continue
-        with reading(directory / name, remedy), safe_open(directory / name, framework="pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - a safetensors file is not a mapping
-                if key.endswith(EMBEDDINGS):
-                    return tensors.get_tensor(key).float().numpy()
-    return None

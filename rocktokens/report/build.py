@@ -12,7 +12,6 @@ from pathlib import Path
 from rocktokens.causal import figures as causal
 from rocktokens.compare import figures as compare
 from rocktokens.detect import figures as detect
-from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import DataError
 from rocktokens.facts import Facts, understood
 from rocktokens.files import digest_of_value, write_text
@@ -31,7 +30,6 @@ REPORT = "report.html"
 FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
     detect.footprint,
     detect.funnel,
-    detect.sweep,
     detect.density,
     detect.clusters,
     distill.training_loss,
@@ -43,7 +41,7 @@ FIGURES: tuple[Callable[[Facts], Figure | None], ...] = (
     compare.accuracy_seconds,
     compare.accuracy_tokens,
     compare.time_spent,
-    sensitivity.sensitivity,
+    detect.sensitivity,
 )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from rocktokens.causal import figures as causal
 from rocktokens.compare import figures as compare
 from rocktokens.detect import figures as detect
-from rocktokens.detect import sensitivity_figure as sensitivity
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.facts import Facts
 from rocktokens.geometry import figures as geometry
@@ -28,7 +27,6 @@ from rocktokens.train import figures as distill
 FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "footprint": detect.footprint,
     "funnel": detect.funnel,
-    "sweep": detect.sweep,
     "density": detect.density,
     "clusters": detect.clusters,
     "training_loss": distill.training_loss,
@@ -39,7 +37,7 @@ FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "grafts": causal.grafts,
     "accuracy_seconds": compare.accuracy_seconds,
     "time": compare.time_spent,
-    "sensitivity": sensitivity.sensitivity,
+    "sensitivity": detect.sensitivity,
 }
 # The report's light colours by the names that figures use.
 COLOURS = {

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rocktokens.detect.controls import matched_control
+from rocktokens.detect.measures import matched_control
 from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed

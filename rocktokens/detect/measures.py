@@ -1,0 +1,484 @@
+"""What is measured of a rock set on the half of the prompts that did not choose it (docs/method.md §3 and §4).
+
+Footprint: what it covers, with its enrichment. Controls: non-rocks that cover as much, in runs of the same lengths.
+Persistence: its loss at every checkpoint, beside A/A arms. Concentration: is the cost a matter of token types or of
+single positions, and which positions cost most. Clusters: what kind of token it is, by its text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rocktokens.detect.occurrences import Array, Occurrences, rng_for
+from rocktokens.detect.settings import DetectConfig
+from rocktokens.errors import DataError
+from rocktokens.stats import Estimate, Floats, bootstrap_estimate, bootstrap_sums, resample_counts
+from rocktokens.values import Row
+
+# Shapes: N occurrences in rollout and position order, V token types, P prompts, U units of prompts, R rollouts,
+# S pairs of a prompt and a type, J runs, K slots that a run could take.
+MEDIAN_RESAMPLES = 500
+LOSS_SHARES = (0.5, 0.8, 0.95)
+TYPES_EXPLAIN_LITTLE = 0.25  # below this share of the variance, the cost is a matter of single positions
+FEW_PROMPTS = 50  # measured prompts below which intervals of a concentrated loss are too short
+CONCENTRATED = 0.2  # share of positions that carries 80 % of a concentrated loss, at most
+BEFORE, AFTER = 16, 8  # tokens of context beside a listed position
+NUM_RARE = 100
+
+
+def starts_of(code_N: Array) -> Array:
+    """Where each run of equal codes begins."""
+    return np.flatnonzero(np.append(True, code_N[1:] != code_N[:-1]))
+
+
+# Footprint
+
+
+class Footprint(NamedTuple):
+    """Shares of a set of occurrences, each with its interval over prompts."""
+
+    name: str
+    num_types: int
+    share_types: float
+    share_positions: Estimate
+    share_positions_median: Estimate
+    """Median over rollouts of the share of positions."""
+    share_loss: Estimate
+    share_grad: Estimate | None
+    enrichment: Estimate
+    mean_loss: Estimate
+
+
+def footprints(
+    occurrences: Occurrences, sets: Mapping[str, tuple[Array, int]], observed: int, unit_P: Array, config: DetectConfig
+) -> dict[str, Footprint]:
+    """Shares of sets of occurrences (mask and number of types) among all, with bootstrap-t intervals over prompts."""
+    loss_N, grad_N = occurrences.loss_post_N, occurrences.column("grad_norm")
+    grad_N = None if grad_N is None else np.nan_to_num(grad_N, copy=False)
+    start_R, num_units = starts_of(occurrences.rollout_N), int(unit_P.max()) + 1
+    unit_R = unit_P[occurrences.prompt_N[start_R]]
+    counts_BU = resample_counts(num_units, config.resamples, rng_for(config.seed, "resamples"))
+
+    def by_rollout(column_N: Array) -> Floats:
+        return np.add.reduceat(column_N, start_R, dtype=float)
+
+    def by_unit(column_R: Floats) -> Floats:
+        return np.bincount(unit_R, weights=column_R, minlength=num_units)
+
+    def estimate(statistic: Callable[..., Floats], *columns_U: Floats) -> Estimate:
+        found = bootstrap_sums(statistic, columns_U, counts_BU, level=config.level)
+        return Estimate(*(float(part_V[0]) for part_V in found), occurrences.num_prompts)
+
+    n_R = np.diff(start_R, append=len(loss_N)).astype(float)
+    all_n, all_loss = by_unit(n_R), by_unit(by_rollout(loss_N))
+    all_grad = None if grad_N is None else by_unit(by_rollout(grad_N))
+    least = 0.0 if loss_N.min() >= 0 else -np.inf  # a sampled log-ratio may be negative
+    found = {}
+    for name, (chosen_N, num_types) in sets.items():
+        own_R = by_rollout(chosen_N)
+        own_n, own_loss = by_unit(own_R), by_unit(by_rollout(np.where(chosen_N, loss_N, np.float32(0))))
+        share_grad = None
+        if grad_N is not None and all_grad is not None:
+            own_grad = by_unit(by_rollout(np.where(chosen_N, grad_N, np.float32(0))))
+            share_grad = estimate(_share, own_grad, all_grad).within(0.0, 1.0)
+        median = _median(own_R / n_R, unit_R, counts_BU[:MEDIAN_RESAMPLES], config.level, occurrences.num_prompts)
+        found[name] = Footprint(
+            name=name,
+            num_types=num_types,
+            share_types=num_types / max(observed, 1),
+            share_positions=estimate(_share, own_n, all_n).within(0.0, 1.0),
+            share_positions_median=median,
+            share_loss=estimate(_share, own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
+            share_grad=share_grad,
+            enrichment=estimate(_enrichment, own_loss, all_loss, own_n, all_n).within(least, np.inf),
+            mean_loss=estimate(_share, own_loss, own_n).within(least, np.inf),
+        )
+    return found
+
+
+def _share(own: Floats, everything: Floats) -> Floats:
+    return own / everything
+
+
+def _enrichment(own_loss: Floats, all_loss: Floats, own_n: Floats, all_n: Floats) -> Floats:
+    return (own_loss / all_loss) / (own_n / all_n)
+
+
+def _median(share_R: Floats, unit_R: Array, counts_BU: Floats, level: float, num_prompts: int) -> Estimate:
+    """Median over rollouts with a percentile interval: a median is no smooth function of sums."""
+    order = np.argsort(share_R)
+    share_R, unit_R = share_R[order], unit_R[order]
+    medians = np.empty(len(counts_BU))
+    for b, count_U in enumerate(counts_BU):
+        mass_R = np.cumsum(count_U[unit_R])
+        medians[b] = share_R[min(np.searchsorted(mass_R, mass_R[-1] / 2), len(share_R) - 1)]
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(np.median(share_R)), float(low), float(high), num_prompts)
+
+
+# Controls
+
+
+@dataclass(frozen=True)
+class Control:
+    """Chosen occurrences and how well they match the rocks."""
+
+    chosen_N: Array
+    num_wanted: int
+    num_placed: int
+    loss_wanted: float
+    loss_placed: float
+
+
+def matched_control(
+    rock_N: Array, rollout_N: Array, loss_N: Array, *, rng: np.random.Generator, match_loss: bool = False
+) -> Control:
+    """Place runs of the rocks' lengths on non-rock occurrences, apart from each other, longest first.
+
+    Types cannot be matched on number, for rocks are frequent; occurrences can. Rows must be in rollout and position
+    order. With `match_loss`, places are drawn with weight exp(β · mean loss), β chosen for each length so that the
+    placed runs carry the loss of the rocks' runs of that length: so "it is only the high loss" can be told from "it is
+    these tokens".
+    """
+    if len(rock_N) == 0 or not rock_N.any():
+        raise DataError("a control needs rock occurrences to be matched to; there are none")
+    starts, lengths = run_starts_lengths(rock_N, rollout_N)
+    mass_N = np.zeros(len(loss_N) + 1) if match_loss else None  # running sum of losses, from which runs' means follow
+    mean_J = np.zeros(len(starts))
+    if mass_N is not None:
+        np.cumsum(loss_N, dtype=float, out=mass_N[1:])
+        mean_J = (mass_N[starts + lengths] - mass_N[starts]) / lengths
+    wanted = {int(length): mean_J[lengths == length] for length in np.unique(lengths)}
+    free_N, chosen_N = ~rock_N, np.zeros(len(rock_N), bool)
+    length = max(wanted)
+    while length >= 1:
+        means = wanted.get(length, mean_J[:0])
+        if len(means):
+            begin_K = _places(free_N, rollout_N, mass_N, length, means, rng)
+            for offset in range(length):
+                chosen_N[begin_K + offset] = True
+            for offset in range(-1, length + 1):  # neighbours are no longer free, or two runs would grow together
+                free_N[np.clip(begin_K + offset, 0, len(free_N) - 1)] = False
+            left = means[len(begin_K) :]
+            if len(left) and length > 1:  # runs that fit nowhere in one piece are halved
+                for half in (length - length // 2, length // 2):
+                    wanted[half] = np.concatenate([wanted.get(half, mean_J[:0]), left])
+        length = max((n for n in wanted if n < length), default=0)
+    return Control(
+        chosen_N=chosen_N,
+        num_wanted=int(rock_N.sum()),
+        num_placed=int(chosen_N.sum()),
+        loss_wanted=float(loss_N[rock_N].sum(dtype=float)),
+        loss_placed=float(loss_N[chosen_N].sum(dtype=float)),
+    )
+
+
+def run_starts_lengths(mask_N: Array, rollout_N: Array) -> tuple[Array, Array]:
+    """Maximal runs of set positions; a run ends with its rollout."""
+    edge_N = np.append(True, (mask_N[1:] != mask_N[:-1]) | (rollout_N[1:] != rollout_N[:-1]))[: len(mask_N)]
+    starts = np.flatnonzero(edge_N).astype(np.int32 if 2 * len(mask_N) < 2**31 else np.int64)
+    lengths = np.diff(starts, append=starts.dtype.type(len(mask_N)))
+    inside = mask_N[starts]
+    return starts[inside], lengths[inside]
+
+
+def _places(
+    free_N: Array, rollout_N: Array, mass_N: Floats | None, length: int, means: Floats, rng: np.random.Generator
+) -> Array:
+    """Starts of up to len(means) places for runs of one length, one free position apart at least."""
+    # Slots: as many as fit into each free stretch, shifted together at random.
+    starts, lengths = run_starts_lengths(free_N, rollout_N)
+    count = (lengths + 1) // (length + 1)
+    fits = count > 0
+    starts, lengths, count = starts[fits], lengths[fits], count[fits]
+    offset = rng.integers(0, lengths - (count * (length + 1) - 1) + 1)
+    earlier = np.cumsum(count, dtype=count.dtype) - count
+    begin_K = np.arange(count.sum(), dtype=starts.dtype) * (length + 1)
+    begin_K += np.repeat((starts + offset - earlier * (length + 1)).astype(starts.dtype), count)
+    num = min(len(means), len(begin_K))
+    if num == len(begin_K):
+        return begin_K
+    key_K = rng.gumbel(size=len(begin_K))
+    if mass_N is not None:
+        mean_K = (mass_N[begin_K + length] - mass_N[begin_K]) / length
+        key_K += _tilt(mean_K, num, float(np.mean(means)), rng) * mean_K
+    return begin_K[np.argpartition(-key_K, num)[:num]]
+
+
+def _tilt(mean_K: Floats, num: int, target: float, rng: np.random.Generator, sample: int = 50_000) -> float:
+    """β for which the `num` places drawn with weight exp(β · mean loss) have the target mean, by bisection."""
+    some = mean_K if len(mean_K) <= sample else mean_K[rng.choice(len(mean_K), sample, replace=False)]
+    picked = max(1, round(num * len(some) / len(mean_K)))
+    noise = rng.gumbel(size=len(some))
+    scale = 1.0 / max(float(some.std()), 1e-12)
+    low, high = -30.0 * scale, 30.0 * scale
+    for _ in range(40):
+        middle = (low + high) / 2
+        drawn = np.argpartition(-(noise + middle * some), min(picked, len(some) - 1))[:picked]
+        low, high = (middle, high) if float(some[drawn].mean()) < target else (low, middle)
+    return (low + high) / 2
+
+
+# Persistence
+
+
+class PersistenceRow(NamedTuple):
+    """One group between two measurements.
+
+    Any group chosen for high loss looks better when it is measured again elsewhere, with no learning at all: regression
+    to the mean. So groups are chosen on one half and followed on the other, beside two A/A arms.
+    """
+
+    group: str
+    arm: str
+    """`checkpoint`: same texts, later checkpoint. `aa_selected`: same checkpoint, the texts the group was chosen on
+    against the others. `aa_fresh`: same checkpoint, two parts of the texts that did not choose."""
+    step: int | None
+    """The later checkpoint; None in A/A arms."""
+    num_types: int
+    before: Estimate
+    after: Estimate
+    change: Estimate
+    """Mean loss over occurrences, after − before."""
+
+
+def make_groups(rocks: Array, count_V: Array, mean_V: Array, *, rng: np.random.Generator) -> dict[str, Array]:
+    """Rocks; rare high-loss types (top by mean loss, at least 2 occurrences, not rocks); as many random others."""
+    other_V = np.ones(len(count_V), bool)
+    other_V[rocks] = False
+    candidates = np.flatnonzero(other_V & (count_V >= 2))
+    rare = candidates[np.argsort(-mean_V[candidates], kind="stable")][: min(NUM_RARE, len(candidates) // 2)]
+    rest = np.setdiff1d(candidates, rare)
+    others = np.sort(rng.choice(rest, min(max(len(rocks), NUM_RARE), len(rest)), replace=False))
+    return {"rocks": np.asarray(rocks), "rare high-loss": rare, "random others": others}
+
+
+class _Sums(NamedTuple):
+    """Sums of losses by (type, unit of prompts) of one measurement of a group."""
+
+    type_S: Array
+    unit_S: Array
+    n_S: Array
+    loss_S: Floats
+
+    def some(self, kept_S: Array) -> _Sums:
+        return _Sums(*(column_S[kept_S] for column_S in self))
+
+
+def persistence(
+    selection: Occurrences,
+    measurement: Occurrences,
+    units: tuple[Array, Array],
+    groups: Mapping[str, Array],
+    config: DetectConfig,
+) -> list[PersistenceRow]:
+    """Every checkpoint against the first on the measured half, and both A/A arms at the last checkpoint."""
+    rng = rng_for(config.seed, "persistence")
+    second_U = rng.permutation(int(units[1].max()) + 1) % 2 == 1
+    filled = [name for name, types in groups.items() if len(types)]
+    types = np.unique(np.concatenate([groups[name] for name in filled])) if filled else np.empty(0, int)
+    steps: Sequence[int] = measurement.steps or (0, 1)
+    inside_n, chosen_n = (np.flatnonzero(half.among(types)) for half in (measurement, selection))
+    losses = {}
+    for step in steps:  # one checkpoint at a time: it may have to be read
+        loss_N = measurement.column(step) if measurement.steps else (measurement.loss_pre_N, measurement.loss_post_N)[step]
+        losses[str(step)] = loss_N[inside_n] if loss_N is not None else None
+    own = measurement.sums(losses, inside_n)
+    then = selection.sums({"loss": selection.loss_post_N[chosen_n]}, chosen_n)
+    at = {step: _Sums(own["type"], units[1][own["prompt"]], own["n"], own[str(step)]) for step in steps}
+    chosen = _Sums(then["type"], units[0][then["prompt"]], then["n"], then["loss"])
+    rows: list[PersistenceRow | None] = []
+    for name, draws in zip(filled, rng.spawn(len(filled))):
+        inside_S, post = np.isin(own["type"], groups[name]), at[steps[-1]]
+        first = at[steps[0]].some(inside_S)
+        compare = _Comparison(name, draws, config)
+        rows += [compare.row("checkpoint", step, first, at[step].some(inside_S)) for step in steps[1:]]
+        rows.append(compare.row("aa_selected", None, chosen.some(np.isin(chosen.type_S, groups[name])), post.some(inside_S)))
+        part_S = second_U[post.unit_S]
+        rows.append(compare.row("aa_fresh", None, post.some(inside_S & ~part_S), post.some(inside_S & part_S)))
+    return [row for row in rows if row is not None]
+
+
+class _Comparison(NamedTuple):
+    """Rows for one group."""
+
+    group: str
+    rng: np.random.Generator
+    config: DetectConfig
+
+    def row(self, arm: str, step: int | None, before: _Sums, after: _Sums) -> PersistenceRow | None:
+        """The same occurrences under two checkpoints, or different ones of the same types under one; None if too few."""
+        if min(len(np.unique(one.unit_S)) for one in (before, after)) < 2:
+            return None
+        if step is not None:
+            change = self._mean(after._replace(loss_S=after.loss_S - before.loss_S))
+        else:  # a difference of independent means
+            first, second = self._mean(before), self._mean(after)
+            value = second.value - first.value
+            low = value - float(np.hypot(second.value - second.low, first.high - first.value))
+            high = value + float(np.hypot(second.high - second.value, first.value - first.low))
+            change = Estimate(value, low, high, min(first.num_prompts, second.num_prompts))
+        both = np.intersect1d(before.type_S, after.type_S)
+        return PersistenceRow(self.group, arm, step, len(both), self._mean(before), self._mean(after), change)
+
+    def _mean(self, sums: _Sums) -> Estimate:
+        count_U, total_U = np.bincount(sums.unit_S, weights=sums.n_S), np.bincount(sums.unit_S, weights=sums.loss_S)
+        columns = [total_U[count_U > 0], count_U[count_U > 0]]
+        config = self.config
+        return bootstrap_estimate(_share, columns, rng=self.rng, resamples=config.resamples, level=config.level)
+
+
+# Types or positions?
+
+
+class Concentration(NamedTuple):
+    """How the loss is spread over positions and types."""
+
+    positions_50: float
+    """Smallest share of positions that carries 50 % of the loss."""
+    positions_80: float
+    positions_95: float
+    variance_by_type: Estimate
+    """Share of the variance of the loss that the token type explains, predicted from the other half's type means."""
+    num_prompts_measured: int
+
+    @property
+    def a_matter_of_positions(self) -> bool:
+        """Whether the token type explains little of what a position costs."""
+        return bool(self.variance_by_type.value < TYPES_EXPLAIN_LITTLE)
+
+
+def concentration(predicted_V: Floats, measurement: Occurrences, config: DetectConfig) -> Concentration:
+    """Spread of the measured half's loss; negative values of a sampled signal count as no cost."""
+    explained = variance_by_type(predicted_V, measurement, config)
+    return Concentration(*smallest_shares(measurement.loss_post_N), explained, measurement.num_prompts)
+
+
+def smallest_shares(loss_N: Array, wanted: Sequence[float] = LOSS_SHARES) -> list[float]:
+    """Smallest shares of positions that carry the wanted shares of the loss; NaN where there is no loss."""
+    falling = np.sort(np.maximum(loss_N, 0))[::-1]
+    running = np.cumsum(falling, dtype=float)
+    if running[-1] <= 0:
+        return [float("nan")] * len(wanted)
+    # The tolerance keeps rounding in the running sum from adding a position.
+    return [float((np.searchsorted(running, share * running[-1] * (1 - 1e-9)) + 1) / len(falling)) for share in wanted]
+
+
+def variance_by_type(predicted_V: Floats, measurement: Occurrences, config: DetectConfig) -> Estimate:
+    """1 − Σ (loss − predicted)² ÷ Σ (loss − mean)², the prediction being the type's mean on the other half.
+
+    Constant loss: NaN.
+    """
+    loss_N, start_P = measurement.loss_post_N.astype(float), starts_of(measurement.prompt_N)
+    if np.ptp(loss_N) <= 1e-6 * np.abs(loss_N).max():
+        return Estimate(float("nan"), float("nan"), float("nan"), len(start_P))
+    number_P = np.diff(start_P, append=len(loss_N)).astype(float)
+    wrong_P = np.add.reduceat((loss_N - predicted_V[measurement.type_N]) ** 2, start_P)
+    columns = [wrong_P, np.add.reduceat(loss_N, start_P), np.add.reduceat(loss_N**2, start_P), number_P]
+    rng = rng_for(config.seed, "concentration")
+    found = bootstrap_estimate(_explained, columns, rng=rng, resamples=config.resamples, level=config.level)
+    return found._replace(value=float(np.clip(found.value, 0.0, 1.0))).within(0.0, 1.0)
+
+
+def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> Floats:
+    return 1 - wrong / (square - total**2 / number)
+
+
+def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number: int) -> Row:
+    """Columns of the positions with the largest loss of all, the costliest first, each with the text around it."""
+    total = sum(float(np.maximum(half.loss_post_N, 0).sum(dtype=float)) for half in halves)
+    rows: list[tuple[tuple[float, int, int], Row]] = []
+    for half in halves:
+        loss_N = half.loss_post_N
+        most = min(number, int((loss_N > 0).sum()))
+        if most == 0:
+            continue
+        index = np.flatnonzero(loss_N >= np.partition(loss_N, len(loss_N) - most)[len(loss_N) - most])
+        index = index[np.argsort(-loss_N[index], kind="stable")][:most]
+        for i, row in zip(index.tolist(), half.rows(index).tolist()):
+            rollout, position, kind = int(half.rollout_M[row]), int(half.position_M[row]), int(half.type_M[row])
+            loss = float(loss_N[i])
+            columns = {
+                "prompt_id": str(half.names_R["prompt_id"][rollout].as_py()),
+                "rollout_id": str(half.names_R["rollout_id"][rollout].as_py()),
+                "position": position,
+                "token_id": int(half.token_ids_V[kind]),
+                "token": texts[kind],
+                "loss_pre": None if half.loss_pre_N is None else float(half.loss_pre_N[i]),
+                "loss_post": loss,
+                "share_loss": loss / total,
+                "before": "".join(_near(half, texts, row, range(-BEFORE, 0))),
+                "after": "".join(_near(half, texts, row, range(1, AFTER + 1))),
+            }
+            rows.append(((-loss, rollout, position), columns))
+    rows.sort(key=lambda found: found[0])
+    kept = [columns for _, columns in rows[:number]]
+    return {name: [columns[name] for columns in kept] for name in (kept[0] if kept else ())}
+
+
+def _near(occurrences: Occurrences, texts: list[str], row: int, offsets: range) -> Iterator[str]:
+    """The texts of the neighbours of a recorded row that belong to its rollout."""
+    for near in (row + offset for offset in offsets):
+        if 0 <= near < len(occurrences.type_M) and occurrences.rollout_M[near] == occurrences.rollout_M[row]:
+            yield texts[occurrences.type_M[near]]
+
+
+# Clusters
+
+CLUSTERS = {
+    "math": "math and LaTeX delimiters",
+    "markdown": "markdown and whitespace",
+    "discourse": "discourse markers",
+    "digits": "digits",
+    "punctuation": "other punctuation",
+    "content": "content words",
+    "unknown": "no tokenizer at hand",
+}
+_MARKERS = """so then thus therefore hence now next first second third finally lastly wait but however let lets okay ok
+well also because since maybe perhaps alternatively actually hmm note recall suppose assume given if when where overall
+indeed meanwhile instead although though while again similarly specifically step steps check verify conclusion final"""
+DISCOURSE = frozenset(_MARKERS.split())
+SPECIAL = re.compile(r"^<[|/]?[A-Za-z_｜|][^<>]*>$|^\[(PAD|EOS|BOS|UNK|SEP|CLS)\]$")
+MARKDOWN = re.compile(r"^(#{1,6}|\*{1,3}|_{2,}|-{2,}|`{1,3}|~{2,}|>|\|+[-:|\s]*|[-*+•]|---+|===+)[:.]*$")
+MATH = re.compile(
+    r"^(\\[A-Za-z]*[{(\[]?|\\[^\w\s].*|\$+.*|.*\$+|[{}^_=+<>×÷±∓≤≥≠≈∑∏√∫∞·/&]+|\\+|[(){}\[\]]*[\^_=$\\{}]+.*)$"
+)
+DIGITS = re.compile(r"^[\d.,]*\d[\d.,]*%?$")
+
+
+def cluster_of(text: str) -> str:
+    """The cluster of a token by its text; whitespace before it does not matter. English markers only."""
+    bare = text.strip()
+    if not bare or SPECIAL.match(bare):
+        return "markdown"
+    if DIGITS.match(bare):
+        return "digits"
+    if "\n" in text and not any(c.isalnum() for c in bare):
+        return "markdown"
+    if bare.lower().replace("'", "").replace("’", "") in DISCOURSE:
+        return "discourse"
+    if any(c.isalpha() for c in bare) and not bare.startswith("\\") and "$" not in bare:
+        return "content"
+    if MARKDOWN.match(bare):
+        return "markdown"
+    if MATH.match(bare):
+        return "math"
+    return "content" if any(c.isalnum() for c in bare) else "punctuation"
+
+
+def token_texts(token_ids_V: Array, tokenizer: Any | None) -> list[str]:
+    """Text of every token id by a Hugging Face tokenizer; `#id` where there is none."""
+    if tokenizer is None:
+        return [f"#{token_id}" for token_id in token_ids_V]
+    size = len(tokenizer)
+    if int(np.max(token_ids_V)) >= size:
+        raise DataError(
+            f"token id {np.max(token_ids_V)} is not in the tokenizer, which has {size}: "
+            "were these occurrences made with another tokenizer?"
+        )
+    return [tokenizer.decode([int(token_id)], skip_special_tokens=False) for token_id in token_ids_V]
