@@ -31,7 +31,7 @@ from rocktokens.causal.inference import (
     verdicts,
 )
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
-from rocktokens.remarks import Remark, in_words
+from rocktokens.show import percent
 from rocktokens.stats import (
     Estimate,
     Floats,
@@ -181,15 +181,10 @@ class Census:
     placebo_problems: int
     baseline_tokens: int
     baseline_rollouts: int
-    remarks: tuple[Remark, ...] = ()
+    notes: tuple[str, ...] = ()
     exact_resume: bool = True
     power: float = KnockoutConfig.power
     """At which the smallest detectable effects are given."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The remarks as sentences."""
-        return in_words(self.remarks)
 
     def _repr_html_(self) -> str:
         """The verdicts as a table, for notebooks; made by report/notebook.py, found by its name."""
@@ -325,7 +320,10 @@ def _census(
     results = _adjusted(results)
     accuracy_P = effects.accuracy_P[:num_problems]
     accuracy = accuracy_estimate(accuracy_P, rng=rng)
-    at_bound = accuracy.value in (0.0, 1.0)
+    bound = (
+        f"warning: the baseline is right in {percent(accuracy.value, 0)} of the rollouts, which leaves no room for an "
+        f"effect to {'help' if accuracy.value else 'harm'}; take prompts that the student solves sometimes"
+    )
     return Census(
         results=tuple(results),
         accuracy=accuracy,
@@ -336,7 +334,7 @@ def _census(
         placebo_problems=effects.placebo_problems,
         baseline_tokens=effects.baseline_tokens,
         baseline_rollouts=effects.baseline_rollouts,
-        remarks=(Remark("baseline_at_bound", {"accuracy": accuracy.value}),) if at_bound else (),
+        notes=(bound,) if accuracy.value in (0.0, 1.0) else (),
         power=config.power,
     )
 

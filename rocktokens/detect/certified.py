@@ -164,9 +164,13 @@ def confirm(class_V: Array, other: TypeTests, q: float) -> Array:
     return np.logical_or.reduce([discoveries(other.p_of(name), class_V == name, q) for name in CLASSES])
 
 
-def moved(tests: TypeTests, pairs: Pairs, kappa: float, q: float) -> dict[tuple[str, int], tuple[float, Array]]:
-    """Sensitivity: the declared rocks with κ moved by 0.1, or q halved and doubled; its value and a mask of rocks."""
-    found = {}
+Moved = dict[tuple[str, int], tuple[float, Array]]
+"""What was moved and in which direction → its value, and a mask of the types declared rocks."""
+
+
+def moved(tests: TypeTests, pairs: Pairs, kappa: float, q: float) -> Moved:
+    """Sensitivity: the declared rocks with κ moved by 0.1, or q halved and doubled."""
+    found: Moved = {}
     for step in (-1, 1):
         near, other = float(np.clip(kappa + 0.1 * step, 0.01, 0.99)), min(q * 2.0**step, 0.99)
         at_kappa = replace(tests, stagnant_V=p_stagnant(pairs, near))

@@ -159,11 +159,13 @@ def footprint(facts: Facts) -> Figure | None:
         kept = [(place, item) for place, item in enumerate(found) if item is not None]
         if not kept:
             continue
-        low, high = ([None if math.isnan(end) else 100 * end for end in ends] for ends in zip(*((i.low, i.high) for _, i in kept)))
-        value = [100 * item.value for _, item in kept]
+        value, low, high = (
+            [None if math.isnan(item[end]) else 100 * item[end] for _, item in kept] for end in range(3)
+        )
         height = [len(measures) - 1 - place + (-0.12 if index else 0.12) for place, _ in kept]
         texts = [f"{name}: {measures[place][1]} {interval(item, percent)}" for place, item in kept]
-        data.append(_marks(name, value, height, texts, color, symbol, 10) | {"error_x": errors(value, low, high, color)})
+        marks = _marks(name, value, height, texts, color, symbol, 10)
+        data.append(marks | {"error_x": errors(value, low, high, color)})
     shape = layout("share, %", "", height=90 + 46 * len(measures))
     shape["xaxis"] |= {"rangemode": "tozero", "ticksuffix": NBSP + "%"}
     shape["yaxis"] = names_axis([name for _, name in reversed(measures)])

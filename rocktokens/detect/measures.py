@@ -284,10 +284,10 @@ def persistence(
     types = np.unique(np.concatenate([groups[name] for name in filled])) if filled else np.empty(0, int)
     steps: Sequence[int] = measurement.steps or (0, 1)
     inside_n, chosen_n = (np.flatnonzero(half.among(types)) for half in (measurement, selection))
-    losses = {}
+    losses, pre_post = {}, (measurement.loss_pre_N, measurement.loss_post_N)
     for step in steps:  # one checkpoint at a time: it may have to be read
-        loss_N = measurement.column(step) if measurement.steps else (measurement.loss_pre_N, measurement.loss_post_N)[step]
-        losses[str(step)] = loss_N[inside_n] if loss_N is not None else None
+        loss_N = measurement.column(step) if measurement.steps else pre_post[step]
+        losses[str(step)] = loss_N[inside_n]
     own = measurement.sums(losses, inside_n)
     then = selection.sums({"loss": selection.loss_post_N[chosen_n]}, chosen_n)
     at = {step: _Sums(own["type"], units[1][own["prompt"]], own["n"], own[str(step)]) for step in steps}
@@ -298,7 +298,8 @@ def persistence(
         first = at[steps[0]].some(inside_S)
         compare = _Comparison(name, draws, config)
         rows += [compare.row("checkpoint", step, first, at[step].some(inside_S)) for step in steps[1:]]
-        rows.append(compare.row("aa_selected", None, chosen.some(np.isin(chosen.type_S, groups[name])), post.some(inside_S)))
+        apart_S = np.isin(chosen.type_S, groups[name])
+        rows.append(compare.row("aa_selected", None, chosen.some(apart_S), post.some(inside_S)))
         part_S = second_U[post.unit_S]
         rows.append(compare.row("aa_fresh", None, post.some(inside_S & ~part_S), post.some(inside_S & part_S)))
     return [row for row in rows if row is not None]
@@ -312,7 +313,7 @@ class _Comparison(NamedTuple):
     config: DetectConfig
 
     def row(self, arm: str, step: int | None, before: _Sums, after: _Sums) -> PersistenceRow | None:
-        """The same occurrences under two checkpoints, or different ones of the same types under one; None if too few."""
+        """The same occurrences under two checkpoints, or others of the same types under one; None if too few."""
         if min(len(np.unique(one.unit_S)) for one in (before, after)) < 2:
             return None
         if step is not None:

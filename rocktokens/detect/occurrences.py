@@ -26,7 +26,8 @@ from rocktokens.errors import DataError
 Array = NDArray[Any]
 SIGNALS = ("kl", "log_ratio")
 KEYS = ("prompt_id", "rollout_id", "position", "token_id")
-NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "REAL")
+LOSSES = ("loss", "loss_pre", "loss_post", *SIGNALS)
+NUMERIC = {"FLOAT", "DOUBLE", "DECIMAL", *(f"{size}INT" for size in ("TINY", "SMALL", "", "BIG", "HUGE")), "INTEGER"}
 BATCH_ROWS = 1_000_000
 
 
@@ -270,7 +271,8 @@ class _Reader:
             raise DataError(f"occurrences lack the columns {missing}; there are {sorted(names)}")
         other = next(name for name in SIGNALS if name != signal)
         # What detection calls a column → the checkpoint and the name under which it lies there.
-        self.places: dict[str | int, tuple[int, str]] = {"post": (self.last, loss), "grad_norm": (self.last, "grad_norm")}
+        self.places: dict[str | int, tuple[int, str]] = {"post": (self.last, loss)}
+        self.places["grad_norm"] = (self.last, "grad_norm")
         if loss == signal:
             self.places["other_post"] = (self.last, other)
         if len(self.steps) > 1:
@@ -294,7 +296,7 @@ class _Reader:
             source = f"select *, rollout_id as prompt_id from ({source})"
         self.connection.execute(f"create view step_{step} as {source}")
         for name, kind in kinds.items():
-            if name in ("loss", "loss_pre", "loss_post", *SIGNALS) and not kind.startswith(("U", *NUMERIC, "BIG", "SMALL", "TINY", "HUGE")):
+            if name in LOSSES and kind.partition("(")[0].removeprefix("U") not in NUMERIC:
                 raise DataError(f"column {name} must hold numbers, it holds {kind.lower()}")
         self.kinds[step] = kinds
 
@@ -303,9 +305,7 @@ class _Reader:
         finite = {step: self._checked(step) for step in self.steps}
         # Other trainers record one signal and few extras: a column that is empty throughout was not recorded.
         required = ("post", "pre", *self.steps)
-        self.places = {
-            name: (step, column) for name, (step, column) in self.places.items() if name in required or finite[step][column]
-        }
+        self.places = {n: at for n, at in self.places.items() if n in required or finite[at[0]][at[1]]}
         rollouts = self.connection.sql(
             "select hash(prompt_id, rollout_id) as code, prompt_id, rollout_id, count(*) as size, "
             f"dense_rank() over (order by prompt_id) - 1 as prompt from step_{self.last} "
@@ -366,9 +366,8 @@ class _Reader:
 
     def _keys(self, step: int, code_R: Array) -> tuple[Array, Array, Array]:
         """Token ids, rollouts and positions in canonical order, (M,) each; the order is kept for other columns."""
-        code_M, position_M, token_M = self._stream(
-            step, {"hash(prompt_id, rollout_id)": np.uint64, "position::integer": np.int32, "token_id::integer": np.int32}
-        )
+        wanted = {"position::integer": np.int32, "token_id::integer": np.int32}
+        code_M, position_M, token_M = self._stream(step, {"hash(prompt_id, rollout_id)": np.uint64, **wanted})
         by_code = np.argsort(code_R)
         starts = np.flatnonzero(np.append(True, code_M[1:] != code_M[:-1]))  # rows of one rollout mostly lie together
         found = by_code[np.minimum(np.searchsorted(code_R[by_code], code_M[starts]), len(code_R) - 1)]
@@ -390,7 +389,7 @@ class _Reader:
         if not all(np.array_equal(one, other) for one, other in zip(found[1:], last[1:])):
             self._differ(step)
         if not np.array_equal(found[0], last[0]):
-            raise DataError(f"step {step} and step {self.last} have other tokens at the same positions: another tokenizer?")
+            raise DataError(f"step {step} and {self.last} have other tokens at the same positions: another tokenizer?")
 
     def _differ(self, step: int) -> None:
         raise DataError(

@@ -143,7 +143,9 @@ def units_of(num_prompts: int, num_types: int, seed: int) -> Array:
     return rng_for(seed, "units").permutation(num_prompts) % min(num_prompts, limit)
 
 
-def type_intervals(scores: Scores, occurrences: Occurrences, pairs: Pairs, config: DetectConfig) -> dict[str, Intervals]:
+def type_intervals(
+    scores: Scores, occurrences: Occurrences, pairs: Pairs, config: DetectConfig
+) -> dict[str, Intervals]:
     """Bootstrap-t intervals of burden and context-consistency rate for every type, within what is possible."""
     unit_P = units_of(pairs.num_prompts, pairs.num_types, config.seed)
     num_units, index = int(unit_P.max()) + 1, scores.rock_index
@@ -275,7 +277,8 @@ class Contexts:
             start, stop = int(bound_T[types.start]), int(bound_T[types.stop])
             if stop - start <= ENCODE_ROWS:
                 local_T = bound_T[types.start : types.stop + 1] - start
-                rho_Q[start:stop] = shares_of_types(self.encode(slice(start, stop)), local_T, sampled_Q[start:stop], limit)
+                encoded_QH = self.encode(slice(start, stop))
+                rho_Q[start:stop] = shares_of_types(encoded_QH, local_T, sampled_Q[start:stop], limit)
                 return
             others_OH = self.encode(start + np.flatnonzero(sampled_Q[start:stop]))
             for begin in range(start, stop, ENCODE_ROWS):

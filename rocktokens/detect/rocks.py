@@ -196,7 +196,7 @@ def detect_rocks(
              paper.units_of(other.num_prompts, len(ids_V), config.seed))  # fmt: skip
     controls = _controls(measured, rocks, config)
     observed_V = scores.count_V + found.count_V > 0
-    covering = {name: own for name, own in (*sets.items(), ("costly", np.flatnonzero(class_V != "")))}
+    covering = {**sets, "costly": np.flatnonzero(class_V != "")}
     masks = {name: (measured.among(own), len(own)) for name, own in covering.items() if found.count_V[own].any()}
     for name, control in controls.items():
         if control.num_placed:
@@ -298,7 +298,8 @@ def _overlaps(
     other = chosen.on_other_signal()
     if other is not None:
         pairs = other.pairs()
-        at = Thresholds(*paper.loss_thresholds(other, replace(config, tau_pre=None, tau_post=None)), scores.thresholds.gamma, config.eta, config.window)
+        taus = paper.loss_thresholds(other, replace(config, tau_pre=None, tau_post=None))
+        at = Thresholds(*taus, scores.thresholds.gamma, config.eta, config.window)
         theirs = paper.score(other, pairs, config, vector_VH, at)
         rock_V = certified.declare(TypeTests.of(pairs, config.kappa), config.q) == ROCK
         ranked = _ranked(rock_V, theirs, config)
@@ -331,7 +332,7 @@ def _shares(types: Array, found: Scores) -> dict[str, float]:
 
 
 def _sensitivity(
-    nearby: dict[tuple[str, int], tuple[float, Array]], declared: Array, scores: Scores, found: Scores, config: DetectConfig
+    nearby: certified.Moved, declared: Array, scores: Scores, found: Scores, config: DetectConfig
 ) -> list[Row]:
     """The declared set, and with κ or q moved by one step; footprints on the measured half."""
     rows = [("base", 0, float("nan"), declared)]

@@ -115,11 +115,9 @@ def _telemetry(run: Run) -> str:
         last[0],
         last[-1],
     )
-    selects = [
-        f"select * replace ('{step}/' || rollout_id as rollout_id) from ({parquet(_files(run, f'telemetry/step={step}'))})"
-        for step in last
-    ]
-    return " union all by name ".join(selects)
+    tables = {step: parquet(_files(run, f"telemetry/step={step}")) for step in last}
+    named = "select * replace ('{}/' || rollout_id as rollout_id) from ({})"
+    return " union all by name ".join(named.format(step, table) for step, table in tables.items())
 
 
 def _student(run: Run) -> Path | None:

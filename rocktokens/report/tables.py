@@ -110,7 +110,7 @@ def rocks_table(facts: Facts) -> str:
     has_fall = any(row.get("fall") is not None for row in shown)
     rows = []
     for row in shown:
-        sets = ", ".join(name for name in ("certified", "burden", "context", "excess") if row.get(f"in_{name}"))
+        sets = ", ".join(name for name in ("certified", "burden", "context") if row.get(f"in_{name}"))
         census = verdicts.get(row["token_id"], {})
         decision = decided.get(row["token_id"])
         cells = [chip(row["token"], row["token_id"]), str(row["token_id"])]
@@ -125,7 +125,6 @@ def rocks_table(facts: Facts) -> str:
             interval(estimate(row, "r"), digits=1),
             number(row.get("ccr")),
             number(row.get("r_ctx"), 1),
-            interval(estimate(row, "excess"), digits=1),
             escape(sets),
         ]
         rows.append(cells)
@@ -133,7 +132,7 @@ def rocks_table(facts: Facts) -> str:
     header += ["fall"] if has_fall else []
     header += ["class"] if has_class else []
     header += ["banned at inference", "Δ, points"] + (["decision"] if decided else [])
-    header += ["kind", "count", "burden R", "CCR", "R_ctx", "excess", "sets"]
+    header += ["kind", "count", "burden R", "CCR", "R_ctx", "sets"]
     words = {"class", "banned at inference", "decision", "kind", "sets", "token"}
     left = tuple(place for place, title in enumerate(header) if title in words)
     more = f" The first {ROCK_ROWS} of {len(facts.rocks)} are shown." if len(facts.rocks) > ROCK_ROWS else ""
