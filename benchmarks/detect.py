@@ -57,7 +57,7 @@ def run_detect(rows: int) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     start = time.perf_counter()
     report = detect_rocks(columns, config=DetectConfig(k=NUM_ROCKS))
-    tables = [report.types_table(), report.sweep_table(), report.sensitivity_table(), report.persistence_table()]
+    tables = report.tables()
     seconds = time.perf_counter() - start
     found = {
         f"recall_{name}": len(rocks & set(token_ids.tolist())) / len(rocks) for name, token_ids in report.sets.items()
@@ -68,24 +68,22 @@ def run_detect(rows: int) -> dict[str, float]:
 
 def run_scores(rows: int) -> dict[str, float]:
     """The part of detection that the peer does too: burden, persistence, contexts, CCR, and intervals of the burden."""
-    from rocktokens.detect.context import type_vectors
-    from rocktokens.detect.occurrences import Occurrences
-    from rocktokens.detect.scores import rng_for, score
+    from rocktokens.detect.occurrences import Occurrences, rng_for
+    from rocktokens.detect.paper import score, type_intervals, type_vectors
     from rocktokens.detect.settings import DetectConfig
-    from rocktokens.stats import resample_counts
 
     columns, _ = corpus(rows)
-    config = DetectConfig()
+    config = DetectConfig(gamma=GAMMA, resamples=RESAMPLES)
     # As for the peer, the types' vectors are there before the clock starts; and one turn pays for lazy initialisation.
     first = Occurrences.from_table(columns)
-    vector_VH = type_vectors(first.token_ids_V, dims=64, rng=rng_for(0, "vectors"))
-    score(first, config, vector_VH, gamma=GAMMA)
+    vector_VH = type_vectors(first.token_ids_V, rng=rng_for(0, "vectors"))
+    score(first, first.pairs(), config, vector_VH)
     start = time.perf_counter()
     occurrences = Occurrences.from_table(columns)
-    scores = score(occurrences, config, vector_VH, gamma=GAMMA)[0]
+    pairs = occurrences.pairs()
+    scores = score(occurrences, pairs, config, vector_VH)
     scored = time.perf_counter() - start
-    counts_BU = resample_counts(scores.sums.num_units, RESAMPLES, rng_for(0, "resamples"))
-    scores.sums.intervals(lambda loss: loss, ["loss"], counts_BU, config.level)
+    type_intervals(scores, occurrences, pairs, config)
     return {"rows": rows, "seconds": scored, "seconds_with_intervals": time.perf_counter() - start}
 
 

@@ -41,15 +41,11 @@ import plotly.graph_objects as go  # noqa: E402
 from oracles_detect import shuffle_within_prompts, simulate  # noqa: E402
 
 from rocktokens.detect.certified import ROCK, TypeTests, confirm, declare, falls  # noqa: E402
-from rocktokens.detect.footprint import footprint  # noqa: E402
-from rocktokens.detect.halves import split_halves  # noqa: E402
-from rocktokens.detect.occurrences import Occurrences  # noqa: E402
-from rocktokens.detect.pair_sums import PairSums  # noqa: E402
-from rocktokens.detect.persistence import type_means  # noqa: E402
+from rocktokens.detect.measures import footprints  # noqa: E402
+from rocktokens.detect.occurrences import Occurrences, rng_for  # noqa: E402
 from rocktokens.detect.rocks import detect_rocks  # noqa: E402
-from rocktokens.detect.scores import base_sums, excess_statistic  # noqa: E402
 from rocktokens.detect.settings import DetectConfig  # noqa: E402
-from rocktokens.stats import resample_counts, wilcoxon, wilson_interval  # noqa: E402
+from rocktokens.stats import bootstrap_sums, resample_counts, wilson_interval  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 PROMPTS = (30, 60, 100, 200)
@@ -59,12 +55,11 @@ def truth_of_declared(columns: dict[str, np.ndarray], rocks: list[int], seed: in
     """False discovery proportion and recall of the declared and of the confirmed rocks of one corpus."""
     config = DetectConfig(seed=seed)
     occurrences = Occurrences.from_table(columns)
-    halves = split_halves(occurrences, config)
-    found = declare(TypeTests.of(PairSums.of(halves.selection), config.kappa), config.q)
-    found = confirm(found, TypeTests.of(PairSums.of(halves.measurement), config.kappa), config.q)
-    rock_V = found.class_V == ROCK
+    chosen, measured = (TypeTests.of(half.pairs(), config.kappa) for half in occurrences.halves(seed))
+    class_V = declare(chosen, config.q)
+    rock_V, confirmed_V = class_V == ROCK, confirm(class_V, measured, config.q)
     facts = {}
-    for name, mask_V in (("declared", rock_V), ("confirmed", rock_V & np.asarray(found.confirmed_V))):
+    for name, mask_V in (("declared", rock_V), ("confirmed", rock_V & confirmed_V)):
         named = set(occurrences.token_ids_V[mask_V].tolist())
         facts[f"{name}_false"] = len(named - set(rocks)) / max(1, len(named))
         facts[f"{name}_any_false"] = float(bool(named - set(rocks)))
@@ -74,10 +69,10 @@ def truth_of_declared(columns: dict[str, np.ndarray], rocks: list[int], seed: in
 
 
 def others_of(columns: dict[str, np.ndarray], rocks: list[int], seed: int) -> dict[str, float]:
-    """The same for the definitions that are kept for comparison, by the whole of detection."""
-    report = detect_rocks(columns, config=DetectConfig(seed=seed, resamples=500))
+    """The same for the paper's definitions, with as many types as are declared, by the whole of detection."""
+    report = detect_rocks(columns, config=DetectConfig(seed=seed, resamples=500, k="declared"))
     facts = {}
-    for name in ("context", "excess"):
+    for name in ("burden", "context"):
         named = set(report.sets[name].tolist())
         facts[f"{name}_false"] = len(named - set(rocks)) / max(1, len(named))
         facts[f"{name}_recall"] = len(named & set(rocks)) / len(rocks) if rocks else float("nan")
@@ -128,13 +123,11 @@ def concentrated(num_corpora: int = 500) -> dict[str, dict]:
             rng = np.random.default_rng([12, seed, num_prompts, rarity])
             columns, own, truths = corpora.concentrated(rng, num_prompts, rarity, 0.7 if rarity == 1 else 1.2)
             occurrences = Occurrences.from_table(columns)
-            sums = base_sums(occurrences, DetectConfig(seed=seed))
-            measured = footprint(
-                "rocks", occurrences, np.isin(columns["token_id"], own), sums.unit_N, num_types=len(own),
-                observed_types=300, rng=np.random.default_rng([3, seed]), resamples=1000, level=0.95,
-            )  # fmt: skip
+            sets = {"rocks": (np.isin(columns["token_id"], own), len(own))}
+            unit_P = np.arange(num_prompts)
+            measured = footprints(occurrences, sets, 300, unit_P, DetectConfig(seed=seed))["rocks"]
             v = int(np.searchsorted(occurrences.token_ids_V, own[0]))
-            fall = falls(PairSums.of(occurrences), 0.95, non_negative=True)
+            fall = falls(occurrences.pairs(), 0.95, non_negative=True)
             ends = {name: getattr(measured, name)[1:3] for name in truths if name != "fall"}
             ends["fall"] = (fall.low_V[v], fall.high_V[v])
             for name, truth in truths.items():
@@ -149,7 +142,7 @@ def concentrated(num_corpora: int = 500) -> dict[str, dict]:
 
 
 def null(num_corpora: int = 200) -> dict[str, object]:
-    """Share of corpora without rocks in which `excess` declares one."""
+    """Share of corpora without rocks in which a costly type is declared."""
     found = {}
     for kind, num_prompts in (("shuffled", 60), ("shuffled", 200), ("rounding", 60)):
         rng = np.random.default_rng([1, num_prompts, len(kind)])
@@ -161,8 +154,8 @@ def null(num_corpora: int = 200) -> dict[str, object]:
             else:
                 noise = np.abs(rng.normal(0, 1e-7, len(columns["loss_post"])))
                 columns |= {"loss_post": noise, "loss_pre": np.abs(rng.normal(0, 1e-7, len(noise)))}
-            report = detect_rocks(columns, config=DetectConfig(k=10, seed=seed, resamples=500))
-            declared += len(report.sets["excess"]) > 0
+            half = Occurrences.from_table(columns).halves(seed)[0]
+            declared += bool((declare(TypeTests.of(half.pairs(), 0.75), 0.10) != "").any())
         share = wilson_interval(declared, num_corpora)
         found[f"{kind}, {num_prompts} prompts"] = {
             "declared": declared,
@@ -216,21 +209,16 @@ def coverage(num_corpora: int = 500) -> dict[str, dict]:
             columns, _ = population(num_prompts, seed)
             occurrences = Occurrences.from_table(columns)
             config = DetectConfig(seed=seed)
-            sums = base_sums(occurrences, config)
-            counts_BU = resample_counts(sums.num_units, 1000, np.random.default_rng([3, seed]))
-            chosen_N = np.isin(columns["token_id"], rocks)
-            measured = footprint(
-                "rocks", occurrences, chosen_N, sums.unit_N, num_types=8, observed_types=200,
-                rng=np.random.default_rng([3, seed]), resamples=1000, level=0.95,
-            )  # fmt: skip
+            counts_BU = resample_counts(num_prompts, config.resamples, rng_for(seed, "resamples"))
+            sets = {"rocks": (np.isin(columns["token_id"], rocks), 8)}
+            measured = footprints(occurrences, sets, 200, np.arange(num_prompts), config)["rocks"]
             for name, truth in truths.items():
                 estimate = getattr(measured, name)
                 hits[name] += bool(estimate.low <= truth <= estimate.high)
-            own = np.searchsorted(occurrences.token_ids_V, rocks)
-            parts = [sums.by_unit(c, own) for c in ("loss", "n")] + [sums.by_unit(c) for c in ("loss", "n")]
+            parts = [*by_prompt(columns, np.isin(columns["token_id"], rocks)), *by_prompt(columns, True)]
             low, high = percentile(lambda s, n, t, m: (s / t) / (n / m), parts, counts_BU)
             plain["enrichment"] += bool(low <= truths["enrichment"] <= high)
-            _types(sums, occurrences, types, truth_of, counts_BU, hits, plain)
+            _types(columns, types, truth_of, counts_BU, hits, plain)
         for name, hit in hits.items():
             share = wilson_interval(hit, num_corpora)
             found[f"{name}, {num_prompts} prompts"] = {
@@ -257,26 +245,27 @@ def summary(found: dict, num_prompts: int) -> dict[str, float]:
     }
 
 
-def _types(sums, occurrences, types, truth_of, counts_BU, hits, plain) -> None:
-    """Burden, mean loss and excess of single types."""
-    from rocktokens.stats import bootstrap_sums
+def by_prompt(columns, chosen_N) -> list[np.ndarray]:
+    """Loss and number of the chosen occurrences of each prompt."""
+    weights = (columns["loss_post"] * chosen_N, np.ones(len(columns["loss_post"])) * chosen_N)
+    return [np.bincount(columns["prompt_id"], weights=weight) for weight in weights]
 
-    everything = [sums.by_unit("loss")[:, None], sums.by_unit("n")[:, None]]
+
+def _types(columns, types, truth_of, counts_BU, hits, plain) -> None:
+    """Burden and mean loss of single types."""
     for name, token in types.items():
-        v = int(np.searchsorted(occurrences.token_ids_V, token))
-        if v >= len(occurrences.token_ids_V) or occurrences.token_ids_V[v] != token:
+        own = by_prompt(columns, columns["token_id"] == token)
+        if not own[1].any():
             continue
-        own = [sums.cells[c][v].astype(float)[:, None] for c in ("loss", "n")]
-        loss, n, all_loss, all_n = truth_of[name]
-        for quantity, statistic, columns, truth in (
+        loss, n = truth_of[name][:2]
+        for quantity, statistic, sums, truth in (
             ("burden", lambda s: s, own[:1], loss),
             ("mean loss", lambda s, m: s / m, own, loss / n),
-            ("excess", excess_statistic, own + everything, loss - n * all_loss / all_n),
         ):
-            interval = bootstrap_sums(statistic, columns, counts_BU)
+            interval = bootstrap_sums(statistic, sums, counts_BU)
             key = f"{quantity} of {name}"
             hits[key] += bool(interval.low_V[0] <= truth <= interval.high_V[0])
-            low, high = percentile(statistic, columns, counts_BU)
+            low, high = percentile(statistic, sums, counts_BU)
             plain[key] += bool(low <= truth <= high)
 
 
@@ -284,25 +273,25 @@ def regression() -> dict[str, object]:
     """Nothing learns. The naive comparison, ours, and the A/A arm, for the rare high-loss group; with a figure."""
     columns, _, _ = simulate(np.random.default_rng(8), learning=1.0, num_prompts=200, num_types=400)
     config = DetectConfig(k=8)
-    halves = split_halves(Occurrences.from_table(columns), config)
-    before, after = halves.selection, halves.measurement
-    size = len(before.token_ids_V)
-    enough = np.bincount(before.type_N, minlength=size) >= 2
-    first_V = type_means(before.type_N, before.loss_pre_N, size)
-    second_V = type_means(after.type_N, after.loss_post_N, size)
-    chosen = np.argsort(-np.where(enough, np.nan_to_num(first_V), -1))[8:108]
-    chosen = chosen[np.isfinite(second_V[chosen])]
+    before, after = (half.pairs() for half in Occurrences.from_table(columns).halves(config.seed))
+    first_V, second_V = (
+        half.by_type(loss_S) / np.maximum(half.by_type(half.n_S), 1)
+        for half, loss_S in ((before, before.pre_S), (after, after.loss_S))
+    )
+    enough_V = (before.by_type(before.n_S) >= 2) & (after.prompts_V > 0)
+    chosen = np.argsort(-np.where(enough_V, first_V, -1))[8:108]
     rows = {
         "naive: chosen before, measured after on other texts": (
             float(first_V[chosen].mean()),
             float(second_V[chosen].mean()),
-            wilcoxon(first_V[chosen], second_V[chosen]),
+            float(stats.wilcoxon(first_V[chosen], second_V[chosen]).pvalue),
         )
     }
     names = {"checkpoint": "ours: same texts, not those chosen on", "aa_selected": "A/A: one checkpoint, two halves"}
     for row in detect_rocks(columns, config=config).persistence:
         if row.group == "rare high-loss" and row.arm in names:
-            rows[names[row.arm]] = (row.type_before, row.type_after, row.p_value)
+            inside = row.change.low <= 0 <= row.change.high
+            rows[names[row.arm]] = (row.before.value, row.after.value, 1.0 if inside else 0.05)
     regression_figure(rows).write_json(RESULTS / "regression_to_the_mean.json", pretty=True)
     return {name: {"before": b, "after": a, "change": a / b - 1, "p": p} for name, (b, a, p) in rows.items()}
 

@@ -358,7 +358,7 @@ class _Reader:
         found = self.connection.sql(sql).to_arrow_table().to_pylist()[0]
         if not found["size"]:
             raise DataError("no occurrences: the table has no rows")
-        for name in KEYS:
+        for name in KEYS[::-1]:
             if found[name]:
                 wanted = "whole numbers >= 0" if name in KEYS[2:] else "names"
                 raise DataError(f"column {name} must hold {wanted}; {found[name]} rows have something else, or nothing")

@@ -1,115 +1,179 @@
-"""Occurrences from anybody's table: order, joins, rows without a loss, refusals."""
+"""Reading occurrences: any order, any parts, Arrow or Parquet give the same rows; what does not fit is refused."""
 
 import numpy as np
+import oracles_detect as oracle
 import pyarrow as pa
 import pytest
 
-from rocktokens.detect.occurrences import Occurrences
+from rocktokens.detect.occurrences import Occurrences, last_third, parquet
 from rocktokens.errors import DataError
+from rocktokens.run import Run
+from rocktokens.tables import OCCURRENCES
 
+COLUMNS = ("type_M", "rollout_M", "position_M", "row_N", "prompt_N", "loss_post_N", "loss_pre_N", "token_ids_V")
 ROWS = {
-    "prompt_id": ["b", "b", "a", "a", "a"],
-    "rollout_id": [0, 0, 0, 0, 1],
-    "position": [0, 1, 1, 0, 0],
+    "rollout_id": [1, 0, 0, 1, 0],
+    "position": [1, 0, 1, 0, 2],
     "token_id": [7, 3, 9, 7, 3],
-    "loss": [0.1, 0.2, 0.3, 0.4, 0.5],
+    "loss": [1.0, 2, 3, 4, 5],
 }
 
 
-def checkpoint(kl, **changes):
-    columns = {**ROWS, "kl": kl, "log_ratio": np.negative(kl), "student_entropy": kl, **changes}
-    del columns["loss"]
-    return pa.table(columns)
+def tables(rng, steps=(0, 5, 10), missing=()):
+    """One table per checkpoint, planted rocks."""
+    columns, _, _ = oracle.simulate(rng, num_prompts=24, num_rollouts=3, length=30, num_types=40, num_rocks=4)
+    rows = len(columns["position"])
+    found = {}
+    for step in steps:
+        share = step / max(steps)
+        kl = (1 - share) * columns["loss_pre"] + share * columns["loss_post"]
+        table = {
+            "prompt_id": [f"p{code}" for code in columns["prompt_id"]],
+            "rollout_id": [f"p{p}#{code % 3}" for p, code in zip(columns["prompt_id"], columns["rollout_id"])],
+            "position": columns["position"],
+            "token_id": columns["token_id"],
+            "kl": kl,
+            "is_eos": np.zeros(rows, bool),
+            "grad_norm": np.sqrt(kl),
+        }
+        for name in ("log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy"):
+            table[name] = rng.random(rows)
+        table |= {name: np.full(rows, np.nan) for name in missing}
+        found[step] = pa.table({name: pa.array(table[name]) for name in OCCURRENCES.names}).cast(OCCURRENCES)
+    return found
 
 
-def test_rows_come_in_rollout_and_position_order():
-    occurrences = Occurrences.from_table(ROWS)
-    np.testing.assert_allclose(occurrences.loss_post_N, [0.4, 0.3, 0.5, 0.1, 0.2])
-    assert occurrences.token_ids_V[occurrences.type_N].tolist() == [7, 9, 3, 7, 3]
-    assert occurrences.rollout_N.tolist() == [0, 0, 1, 2, 2]
-    assert occurrences.prompt_N.tolist() == [0, 0, 0, 1, 1]
-    assert occurrences.num_prompts == 2
-    assert occurrences.rollout_ids.to_pylist() == [0, 1, 0]
-    assert occurrences.rollout_prompt_R.tolist() == [0, 0, 1]
+def run_of(path, by_step, order):
+    """The SELECT for each checkpoint of a run that holds these tables in parts."""
+    run = Run.create(path, {})
+    for step, table in by_step.items():
+        with run.part_writer(step, part_rows=400) as writer:
+            mixed = table.take(order(step, len(table)))
+            for start in range(0, len(table), 170):
+                writer.write(mixed.slice(start, 170))
+    return {step: parquet(sorted((path / f"occurrences/step={step}").glob("*.parquet"))) for step in by_step}
 
 
-def test_rows_without_a_loss_stay_as_context_only():
-    occurrences = Occurrences.from_table({**ROWS, "loss": [0.1, np.nan, 0.3, np.inf, 0.5]})
-    assert len(occurrences) == 3
-    assert occurrences.num_left_out == 2
-    assert len(occurrences.type_M) == 5
-    assert occurrences.row_N.tolist() == [1, 2, 3]
-    assert "2 of 5" in occurrences.notes[0]
+def assert_same(found, expected):
+    for half, other in zip(found.halves(0), expected.halves(0)):
+        for name in COLUMNS:
+            np.testing.assert_array_equal(getattr(half, name), getattr(other, name), err_msg=name)
+        assert set(half.columns) == set(other.columns)
+        for name in half.columns:
+            np.testing.assert_array_equal(half.column(name), other.column(name), err_msg=str(name))
+        assert half.notes == other.notes
+        assert half.names_R.to_pylist() == other.names_R.to_pylist()
+        for name, total in half.sums({"loss": half.loss_post_N}).items():  # to the bit
+            np.testing.assert_array_equal(total, other.sums({"loss": other.loss_post_N})[name])
 
 
-def test_empty_values_of_arrow_count_as_no_loss():
-    table = pa.table({**ROWS, "loss": pa.array([0.1, None, 0.3, 0.4, 0.5])})
-    assert Occurrences.from_table(table).num_left_out == 1
+def whole(step, size):
+    return np.arange(size)
 
 
-def test_without_prompts_every_rollout_is_one():
-    columns = {**ROWS, "rollout_id": ["x", "x", "y", "y", "z"]}
-    del columns["prompt_id"]
-    occurrences = Occurrences.from_table(columns)
-    assert occurrences.num_prompts == 3
-    assert "no prompt_id" in occurrences.notes[0]
+def by_rollout(step, size):
+    return (np.random.default_rng(step).permutation(size // 30)[:, None] * 30 + np.arange(30)).ravel()
 
 
-def test_checkpoints_are_joined_in_any_order():
-    post = checkpoint([0.1, 0.2, 0.3, 0.4, 0.5])
-    middle = checkpoint([1.1, 1.2, 1.3, 1.4, 1.5])
-    pre = checkpoint([2.1, 2.2, 2.3, 2.4, 2.5])
-    shuffled = {0: pre.take([3, 0, 4, 1, 2]), 50: middle.take([1, 0, 2, 3, 4]), 100: post}
-    plain = Occurrences.from_checkpoints({0: pre, 50: middle, 100: post})
-    mixed = Occurrences.from_checkpoints(shuffled)
-    np.testing.assert_allclose(plain.loss_pre_N - plain.loss_post_N, 2.0, rtol=1e-6)
-    for name in ("loss_pre_N", "loss_post_N", "other_pre_N", "other_post_N"):
-        np.testing.assert_array_equal(getattr(plain, name), getattr(mixed, name))
-    assert sorted(mixed.loss_by_step) == [0, 50, 100]
-    np.testing.assert_array_equal(mixed.loss_by_step[50], plain.loss_by_step[50])
-    np.testing.assert_allclose(mixed.entropies["student_entropy_pre"], mixed.loss_pre_N)
-    other = mixed.other_signal()
-    np.testing.assert_allclose(other.loss_post_N, -mixed.loss_post_N)
+def shuffled(step, size):
+    return np.random.default_rng(step).permutation(size)
 
 
-def test_one_checkpoint_has_no_pre():
-    occurrences = Occurrences.from_checkpoints({10: checkpoint([0.1, 0.2, 0.3, 0.4, 0.5])})
-    assert occurrences.loss_pre_N is None
-    assert occurrences.loss_by_step == {}
+@pytest.mark.parametrize("order", [whole, by_rollout, shuffled])
+@pytest.mark.parametrize(("signal", "steps"), [("kl", (10,)), ("log_ratio", (0, 10)), ("kl", (0, 5, 10))])
+def test_parts_in_any_order_are_the_table_as_a_whole(tmp_path, rng, order, signal, steps):
+    by_step = tables(rng, steps)
+    found = Occurrences.read(run_of(tmp_path / "a [run]*", by_step, order), signal=signal)
+    assert_same(found, Occurrences.from_checkpoints(by_step, signal=signal))
+    assert found.steps == (list(steps) if len(steps) > 1 else [])
 
 
-def test_a_nan_at_any_checkpoint_leaves_the_occurrence_out():
-    by_step = {0: checkpoint([np.nan, 1, 1, 1, 1]), 1: checkpoint([1, 1, 1, 1, 1]), 2: checkpoint([1, 1, 1, 1, np.nan])}
-    assert len(Occurrences.from_checkpoints(by_step)) == 3
+def test_sums_by_prompt_and_type_are_those_of_a_loop(rng):
+    half = Occurrences.from_checkpoints(tables(rng)).halves(0)[0]
+    pairs = half.pairs()
+    expected = {}
+    for prompt, kind, loss in zip(half.prompt_N, half.type_N, half.loss_post_N):
+        expected.setdefault((prompt, kind), []).append(float(loss))
+    assert list(zip(pairs.prompt_S, pairs.type_S)) == sorted(expected)
+    assert pairs.n_S.tolist() == [len(expected[key]) for key in sorted(expected)]
+    np.testing.assert_allclose(pairs.loss_S, [sum(expected[key]) for key in sorted(expected)], rtol=1e-12)
+    late = half.sums({"late": half.column(5)})["late"]
+    assert pairs.late_share == 0.5
+    np.testing.assert_array_equal(pairs.late_S, late)
+
+
+def test_values_that_are_not_finite_leave_the_measurement_and_stay_as_context(rng):
+    by_step = tables(rng)
+    kl = by_step[5]["kl"].to_numpy().copy()
+    kl[[3, 500]], kl[30 * 3 * 4 : 30 * 3 * 5] = np.nan, np.inf  # two rows, and all of one prompt
+    by_step[5] = by_step[5].set_column(4, "kl", pa.array(kl, pa.float32()))
+    found = Occurrences.from_checkpoints(by_step)
+    assert (found.num_left_out, found.num_prompts, len(found.type_M)) == (92, 23, 24 * 90)
+    assert "92 of 2160" in found.notes[0]
+    assert sum(half.num_left_out for half in found.halves(0)) == 2  # a prompt without any loss is in neither half
+
+
+def test_columns_that_are_empty_throughout_were_not_recorded(rng):
+    found = Occurrences.from_checkpoints(tables(rng, missing=("log_ratio", "grad_norm")))
+    assert set(found.columns) == {0, 5, 10}
+    assert found.on_other_signal() is None
+    assert found.column("grad_norm") is None
 
 
 @pytest.mark.parametrize(
-    ("by_step", "words"),
+    ("damage", "word"),
     [
-        ({}, "score"),
-        ({0: checkpoint([1, 1, 1, 1, 1]).slice(1), 1: checkpoint([1, 1, 1, 1, 1])}, "share 4 of 4 and 5"),
-        ({0: checkpoint([1] * 5, token_id=[7, 3, 9, 7, 4]), 1: checkpoint([1] * 5)}, "another tokenizer"),
-        ({0: checkpoint([1] * 5).drop_columns(["token_id"]), 1: checkpoint([1] * 5)}, "step 0 lacks"),
-        ({0: checkpoint([1] * 5), 1: checkpoint([1] * 5).drop_columns(["kl"])}, "step 1 lacks"),
+        (lambda table: table.slice(30), "different"),
+        (lambda table: table.slice(0, len(table) - 1), "different"),
+        (lambda table: table.set_column(3, "token_id", pa.array(np.zeros(len(table), np.int32))), "tokenizer"),
+        (lambda table: table.drop_columns("kl"), "kl at step 0"),
     ],
 )
-def test_checkpoints_that_do_not_belong_together_are_refused(by_step, words):
-    with pytest.raises(DataError, match=words):
+def test_checkpoints_must_hold_the_same_occurrences(rng, damage, word):
+    by_step = tables(rng)
+    by_step[0] = damage(by_step[0])
+    with pytest.raises(DataError, match=word):
         Occurrences.from_checkpoints(by_step)
 
 
+def test_a_table_in_any_order_with_a_prompt_for_each_rollout():
+    found = Occurrences.from_table(ROWS)
+    assert found.token_ids_V.tolist() == [3, 7, 9]
+    assert found.type_N.tolist() == [0, 2, 0, 1, 1]
+    assert found.loss_post_N.tolist() == [2, 3, 5, 4, 1]
+    assert found.prompt_N.tolist() == [0, 0, 0, 1, 1]
+    assert any("no prompt_id" in note for note in found.notes)
+    named = Occurrences.from_table({**ROWS, "rollout_id": pa.array(["b", "a", "a", "b", "a"]).dictionary_encode()})
+    assert named.loss_post_N.tolist() == [2, 3, 5, 4, 1]
+
+
 @pytest.mark.parametrize(
-    ("columns", "words"),
+    ("change", "word"),
     [
-        ({k: v for k, v in ROWS.items() if k != "loss"}, "loss"),
-        ({k: v for k, v in ROWS.items() if k != "token_id"}, "token_id"),
-        ({**ROWS, "position": [0, 0, 1, 0, 0]}, "given twice"),
-        ({**ROWS, "token_id": [7, -3, 9, 7, 3]}, ">= 0"),
-        ({**ROWS, "rollout_id": pa.array([0, None, 0, 0, 1])}, "empty values"),
-        ({**ROWS, "loss": [np.nan] * 5}, "finite"),
-        ({k: [] for k in ROWS}, "no rows"),
+        ({"loss": None}, "loss"),
+        ({"token_id": None}, "token_id"),
+        ({"position": [0, 0, 1, 0, 0]}, "twice"),
+        ({"position": [0, 0.5, 1, 0, 2]}, "whole"),
+        ({"token_id": [7, -3, 9, 7, 3]}, ">= 0"),
+        ({"token_id": ["a", "b", "c", "d", "e"]}, "whole"),
+        ({"rollout_id": pa.array([0, None, 0, 0, 1])}, "rollout_id"),
+        ({"loss": ["a", "b", "c", "d", "e"]}, "numbers"),
+        ({"loss": [np.nan] * 5}, "finite"),
     ],
 )
-def test_broken_tables_are_refused(columns, words):
-    with pytest.raises(DataError, match=words):
+def test_broken_tables_are_refused(change, word):
+    columns = {name: column for name, column in (ROWS | change).items() if column is not None}
+    with pytest.raises(DataError, match=word):
         Occurrences.from_table(columns)
+
+
+def test_empty_tables_and_too_few_prompts_are_refused():
+    with pytest.raises(DataError, match="no rows"):
+        Occurrences.from_table({name: pa.array([], pa.int64()) for name in ROWS})
+    with pytest.raises(DataError, match="4 prompts"):
+        Occurrences.from_table(ROWS).halves(0)
+
+
+def test_the_last_third_is_found_among_uneven_steps():
+    assert last_third([0, 43, 86, 129, 171, 214, 257, 300]) == (171, 129 / 300)
+    assert last_third([0, 300]) == (None, None)

@@ -224,7 +224,7 @@ def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: in
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:
     config = DetectConfig(definition="context", k=6, resamples=200, num_rare=5, seed=seed)
     report = detect_rocks(Occurrences.from_checkpoints(tables), tokenizer, config)
-    for name in ("types", "sweep", "sensitivity", "persistence"):
+    for name in ("types", "sensitivity", "persistence"):
         run.write(name, getattr(report, f"{name}_table")())
     run.write("footprints", report.footprint_table())
     run.write("clusters", report.cluster_table())

@@ -62,5 +62,3 @@ def test_what_cannot_be_learned_is_declared_and_nothing_else(name, tmp_path_fact
     planted = set(truth.rocks.ids)
     context = set(report.sets["context"].tolist())
     assert len(planted & context) / len(planted) >= 0.9, [texts[t] for t in sorted(context)]
-    # Where types stand in one and the same slot, γ is calibrated on their own contexts, and none may be consistent.
-    assert set(report.sets["excess"].tolist()) <= planted

@@ -11,7 +11,6 @@ import pytest
 
 from rocktokens.detect.certified import p_above_mean, p_above_neighbours
 from rocktokens.detect.occurrences import Occurrences
-from rocktokens.detect.pair_sums import PairSums
 from rocktokens.stats import benjamini_hochberg
 
 TYPES, PROMPTS, LENGTH, CORPORA, Q = 40, 150, 40, 40, 0.10
@@ -41,7 +40,7 @@ def corpus(seed: int, planted: int) -> tuple[Occurrences, float, float]:
 
 def declared(occurrences: Occurrences) -> set[int]:
     """Costly types: both tests, Benjamini-Hochberg over observed types."""
-    sums = PairSums.of(occurrences)
+    sums = occurrences.pairs()
     p_V = np.maximum(p_above_neighbours(sums), p_above_mean(sums))
     return set(occurrences.token_ids_V[benjamini_hochberg(p_V) <= Q].tolist())
 

@@ -6,12 +6,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocktokens.detect.controls import matched_control, run_starts_lengths
+from rocktokens.detect.measures import matched_control, run_starts_lengths
 from rocktokens.detect.occurrences import Occurrences
-from rocktokens.detect.rocks import burden_from_counts, detect_rocks
-from rocktokens.detect.scores import ranks_within
+from rocktokens.detect.rocks import detect_rocks, jaccard
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.detect.sweep import jaccard
 
 CONFIG = DetectConfig(k=5, resamples=100)
 seeds = st.integers(0, 2**32 - 1)
@@ -33,11 +31,13 @@ def same(first, second, relabel=None):
     ours = {relabel.get(row["token_id"], row["token_id"]): row for row in one}
     assert sorted(ours) == sorted(row["token_id"] for row in two)
     for row in two:
-        for column in ("count", "r", "ccr", "r_ctx", "excess", "loss_pre", "loss_post", "excess_low", "r_high"):
+        for column in ("count", "r", "ccr", "r_ctx", "loss_pre", "loss_post", "r_low", "r_high"):
             assert_close(ours[row["token_id"]][column], row[column])
     for a, b in zip(first.sensitivity, second.sensitivity):
-        assert a[:2] == b[:2]
-        np.testing.assert_allclose(a[6:], b[6:], rtol=1e-5)
+        assert [a[name] for name in ("parameter", "step", "num_rocks")] == [
+            b[n] for n in ("parameter", "step", "num_rocks")
+        ]
+        np.testing.assert_allclose(a["enrichment"], b["enrichment"], rtol=1e-5)
     for name in first.footprints:
         np.testing.assert_allclose(first.footprints[name].enrichment, second.footprints[name].enrichment, rtol=1e-5)
 
@@ -98,31 +98,6 @@ def test_the_unit_of_the_loss_is_irrelevant(seed, scale):
         )
 
 
-occurrences = st.lists(st.tuples(st.integers(0, 9), st.floats(0, 20, width=32)), min_size=1, max_size=60)
-
-
-@given(occurrences)
-def test_burden_of_counts_equals_burden_of_occurrences(rows):
-    total = oracle.burden(*zip(*rows))
-    count = {token: sum(t == token for t, _ in rows) for token in total}
-    tokens = sorted(total)
-    ranked, burdens = burden_from_counts(tokens, [count[t] for t in tokens], [total[t] / count[t] for t in tokens])
-    np.testing.assert_allclose(burdens, [total[t] for t in ranked.tolist()], rtol=1e-9, atol=1e-9)
-    assert (np.diff(burdens) <= 0).all()
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=50), st.randoms())
-def test_ranks_are_centred_in_every_prompt_and_keep_order(rows, random):
-    random.shuffle(rows)
-    prompt, loss = map(np.array, zip(*rows))
-    ranks = ranks_within(prompt, loss.astype(np.float32))
-    for p in np.unique(prompt):
-        own = prompt == p
-        assert abs(ranks[own].sum()) < 1e-4
-        differences = np.sign(ranks[own][:, None] - ranks[own][None, :])
-        np.testing.assert_array_equal(differences, np.sign(loss[own][:, None] - loss[own][None, :]))
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(1, 20), seeds)
 def test_controls_never_touch_rocks_or_grow_together(mask, length, seed):
     rock_N = np.array([*mask, True])
@@ -131,9 +106,10 @@ def test_controls_never_touch_rocks_or_grow_together(mask, length, seed):
     control = matched_control(rock_N, rollout_N, rng.random(len(rock_N)), rng=rng, match_loss=bool(seed % 2))
     assert not (control.chosen_N & rock_N).any()
     assert control.num_placed <= control.num_wanted
-    if control.num_runs_split == 0 and control.num_placed == control.num_wanted:
-        wanted, placed = (sorted(run_starts_lengths(m, rollout_N)[1].tolist()) for m in (rock_N, control.chosen_N))
-        assert wanted == placed
+    wanted, placed = (run_starts_lengths(m, rollout_N)[1] for m in (rock_N, control.chosen_N))
+    assert placed.max(initial=0) <= wanted.max()
+    if len(placed) == len(wanted) and control.num_placed == control.num_wanted:
+        assert sorted(wanted.tolist()) == sorted(placed.tolist())
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 9), unique=True))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocktokens import Selector, SelectorBatch, TokenMonitor, make_selector
-from rocktokens.detect.controls import run_starts_lengths
+from rocktokens.detect.measures import run_starts_lengths
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.select.adaptive import weighted_median
 from rocktokens.select.interface import high_divergence_window, overlap, selector_kinds, selector_of
