@@ -222,15 +222,12 @@ def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: in
 
 
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:
-    config = DetectConfig(definition="context", k=6, resamples=200, num_rare=5, seed=seed)
+    config = DetectConfig(definition="context", k=6, resamples=200, seed=seed)
     report = detect_rocks(Occurrences.from_checkpoints(tables), tokenizer, config)
-    for name in ("types", "sensitivity", "persistence"):
-        run.write(name, getattr(report, f"{name}_table")())
-    run.write("footprints", report.footprint_table())
-    run.write("clusters", report.cluster_table())
-    groups = {name: [int(token_id) for token_id in ids] for name, ids in report.groups.items()}
-    run.manifest["config"]["detect"] = {"definition": "context", "k": 6, "resamples": 200, "num_rare": 5, "seed": seed}
-    run.finish("detect", {**report.facts(), "groups": groups})
+    for name in ("types", "sensitivity", "persistence", "footprints", "clusters"):
+        run.write(name, report.tables()[name])
+    run.manifest["config"]["detect"] = {"definition": "context", "k": 6, "resamples": 200, "seed": seed}
+    run.finish("detect", report.facts())
     return report
 
 
