@@ -16,7 +16,7 @@ import numpy as np
 from common import save
 
 from rocktokens import open_run
-from rocktokens.compare.intervals import skewed_estimate, values_by_prompt
+from rocktokens.compare.judgement import skewed_estimate, values_by_prompt
 from rocktokens.stats import bootstrap_estimate, wilson_interval
 
 LEARNING = (

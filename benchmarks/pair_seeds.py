@@ -19,9 +19,9 @@ from typing import Any
 from common import save
 from pair_page import number, table
 
-from rocktokens.compare.intervals import MIN_SEEDS, seed_estimate
+from rocktokens.compare.judgement import seed_estimate
 from rocktokens.show import interval, points
-from rocktokens.stats import Estimate
+from rocktokens.stats import MIN_SEEDS, Estimate
 
 # What is compared with uniform, seed by seed: the column, and whether the file holds the difference itself.
 CHANGES = {"accuracy": False, "loss_rocks": False, "loss_rest": False, "truncated_change": True}

@@ -275,11 +275,12 @@ class Compare(StageCommand):
 
     def work(self, spec: StageSpec, **options: Any) -> Any:
         """Compare, and write the results."""
-        from rocktokens.compare.tables import require_writable, save_results
+        from rocktokens.compare.stage import save_results
+        from rocktokens.files import require_writable
 
         require_writable(self.results)  # said before anything is trained
         run = super().work(spec, **options)
-        if self.results is not None:
+        if self.results is not None and run.done("compare"):
             save_results(run, self.results)
         return run
 

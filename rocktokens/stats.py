@@ -19,6 +19,7 @@ from rocktokens.errors import DataError
 # Shapes: P prompts (or groups of prompts), V parallel statistics such as token types, B resamples.
 Floats = NDArray[Any]
 MAX_PROMPTS = 4096  # beyond, prompts are resampled in groups
+MIN_SEEDS = 3  # trainings: two leave one degree of freedom, and an interval over them would say nothing
 Side = Literal["two-sided", "greater", "less"]
 
 

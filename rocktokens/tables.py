@@ -371,13 +371,8 @@ accuracy             interval Final accuracy.
 change_same_seconds  interval Change of accuracy at equal training seconds.
 accuracy_same_tokens interval Accuracy at equal tokens (sampled, and scored by the teacher).
 change_same_tokens   interval Its change.
-area_steps           interval Mean accuracy over the steps.
-area_steps_change    interval Its change.
-area_seconds         interval Mean accuracy over the seconds.
-area_seconds_change  interval Its change.
 seconds              interval Training seconds.
 seconds_ratio        interval Ratio of training seconds.
-step_ratio           interval Ratio of seconds per step.
 loss_rocks           interval Loss at rocks on common held-out rollouts, nats; empty without rocks.
 loss_rest            interval The same at all other positions, nats; empty likewise.
 loss_rocks_change    interval Its change at rocks, paired by seed and prompt; empty for uniform.

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocktokens.bypass.rules import Decision
-from rocktokens.compare.intervals import MIN_SEEDS
 from rocktokens.show import interval, percent, points
-from rocktokens.stats import Estimate
+from rocktokens.stats import MIN_SEEDS, Estimate
 
 NOT_COMPARED = "not compared"
 

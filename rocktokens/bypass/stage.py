@@ -24,7 +24,6 @@ from rocktokens.bypass.rules import Decision, Evidence, Graft, decide
 from rocktokens.bypass.settings import BypassConfig
 from rocktokens.bypass.store import FORMAT, NAME, VERSION, BypassList, fingerprint, read_bypass
 from rocktokens.causal.settings import KnockoutConfig
-from rocktokens.compare.intervals import MIN_SEEDS
 from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
 from rocktokens.files import write_text
 from rocktokens.lock import working_on
@@ -34,7 +33,7 @@ from rocktokens.run import Run, open_run
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import from_mapping
 from rocktokens.stage import Stage, inputs_of
-from rocktokens.stats import Estimate
+from rocktokens.stats import MIN_SEEDS, Estimate
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:

@@ -1,15 +1,20 @@
-"""Figures of the comparison of training regimes: accuracy against seconds, and where the time went.
+"""The comparison as people see it: sentences that follow from the numbers of the regimes, and figures of the report.
 
-Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+Everything here reads rows of compare_summary and the run's tables; no verdict is decided and no interval computed. A
+figure is nothing where the tables it needs are missing.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.compare.intervals import seed_estimate
+from rocktokens.compare.judgement import seed_estimate
 from rocktokens.compare.regimes import SAMPLE_LESS
+from rocktokens.compare.settings import CompareConfig
 from rocktokens.facts import Facts
 from rocktokens.show import (
     DASHES,
@@ -19,6 +24,7 @@ from rocktokens.show import (
     SERIES,
     SYMBOLS,
     Figure,
+    bracket,
     errors,
     estimate,
     interval,
@@ -30,8 +36,33 @@ from rocktokens.show import (
     percent,
     points,
 )
+from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 
+# Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.
+SUBJECTS = {
+    "freeze": "freezing the bypass list, {} of positions,",
+    "freeze_rocks": "freezing all rocks, {} of positions,",
+    "random": "freezing control positions in runs as long, {} of all,",
+    "soft": "giving the rocks a smaller weight",
+    "adaptive": "freezing what adaptive found while training, {} of positions,",
+    "small": "sampling one rollout per prompt, {} fewer positions,",
+    "prefix": "stopping every rollout at a fixed length, {} fewer positions,",
+    "entropy": "keeping only the positions where the student is least certain, dropping {},",
+    "divergence": "keeping only the positions of largest loss, dropping {},",
+    "tip": "keeping where the student is uncertain or far from the teacher, dropping {},",
+    "teachable": "keeping where the models disagree and the teacher believes in the student's choices, dropping {},",
+    "iw": "giving earlier positions more weight",
+    "fire": "dropping unlikely rollouts and weighing by both entropies, dropping {},",
+    "selectkd": "giving little weight where the student's first choice is not among the teacher's",
+    "position": "giving later positions more weight",
+    "adakd": "keeping an adaptive share of the positions of largest loss, dropping {},",
+    "todi": "training both divergences, mixed token by token,",
+    "srkl": "training the reverse divergence to a mixture of both models",
+}
+# Regime that freezes token types → what it freezes.
+FROZEN = {"freeze": "types on the bypass list", "freeze_rocks": "rocks"}
+ENOUGH = 0.9  # a control of fewer positions than this share of the frozen ones is not called as many
 STAGE_TITLES = {
     "rollout": "sampling rollouts",
     "select": "choosing positions",
@@ -46,180 +77,183 @@ STAGE_TITLES = {
 }
 # The same in a sentence, where the title alone does not do.
 STAGE_WORDS = {"teacher": "the teacher’s passes", "student": "the student’s passes", "optimiser": "the optimiser"}
-TOKEN_COLUMNS = ("regime", "seed", "step", "accuracy", "tokens_total")
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
 
 
-def curves(facts: Facts) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    """Regime → seed → (seconds of training so far, accuracy) at every evaluation."""
-    table = facts.table("compare")
-    columns = ("regime", "seed", "step", "accuracy", "seconds_total")
-    if table is None or facts.lacks(table, "accuracy against seconds", *columns):
-        return {}
-    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for row in sorted(table.select(columns).to_pylist(), key=lambda row: (row["seed"], row["step"])):
-        if row["accuracy"] is not None:
-            own = found.setdefault(row["regime"], {}).setdefault(row["seed"], [])
-            own.append((row["seconds_total"], row["accuracy"]))
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0] != "freeze", item[0])))
+# ---------------------------------------------------------------- sentences
+
+
+def sentences(summary: Sequence[Row], savings: Sequence[Row], config: CompareConfig) -> list[str]:
+    """The conclusion, one verdict per regime other than uniform, and whether savers beat simply sampling less."""
+    rows, margin = {row["regime"]: row for row in summary}, config.margin
+    own = [f"{name}: {verdict_sentence(row, margin=margin)}" for name, row in rows.items() if name != "uniform"]
+    beyond = [
+        f"{row['regime']}: beats simply sampling less: {row['answer']}; at equal tokens its accuracy is "
+        f"{interval(estimate(row, 'over_control'), points)} points from that of {row['control']}."
+        for row in savings
+    ]
+    return [conclusion(rows, margin=margin), *own, *beyond]
+
+
+def verdict_sentence(row: Row, *, margin: float) -> str:
+    """One regime in two sentences: accuracy, time, ceiling, and when it came to uniform's accuracy."""
+    judged = {
+        "costs": "cost accuracy",
+        "gains": "raised accuracy",
+        "unchanged": f"left accuracy where it was (within ±{points(margin, signed=False)} points)",
+        "undecided": "changed accuracy by nothing that could be measured",
+    }[row["verdict"]]
+    change = interval(estimate(row, "delta"), points)
+    changed = f"{judged}: {change.replace(' [', ' points [')}"
+    if not row["over_seeds"]:
+        changed = (
+            f"changed accuracy by {change.replace(' [', ' points [')} over prompts only with {_seeds(row)}, which "
+            "decides nothing"
+        )
+    subject = SUBJECTS[row["regime"]].format(percent(_left_out(row)))
+    ceiling = f"; its ceiling is {row['ceiling']:.2f}×" if row["ceiling"] > 1.005 else ""
+    goal = f"uniform's final accuracy less {points(margin, signed=False)} points" if margin else "uniform's accuracy"
+    if row["steps_to"] is None:
+        chance = f" (it did in {percent(row['share_reached'])} of resamples)" if row["share_reached"] else ""
+        reached = f"It did not reach {goal}{chance}."
+    else:
+        low, high = ("not reached" if (end := row[f"steps_to_{side}"]) is None else f"{end:.0f}"
+                     for side in ("low", "high"))  # fmt: skip
+        reached = f"It reached {goal} after {row['steps_to']:.0f} steps [{low}, {high}] and {row['seconds_to']:.0f} s."
+    return f"{subject[0].upper()}{subject[1:]} {changed}, and {_saved(row)}{ceiling}. {reached}"
+
+
+def _left_out(row: Row) -> float:
+    """Share of positions without loss, or not sampled."""
+    return max(0.0, 1.0 - 1.0 / row["ceiling"])
+
+
+def _seeds(row: Row) -> str:
+    return "one seed" if row["num_seeds"] == 1 else f"{row['num_seeds']} seeds"
+
+
+def _saved(row: Row) -> str:
+    """What the clock says; without an interval there is no claim."""
+    ratio = estimate(row, "seconds_ratio")
+    if ratio is None or not math.isfinite(ratio.low):
+        flops = f" (floating-point operations: {row['flops_ratio']:.2f}×)" if row["flops_ratio"] is not None else ""
+        return f"no saving of time can be told from {_seeds(row)}{flops}"
+    saved = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.num_prompts)
+    if saved.low < 0 < saved.high:
+        return f"saved no measurable part of the time: {points(saved.value)} % {bracket(saved, points)}"
+    if saved.value >= 0:
+        return f"saved {percent(saved.value)} of the time {bracket(saved, points)}"
+    return f"took {percent(-saved.value)} more time [{points(-saved.high)}, {points(-saved.low)}]"
+
+
+def conclusion(rows: Mapping[str, Row], *, margin: float) -> str:
+    """Whether the bypass list, and all rocks, can be skipped in this pair; with their control."""
+    said = [_skipped(rows[name], what, margin) for name, what in FROZEN.items() if name in rows]
+    if not said:
+        return "Nothing was frozen in any regime compared here: nothing is said about skipping token types."
+    if "freeze" not in rows:
+        said.insert(0, "There was nothing on the bypass list to freeze.")
+    random = rows.get("random")
+    if random is not None:
+        frozen = max(_left_out(rows[name]) for name in FROZEN if name in rows)
+        which = "as many other positions"
+        if _left_out(random) < ENOUGH * frozen:  # a set that is most of the text leaves too few others
+            which = f"{percent(_left_out(random))} of positions where the frozen types are {percent(frozen)}"
+        said.append(f"The control, {which}, changed it by {interval(estimate(random, 'delta'), points)} points.")
+    return " ".join(said)
+
+
+def _skipped(row: Row, what: str, margin: float) -> str:
+    """One frozen set in one sentence."""
+    change, inside = f"{interval(estimate(row, 'delta'), points)} points", f"±{points(margin, signed=False)} points"
+    if row["verdict"] == "costs":
+        return f"The {what} are cornerstones here: trained without them, accuracy changed by {change}."
+    if row["verdict"] == "gains":
+        return f"The {what} are stumbling blocks here: trained without them, accuracy changed by {change}."
+    if row["verdict"] == "unchanged":
+        return f"The {what} can be skipped here: trained without them, accuracy changed by {change}, inside {inside}."
+    if not row["over_seeds"]:
+        return (
+            f"Whether the {what} can be skipped is not decided: trained without them with {_seeds(row)}, accuracy "
+            f"changed by {change}, an interval over prompts only. It takes three seeds at least."
+        )
+    return (
+        f"Whether the {what} can be skipped is not decided to {inside}: trained without them, accuracy changed by "
+        f"{change}. More seeds or prompts would tell."
+    )
+
+
+# ---------------------------------------------------------------- curves of accuracy
 
 
 def finals(facts: Facts) -> dict[str, Row]:
-    """Regime → mean final accuracy and seconds over seeds, and its change against uniform with its spread."""
-    found: dict[str, Row] = {}
-    by_regime = curves(facts)
-    base = {seed: own[-1][1] for seed, own in by_regime.get("uniform", {}).items()}
-    recorded = _recorded(facts)
-    for regime, seeds in by_regime.items():
-        last = {seed: own[-1] for seed, own in seeds.items()}
-        change = np.array([accuracy - base[seed] for seed, (_, accuracy) in last.items() if seed in base])
-        found[regime] = {
-            "accuracy": float(np.mean([accuracy for _, accuracy in last.values()])),
-            "seconds": float(np.mean([seconds for seconds, _ in last.values()])),
-            "num_seeds": len(last),
-            "delta": float(change.mean()) if len(change) else None,
-            **recorded.get(regime, {}),
-        }
-    return found
-
-
-def _recorded(facts: Facts) -> dict[str, Json]:
-    """What the comparison recorded about each regime, with its intervals."""
-    rows = facts.rows("compare_summary")
+    """Regime → its row of compare_summary without what is unknown; uniform and freeze first."""
+    rows = sorted(
+        facts.rows("compare_summary"), key=lambda row: (row["regime"] != "uniform", row["regime"] != "freeze")
+    )
     return {row["regime"]: {key: value for key, value in row.items() if value is not None} for row in rows}
 
 
-def words(facts: Facts) -> tuple[str, ...]:
-    """Sentences that the comparison itself wrote down."""
-    return tuple(facts.stage("compare").get("verdicts", ()))
+def _curves(facts: Facts, x: str) -> dict[str, list[tuple[float, Estimate]]]:
+    """Regime → (mean of the column x, mean accuracy with its interval over seeds) at every evaluation."""
+    table, columns = facts.table("compare"), ("regime", "step", "accuracy", x)
+    if table is None or facts.lacks(table, f"accuracy against {x}", *columns):
+        return {}
+    seen: dict[str, dict[int, list[Row]]] = {}
+    for row in table.select(columns).to_pylist():
+        if row["accuracy"] is not None:
+            seen.setdefault(row["regime"], {}).setdefault(row["step"], []).append(row)
+    order = sorted(seen, key=lambda name: (name != "uniform", name != "freeze", name))
+    return {
+        regime: [
+            (float(np.mean([row[x] for row in rows])), seed_estimate([row["accuracy"] for row in rows]))
+            for _, rows in sorted(seen[regime].items())
+        ]
+        for regime in order
+    }
 
 
-def accuracy_seconds(facts: Facts) -> Figure | None:
-    """Accuracy against wall-clock seconds for every regime."""
-    by_regime = curves(facts)
-    if not by_regime:
-        return None
-    data = []
-    for index, (regime, seeds) in enumerate(by_regime.items()):
-        color, dash = SERIES[index % len(SERIES)], DASHES[index % len(DASHES)]
-        if all(len(own) == 1 for own in seeds.values()):
-            mean = [tuple(np.mean([own[0] for own in seeds.values()], axis=0))]
-        else:
-            mean = _mean_curve(list(seeds.values()))
-        ends = _spread(list(seeds.values()), len(mean))
+def _curve_data(curves: Mapping[str, list[tuple[float, Estimate]]], unit: str) -> list[Json]:
+    data: list[Json] = []
+    for place, (regime, rows) in enumerate(curves.items()):
+        color, accuracy = SERIES[place % len(SERIES)], [100 * found.value for _, found in rows]
+        low, high = ([None if math.isnan(found[end]) else 100 * found[end] for _, found in rows] for end in (1, 2))
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": label(regime, 40),
-                "x": [seconds for seconds, _ in mean],
-                "y": [100 * accuracy for _, accuracy in mean],
-                "error_y": errors([100 * a for _, a in mean], *ends, color),
-                "line": {"color": color, "dash": dash, "width": 2},
-                "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7, "color": color},
-                "text": [f"{label(regime, 40)}: {percent(a)} after {number(s, 0)} s" for s, a in mean],
+                "x": [x for x, _ in rows],
+                "y": accuracy,
+                "error_y": errors(accuracy, low, high, color),
+                "line": {"color": color, "dash": DASHES[place % len(DASHES)], "width": 2},
+                "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": color},
+                "text": [f"{label(regime, 40)}: {percent(y.value)} after {number(x, 0)} {unit}" for x, y in rows],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )
-    table = facts.table("compare")
-    assert table is not None
-    shape = layout("seconds of training", "accuracy on held-out problems, %", height=400)
+    return data
+
+
+def accuracy_seconds(facts: Facts) -> Figure | None:
+    """Accuracy against wall-clock seconds for every regime."""
+    curves, table = _curves(facts, "seconds_total"), facts.table("compare")
+    if not curves or table is None:
+        return None
+    shape = layout("seconds of training", "accuracy on held-out prompts, %", height=400)
     shape["xaxis"]["rangemode"] = "tozero"
     return Figure(
         name="accuracy_seconds",
         title="What does training without them cost, and save?",
         sentence=compare_sentence(facts),
         estimator="Every regime starts from the same checkpoint with the same prompts, seeds and schedule. Curves: "
-        "mean over seeds at every evaluation; bars span the seeds. Seconds are wall-clock seconds of training. "
-        + str(facts.stage("compare").get("estimators") or ""),
+        "mean over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than three. "
+        "Seconds are wall-clock seconds of training. " + str(facts.stage("compare").get("estimators") or ""),
         rows=table,
-        data=data,
+        data=_curve_data(curves, "s"),
         layout=shape,
-        notes=words(facts),
+        notes=tuple(facts.stage("compare").get("verdicts", ())),
     )
-
-
-def token_curves(facts: Facts) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Regime → (tokens, accuracy, low, high) at every evaluation: means over seeds, t intervals over them."""
-    table = facts.table("compare")
-    if table is None or any(name not in table.column_names for name in TOKEN_COLUMNS):
-        return {}
-    seen: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for row in table.select(TOKEN_COLUMNS).to_pylist():
-        if row["accuracy"] is not None and row["tokens_total"] is not None:
-            seen.setdefault(row["regime"], {}).setdefault(row["step"], []).append(
-                (row["tokens_total"], row["accuracy"])
-            )
-    found = {}
-    for regime, steps in seen.items():
-        seeds = max(map(len, steps.values()))
-        rows = []
-        for _, pairs in sorted(steps.items()):
-            if len(pairs) < seeds and len(steps) > 2:
-                continue  # seeds that ended at another step are not a mean over seeds
-            mean = seed_estimate([accuracy for _, accuracy in pairs])
-            rows.append((float(np.mean([tokens for tokens, _ in pairs])), mean.value, mean.low, mean.high))
-        found[regime] = rows
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0])))
-
-
-def accuracy_tokens(facts: Facts) -> Figure | None:
-    """Accuracy against tokens sampled and scored, one curve per regime; where one of them samples less."""
-    by_regime, table = token_curves(facts), facts.table("compare")
-    if table is None or not set(SAMPLE_LESS) & set(by_regime):  # else all have spent the same
-        return None
-    data = []
-    for place, (regime, rows) in enumerate(by_regime.items()):
-        color = SERIES[place % len(SERIES)]
-        low, high = ([None if np.isnan(row[end]) else 100 * row[end] for row in rows] for end in (2, 3))
-        accuracy = [100 * row[1] for row in rows]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label(regime, 40),
-                "x": [row[0] for row in rows],
-                "y": accuracy,
-                "error_y": errors(accuracy, low, high, color),
-                "line": {"color": color, "dash": DASHES[place % len(DASHES)], "width": 2},
-                "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": color},
-                "text": [f"{label(regime, 40)}: {percent(row[1])} after {number(row[0], 0)} tokens" for row in rows],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
-    shape = layout("tokens sampled, and scored by the teacher", "accuracy on held-out prompts, %", height=420)
-    shape["xaxis"]["rangemode"] = "tozero"
-    return Figure(
-        name="accuracy_tokens",
-        title="What does a token buy?",
-        sentence=_tokens_sentence(facts),
-        estimator="Means over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than "
-        "three. A token counts once when it is sampled and once when the teacher scores it.",
-        rows=table.select(TOKEN_COLUMNS),
-        data=data,
-        layout=shape,
-    )
-
-
-def _tokens_sentence(facts: Facts) -> str:
-    """Each regime's change of accuracy against uniform when both have spent the same tokens."""
-    rows = [row for row in facts.rows("compare_summary") if row["regime"] != "uniform"]
-    changes = {row["regime"]: estimate(row, "change_same_tokens") for row in rows}
-    said = [f"{name} {interval(change, points)} points" for name, change in changes.items() if change is not None]
-    if not said:
-        return "Accuracy against the tokens that were sampled and scored."
-    return f"At equal tokens, against uniform: {listed(said, 6)}."
-
-
-def _mean_curve(seeds: list[list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    length = min(map(len, seeds))
-    return [tuple(np.mean([own[place] for own in seeds], axis=0).tolist()) for place in range(length)]  # type: ignore[misc]
-
-
-def _spread(seeds: list[list[tuple[float, float]]], length: int) -> tuple[list[float], list[float]]:
-    low = [100 * min(own[min(place, len(own) - 1)][1] for own in seeds) for place in range(length)]
-    high = [100 * max(own[min(place, len(own) - 1)][1] for own in seeds) for place in range(length)]
-    return low, high
 
 
 def compare_sentence(facts: Facts) -> str:
@@ -228,24 +262,42 @@ def compare_sentence(facts: Facts) -> str:
     base = found.get("uniform")
     if not base:
         return "No uniform regime was trained, so nothing can be set against it."
-    said = []
     first_ones = ("freeze", "random", "prefix")
-    for regime in sorted(found, key=lambda name: (name not in first_ones, list(found).index(name))):
-        row = found[regime]
-        change = estimate(row, "delta")
-        if regime != "uniform" and change is not None:
-            said.append(f"{regime} {interval(change, points)} points in {_share_of_time(row, base)}×")
+    said = [
+        f"{regime} {interval(estimate(row, 'delta'), points)} points in {interval(estimate(row, 'seconds_ratio'))}×"
+        for regime, row in sorted(found.items(), key=lambda item: item[0] not in first_ones)
+        if regime != "uniform"
+    ]
     start = f"Uniform training ended at {percent(base['accuracy'])} in {number(base['seconds'], 0)} s"
     return f"{start}; against it, with their share of its time: {listed(said, 4)}." if said else f"{start}."
 
 
-def _share_of_time(row: Row, base: Json) -> str:
-    ratio = estimate(row, "seconds_ratio")
-    return interval(ratio) if ratio else number(row["seconds"] / base["seconds"])
+def accuracy_tokens(facts: Facts) -> Figure | None:
+    """Accuracy against tokens sampled and scored, one curve per regime; where one of them samples less."""
+    curves, table = _curves(facts, "tokens_total"), facts.table("compare")
+    if table is None or not set(SAMPLE_LESS) & set(curves):  # else all have spent the same
+        return None
+    found = {name: estimate(row, "change_same_tokens") for name, row in finals(facts).items() if name != "uniform"}
+    said = [f"{name} {interval(change, points)} points" for name, change in found.items() if change is not None]
+    shape = layout("tokens sampled, and scored by the teacher", "accuracy on held-out prompts, %", height=420)
+    shape["xaxis"]["rangemode"] = "tozero"
+    return Figure(
+        name="accuracy_tokens",
+        title="What does a token buy?",
+        sentence=f"At equal tokens, against uniform: {listed(said, 6)}.",
+        estimator="Means over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than "
+        "three. A token counts once when it is sampled and once when the teacher scores it.",
+        rows=table.select(("regime", "seed", "step", "accuracy", "tokens_total")),
+        data=_curve_data(curves, "tokens"),
+        layout=shape,
+    )
+
+
+# ---------------------------------------------------------------- where the time went
 
 
 def time_spent(facts: Facts) -> Figure | None:
-    """Seconds by stage: of every regime, or of the one training run."""
+    """Seconds by stage: of every regime, or of the one training run where nothing was compared."""
     rows = _seconds_by_regime(facts)
     if not rows:
         return None
@@ -281,24 +333,23 @@ def time_spent(facts: Facts) -> Figure | None:
     shape = layout("seconds, mean over seeds", "", height=150 + 38 * len(names), barmode="stack")
     shape["yaxis"] = names_axis([label(name, 26) for name in names])
     shape["legend"] = {**shape["legend"], "traceorder": "normal"}
-    largest = {name: max(row, key=lambda stage: row[stage]) for name, row in rows.items()}
-    head = next(iter(rows))
-    share = rows[head][largest[head]] / sum(rows[head].values())
+    head, first = next(iter(rows.items()))
+    largest, total = max(first, key=lambda stage: first[stage]), sum(first.values())
+    kept = finals(facts).get("freeze", {}).get("kept_share")
+    ceiling = (
+        f"; freezing kept {percent(kept)} of the positions, which allows at most {number(1 / kept)}×" if kept else ""
+    )
     return Figure(
         name="time",
         title="Where the time went",
-        sentence=f"Of {number(sum(rows[head].values()), 0)} seconds of {_training(head)}, {percent(share, 0)} went to "
-        f"{STAGE_WORDS.get(largest[head], STAGE_TITLES[largest[head]])}" + _ceiling(facts) + ".",
-        estimator="Wall-clock seconds by stage on the first rank, measured by the trainer; nested stages are counted "
-        "once. Dropping a share f of positions cannot speed training up by more than 1/(1 − f).",
+        sentence=f"Of {number(total, 0)} seconds of {'training' if head == 'training' else f'the {head} regime'}, "
+        f"{percent(first[largest] / total, 0)} went to {STAGE_WORDS.get(largest, STAGE_TITLES[largest])}{ceiling}.",
+        estimator="Wall-clock seconds by stage, measured by the trainer; nested stages are counted once. Dropping a "
+        "share f of positions cannot speed training up by more than 1/(1 − f).",
         rows=pa.Table.from_pylist([{"regime": name, **row} for name, row in rows.items()]),
         data=data,
         layout=shape,
     )
-
-
-def _training(name: str) -> str:
-    return "training" if name == "training" else f"the {name} regime"
 
 
 def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
@@ -317,10 +368,3 @@ def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
         if found:
             return found
     return {}
-
-
-def _ceiling(facts: Facts) -> str:
-    share = _recorded(facts).get("freeze", {}).get("kept_share")
-    if not share:
-        return ""
-    return f"; freezing kept {percent(share)} of the positions, which allows at most {number(1 / share)}×"

@@ -1,329 +1,240 @@
-"""What a training regime costs and saves against the uniform one: every number with its interval.
+"""What a training regime costs and saves against uniform: every number with its interval, and the verdict.
 
-A regime is evaluated at a few points of its training, on the same held-out prompts as every other regime with the same
-seed; so regimes are compared prompt by prompt and seed by seed. This module knows outcomes, seconds and FLOPs; it
-does not know how a regime was trained, nor what a rock is. The words that follow from the numbers are in
-report/conclusions.
+Regimes are compared prompt by prompt and seed by seed: trainings of one seed are evaluated at the same steps, on the
+same held-out prompts. This module knows outcomes, seconds, FLOPs and tokens; it knows neither how a regime was trained
+nor what a rock is. The sentences that follow from the numbers are in figures.py.
 
-Shapes: S seeds, E evaluations (the first is the common start), P prompts, B resamples.
+Shapes: S seeds, E evaluations (the first is the common start), P prompts, C prompts of rollouts that are common to all
+regimes, B resamples.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats as sps
+from scipy.optimize import isotonic_regression
 
-from rocktokens.compare.curves import (  # noqa: F401 - others import them from here
-    AXES,
-    Arm,
-    Audit,
-    Floats,
-    Reach,
-    area_weights,
-    first_reach,
-    reach_target,
-    weights_at,
-)
-from rocktokens.compare.intervals import MIN_SEEDS, crossed_estimate, seed_estimate, skewed_estimate
+from rocktokens.compare.regimes import CONTROLS_OF_SAVING, SAMPLE_LESS, SAVERS
+from rocktokens.compare.settings import CompareConfig
 from rocktokens.errors import DataError
-from rocktokens.stats import Estimate
+from rocktokens.seeds import derive_seed
+from rocktokens.stats import MIN_SEEDS, Estimate, Floats, resample_counts
 from rocktokens.values import Row
 
+AXES = ("steps", "seconds", "flops", "tokens")
 Verdict = Literal["costs", "gains", "unchanged", "undecided"]
-ESTIMATES = (
-    "accuracy",
-    "change_same_seconds",
-    "accuracy_same_tokens",
-    "change_same_tokens",
-    "area_steps",
-    "area_steps_change",
-    "area_seconds",
-    "area_seconds_change",
-    "seconds",
-    "seconds_ratio",
-    "step_ratio",
-    "loss_rocks",
-    "loss_rest",
-    "loss_rocks_change",
-    "loss_rest_change",
-    "length_ratio",
-    "truncated_change",
-)
+
+
+# ---------------------------------------------------------------- intervals over seeds and prompts
+
+
+def crossed_estimate(value_SP: ArrayLike, *, level: float = 0.95) -> Estimate:
+    """Mean over seeds and prompts, both taken as drawn at random, with an interval for either source of chance.
+
+    Every seed is tried on every prompt, so the variance of the mean has a part for seeds, one for prompts and one
+    for the rest (two-way layout); t with Satterthwaite's degrees of freedom, few where the seeds' part is the large
+    one. With fewer than three seeds the interval accounts for prompts only, and every display of it must say so.
+    """
+    values = np.atleast_2d(np.asarray(value_SP, float))
+    seeds, prompts = values.shape
+    if prompts < 2 or not np.isfinite(values).all():
+        raise DataError(f"outcomes of {seeds} seeds on {prompts} prompts: an interval needs at least 2, all known")
+    mean = float(values.mean())
+    if np.ptp(values) == 0:  # all alike: a share of others this large could still have been missed ("rule of three")
+        missed = 1.0 - (1.0 - level) ** (1.0 / prompts)
+        return Estimate(mean, mean - missed, mean + missed, prompts)
+    return _t_estimate(mean, *_variance(values), level, prompts)
+
+
+def _variance(values: Floats) -> tuple[float, float]:
+    """Variance of the mean of seeds × prompts, and its degrees of freedom."""
+    seeds, prompts = values.shape
+    by_prompt = float(values.mean(0).var(ddof=1)) / prompts
+    if seeds < MIN_SEEDS:
+        return by_prompt, prompts - 1
+    by_seed = float(values.mean(1).var(ddof=1)) / seeds
+    rest_SP = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    degrees = (seeds - 1) * (prompts - 1)
+    rest = float((rest_SP**2).sum()) / degrees / (seeds * prompts)  # counted once in each of the other two
+    variance = by_prompt + max(by_seed - rest, 0.0)
+    if by_seed <= rest:
+        return variance, prompts - 1
+    spread = by_prompt**2 / (prompts - 1) + by_seed**2 / (seeds - 1) + rest**2 / degrees
+    return variance, variance**2 / spread
+
+
+def _t_estimate(mean: float, variance: float, degrees: float, level: float, number: int) -> Estimate:
+    half = float(sps.t.ppf((1 + level) / 2, degrees)) * math.sqrt(variance)
+    return Estimate(mean, mean - half, mean + half, number)
+
+
+def skewed_estimate(value_SC: ArrayLike, *, level: float = 0.95) -> Estimate:
+    """Mean over seeds and prompts with an interval for either, as in `crossed_estimate`, for values that are skewed.
+
+    A few prompts carry much of a loss, and Student's interval around such a mean is too short on one side. Hall's
+    (1992) cubic transformation of t takes the skewness out; it is monotone, so that the interval is its inverse. No
+    interval where there are fewer than three prompts, or no spread.
+    """
+    values = np.atleast_2d(np.asarray(value_SC, float))
+    mean, number = float(values.mean()), values.shape[1]
+    if number < 3 or np.ptp(values.mean(0)) <= 1e-9 * np.abs(values).max():
+        return Estimate(mean, math.nan, math.nan, number)
+    variance, degrees = _variance(values)
+    skew = float(sps.skew(values.mean(0), bias=False))
+    quantile = float(sps.t.ppf((1 + level) / 2, degrees)) / math.sqrt(number)
+    spread = math.sqrt(variance * number)
+
+    def unskewed(ratio: float) -> float:
+        """(mean - truth) / spread whose image under Hall's transformation is `ratio`."""
+        if abs(skew) < 1e-6:
+            return ratio
+        return 3 / skew * float(np.cbrt(1 + skew * (ratio - skew / (6 * number))) - 1)
+
+    return Estimate(mean, mean - spread * unskewed(quantile), mean - spread * unskewed(-quantile), number)
+
+
+def values_by_prompt(loss_C: ArrayLike, positions_C: ArrayLike) -> Floats:
+    """One value per prompt; their mean is the mean loss per position, and their spread gives its standard error.
+
+    Prompts have different numbers of positions, so the mean loss is a ratio of two sums. Each value is the mean loss
+    plus the prompt's part in it, (summed loss - mean loss x positions) / mean number of positions, which is the usual
+    linearisation of a ratio.
+    """
+    loss, positions = np.asarray(loss_C, float), np.asarray(positions_C, float)
+    mean = loss.sum() / positions.sum()
+    return mean + (loss - mean * positions) / positions.mean()
+
+
+def seed_estimate(value_S: ArrayLike, *, level: float = 0.95, ratio: bool = False) -> Estimate:
+    """Mean over seeds with a t interval (a ratio's is taken on logarithms); fewer than three seeds have none."""
+    values = np.log(np.asarray(value_S, float)) if ratio else np.asarray(value_S, float)
+    mean, number = float(values.mean()), len(values)
+    found = Estimate(mean, math.nan, math.nan, number)
+    if number >= MIN_SEEDS:
+        found = _t_estimate(mean, float(values.var(ddof=1)) / number, number - 1, level, number)
+    return Estimate(*(math.exp(end) for end in found[:3]), number) if ratio else found
+
+
+# ---------------------------------------------------------------- curves of accuracy
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One regime's results relative to uniform."""
+class Trained:
+    """One regime trained with one seed."""
 
     regime: str
-    num_seeds: int
-    num_problems: int
-    accuracy: Estimate
-    """Final accuracy over seeds and prompts."""
-    change: Estimate
-    """Final accuracy minus uniform's, after the same number of optimiser steps."""
-    change_same_seconds: Estimate
-    """The same when the slower of the two curves is cut at uniform's seconds."""
-    accuracy_same_tokens: Estimate
-    change_same_tokens: Estimate
-    """Accuracy, and its change against uniform, when both have spent the same tokens (sampled, and scored)."""
-    area_steps: Estimate
-    area_steps_change: Estimate
-    """Mean accuracy over uniform's steps, and its difference to uniform's."""
-    area_seconds: Estimate
-    area_seconds_change: Estimate
-    """Likewise over uniform's seconds."""
-    reach: Mapping[str, Reach]
-    """By axis: when the regime comes within the margin of uniform's final accuracy."""
-    seconds: Estimate
-    """Seconds of training, over seeds."""
-    seconds_ratio: Estimate
-    """Those seconds as a share of uniform's, seed by seed."""
-    step_ratio: Estimate
-    """Seconds a step as a share of uniform's."""
-    flops_ratio: float
-    """Floating-point operations as a share of uniform's; NaN where the trainings recorded none."""
-    kept_share: float
-    tokens_ratio: float
-    """Positions sampled as a share of uniform's."""
-    spent_ratio: float
-    """Tokens sampled, and scored by the teacher, as a share of uniform's, after the same number of steps."""
-    bite_tokens: float | None
-    """Share of the tokens that the regime changed: given another weight, or not sampled at all."""
-    bite_loss: float | None
-    """Share of the loss at sampled tokens whose weight it changed."""
-    end_dropped: float | None
-    """Share of end tokens that carried no loss."""
-    length_ratio: Estimate | None
-    """Mean length of the held-out rollouts at the end as a share of uniform's."""
-    truncated_change: Estimate | None
-    """Share of them without an end token, minus uniform's."""
-    ceiling: float
-    """The speed-up that the dropped positions could give if all work were theirs: 1 / (1 - f)."""
-    loss_rocks: Estimate | None
-    loss_rest: Estimate | None
-    """Mean loss on rollouts common to all regimes; the interval is over their prompts and, from three on, seeds."""
-    loss_rocks_change: Estimate | None
-    loss_rest_change: Estimate | None
-    """That loss minus uniform's, paired by seed and prompt; None for uniform itself and where it is not known."""
-    stages: Mapping[str, float]
-    """Mean seconds by stage."""
-    verdict: Verdict
-
-    @property
-    def over_seeds(self) -> bool:
-        """Whether intervals account for seeds as well as prompts; else for prompts only."""
-        return self.num_seeds >= MIN_SEEDS
-
-    @property
-    def grew(self) -> bool | None:
-        """Whether rollouts became longer, or more of them truncated, beyond chance; None: not known."""
-        if self.length_ratio is None or self.truncated_change is None or math.isnan(self.length_ratio.low):
-            return None
-        return self.length_ratio.low > 1 or self.truncated_change.low > 0
-
-    def row(self) -> dict[str, object]:
-        """All of it as one flat row; an interval as NAME, NAME_low, NAME_high; "not reached" is empty."""
-        found: dict[str, object] = {"regime": self.regime, "verdict": self.verdict}
-        found |= {"num_seeds": self.num_seeds, "num_problems": self.num_problems, "delta": self.change.value}
-        found["over_seeds"] = self.over_seeds
-        found |= {"delta_low": _finite(self.change.low), "delta_high": _finite(self.change.high)}
-        for name in ESTIMATES:
-            estimate = getattr(self, name) or (None, None, None)
-            found |= {name: _finite(estimate[0])}
-            found |= {f"{name}_low": _finite(estimate[1]), f"{name}_high": _finite(estimate[2])}
-        for axis in AXES:
-            reach = self.reach[axis]
-            found |= {f"{axis}_to": _finite(reach.value)}
-            found |= {f"{axis}_to_low": _finite(reach.low), f"{axis}_to_high": _finite(reach.high)}
-        found["share_reached"] = self.reach["steps"].share_reached
-        names = ("flops_ratio", "kept_share", "tokens_ratio", "ceiling", "spent_ratio", "bite_tokens", "bite_loss")
-        found |= {name: _finite(getattr(self, name)) for name in (*names, "end_dropped")}
-        found["grew"] = self.grew
-        return found | {f"seconds_{stage}": value for stage, value in self.stages.items()}
+    seed: int
+    x: Mapping[str, Floats]
+    """By axis (steps, seconds, FLOPs, tokens sampled and scored): the total since the start, at each evaluation."""
+    correct_EP: Floats
+    """Share of right rollouts of each prompt at each evaluation."""
+    kept_share: float = 1.0
+    """Share of the sampled positions that carried loss."""
+    tokens: float = 1.0
+    """Response positions sampled in the whole training."""
+    loss_C: Mapping[str, Floats] = field(default_factory=dict)
+    """At "rocks" and at the "rest": the final student's loss on common rollouts, by prompt (`values_by_prompt`)."""
+    length_P: Floats | None = None
+    truncated_P: Floats | None = None
+    """Mean length of each prompt's rollouts at the last evaluation, and the share that was cut."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage of a step."""
+    audit: Mapping[str, float | None] = field(default_factory=dict)
+    """What the record says of how much the regime changed: shares of tokens, of loss, and of end tokens dropped."""
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+class Reach(NamedTuple):
+    """When a curve came to a target, in units of one axis; infinite where it did not."""
+
+    value: float
+    low: float
+    high: float
+    share_reached: float
+    """Share of the resamples in which the target was reached at all."""
 
 
-def read_regime(
-    arms: Sequence[Arm],
-    uniform: Sequence[Arm],
-    *,
-    margin: float = 0.01,
-    level: float = 0.95,
-    resamples: int = 1000,
-    rng: np.random.Generator,
-    tokens: float | None = None,
-) -> Reading:
-    """Compare one regime with uniform, paired by seed and by prompt.
+def weights_at(x_E: Floats, at: float) -> Floats:
+    """Weights of the evaluations in the curve's value at `at`: linear between points, held after the last."""
+    weight_E = np.zeros(len(x_E))
+    right = int(np.searchsorted(x_E, at))
+    if right == 0 or right == len(x_E):
+        weight_E[min(right, len(x_E) - 1)] = 1.0
+        return weight_E
+    share = (at - x_E[right - 1]) / (x_E[right] - x_E[right - 1])
+    weight_E[right - 1], weight_E[right] = 1.0 - share, share
+    return weight_E
 
-    Args:
-        arms: its trainings.
-        uniform: uniform's.
-        margin: the change of accuracy that does not matter.
-        level: coverage of intervals.
-        resamples: bootstrap resamples for when a target is reached.
-        rng: source of the resamples.
-        tokens: tokens at which they are compared; unset: what the one that spent less has spent.
+
+def first_reach(accuracy_E: Floats, target: float) -> float | None:
+    """Evaluation, with a fraction between two, at which the curve comes to the target; None where it does not.
+
+    The curve is made monotone first (isotonic regression): one lucky evaluation of a noisy curve does not count.
     """
-    arms, uniform = paired(arms, uniform)
-    ends, seconds = [float(arm.step_E[-1]) for arm in uniform], [float(arm.seconds_E[-1]) for arm in uniform]
+    fitted_E = isotonic_regression(accuracy_E).x
+    above = np.flatnonzero(fitted_E >= target - 1e-12)
+    if not len(above):
+        return None
+    index = int(above[0])
+    if index == 0:
+        return 0.0
+    below = fitted_E[index - 1]
+    return index - 1 + float((target - below) / (fitted_E[index] - below))
 
-    def both(ours: list[Floats], theirs: list[Floats]) -> tuple[Estimate, Estimate]:
-        value_SP = np.stack([w @ arm.correct_EP for w, arm in zip(theirs, arms)])
-        base_SP = np.stack([w @ arm.correct_EP for w, arm in zip(ours, uniform)])
-        return crossed_estimate(value_SP, level=level), crossed_estimate(value_SP - base_SP, level=level)
 
-    last = [weights_at(arm.step_E, step) for arm, step in zip(uniform, ends)]
-    accuracy, change = both(last, [weights_at(arm.step_E, step) for arm, step in zip(arms, ends)])
-    _, same_seconds = both(last, [weights_at(arm.seconds_E, limit) for arm, limit in zip(arms, seconds)])
-    area_steps = both(*([area_weights(arm.step_E, x) for arm, x in zip(side, ends)] for side in (uniform, arms)))
-    area_seconds = both(
-        *([area_weights(arm.seconds_E, x) for arm, x in zip(side, seconds)] for side in (uniform, arms))
-    )
-    same_tokens = at_tokens(arms, uniform, tokens, level=level)
+def reach_target(
+    own: Sequence[Trained],
+    uniform: Sequence[Trained],
+    *,
+    margin: float,
+    rng: np.random.Generator,
+    resamples: int = 1000,
+    level: float = 0.95,
+) -> dict[str, Reach]:
+    """By axis: where the regime's mean curve comes within `margin` of uniform's final accuracy.
 
-    own = np.array([arm.seconds_E[-1] for arm in arms])
-    own_steps = np.array([arm.step_E[-1] for arm in arms])
-    kept = float(np.average([arm.kept_share for arm in arms], weights=[arm.tokens for arm in arms]))
-    ratio = sum(arm.tokens for arm in arms) / sum(arm.tokens for arm in uniform)
-    left = kept * ratio if arms[0].samples_less else kept
-    names = sorted({stage for arm in arms for stage in arm.stages or {}})
-    return Reading(
-        regime=arms[0].regime,
-        num_seeds=len(arms),
-        num_problems=arms[0].correct_EP.shape[1],
-        accuracy=accuracy,
-        change=change,
-        change_same_seconds=same_seconds,
-        accuracy_same_tokens=same_tokens[0],
-        change_same_tokens=same_tokens[1],
-        area_steps=area_steps[0],
-        area_steps_change=area_steps[1],
-        area_seconds=area_seconds[0],
-        area_seconds_change=area_seconds[1],
-        reach=reach_target(arms, uniform, margin=margin, rng=rng, resamples=resamples, level=level),
-        seconds=seed_estimate(own, level=level),
-        seconds_ratio=seed_estimate(own / seconds, level=level, ratio=True),
-        step_ratio=seed_estimate(own / own_steps / (np.array(seconds) / ends), level=level, ratio=True),
-        flops_ratio=_ratio(sum(arm.flops_E[-1] for arm in arms), sum(arm.flops_E[-1] for arm in uniform)),
-        kept_share=kept,
-        tokens_ratio=ratio,
-        spent_ratio=float(sum(a.axis("tokens")[-1] for a in arms) / sum(a.axis("tokens")[-1] for a in uniform)),
-        ceiling=1.0 / max(min(left, 1.0), np.finfo(float).tiny),
-        loss_rocks=_losses(arms, "loss_rocks", level),
-        loss_rest=_losses(arms, "loss_rest", level),
-        loss_rocks_change=_loss_change(arms, uniform, "loss_rocks", level),
-        loss_rest_change=_loss_change(arms, uniform, "loss_rest", level),
-        stages={name: float(np.mean([(arm.stages or {}).get(name, 0.0) for arm in arms])) for name in names},
-        verdict=judge(change, margin, seeds=len(arms)),
-        **_audited(arms, uniform, ratio, level),
-    )
+    Uniform's final accuracy is the end of its own monotone curve. The interval resamples seeds and prompts, the same
+    ones for both regimes; a bound may be infinite: not reached.
+    """
+    own_SEP, uniform_SEP = (np.stack([t.correct_EP for t in side]) for side in (own, uniform))
+    seeds, _, prompts = uniform_SEP.shape
+    counts_BP = np.vstack([np.ones(prompts), resample_counts(prompts, resamples, rng)]) / prompts
+    drawn_BS = np.vstack([np.arange(seeds), rng.integers(0, seeds, size=(resamples, seeds))])
+    own_SEB, uniform_SEB = own_SEP @ counts_BP.T, uniform_SEP @ counts_BP.T
+    x_SE = {axis: np.stack([t.x[axis] for t in own]) for axis in AXES}
+    found: dict[str, list[float]] = {axis: [] for axis in AXES}
+    for b, drawn in enumerate(drawn_BS):  # the first is what was observed
+        target = float(isotonic_regression(uniform_SEB[drawn, :, b].mean(0)).x[-1]) - margin
+        place = first_reach(own_SEB[drawn, :, b].mean(0), target)
+        for axis in AXES:
+            x_E = x_SE[axis][drawn].mean(0)
+            found[axis].append(math.inf if place is None else float(np.interp(place, np.arange(len(x_E)), x_E)))
+    reached = {}
+    for axis, values in found.items():
+        resampled = np.sort(values[1:])
+        last = len(resampled) - 1  # order statistics: an infinite bound is an answer, not an average
+        low, high = math.floor((1 - level) / 2 * last), math.ceil((1 + level) / 2 * last)
+        share = float(np.isfinite(resampled).mean())
+        reached[axis] = Reach(values[0], float(resampled[low]), float(resampled[high]), share)
+    return reached
+
+
+# ---------------------------------------------------------------- one regime against uniform
 
 
 def at_tokens(
-    arms: Sequence[Arm], others: Sequence[Arm], tokens: float | None = None, *, level: float = 0.95
+    own: Sequence[Trained], others: Sequence[Trained], tokens: float, *, level: float = 0.95
 ) -> tuple[Estimate, Estimate]:
-    """Accuracy after so many tokens, and its difference to other trainings of the same seeds after as many.
-
-    Without a number: what both of a pair have spent. A training that ended before holds its last value.
-    """
-    value, base = [], []
-    for arm, other in zip(arms, others):
-        limit = min(arm.axis("tokens")[-1], other.axis("tokens")[-1]) if tokens is None else tokens
-        value.append(weights_at(arm.axis("tokens"), limit) @ arm.correct_EP)
-        base.append(weights_at(other.axis("tokens"), limit) @ other.correct_EP)
-    value_SP = np.stack(value)
-    return crossed_estimate(value_SP, level=level), crossed_estimate(value_SP - np.stack(base), level=level)
-
-
-def _audited(arms: Sequence[Arm], uniform: Sequence[Arm], sampled: float, level: float) -> Row:
-    """How much the regime changed, whether it dropped end tokens, and whether rollouts grew."""
-
-    def mean(name: str) -> float | None:
-        values = [getattr(arm.audit, name) for arm in arms]
-        known = [value for value in values if value is not None]
-        return float(np.mean(known)) if known else None
-
-    changed = mean("changed_share")
-    if changed is not None and arms[0].samples_less:
-        changed = 1 - (1 - changed) * min(sampled, 1.0)
-    lengths, truncated = _growth(arms, uniform, level)
-    return {
-        "bite_tokens": changed,
-        "bite_loss": mean("changed_loss_share"),
-        "end_dropped": mean("end_dropped"),
-        "length_ratio": lengths,
-        "truncated_change": truncated,
-    }
-
-
-def _growth(arms: Sequence[Arm], uniform: Sequence[Arm], level: float) -> tuple[Estimate, Estimate] | tuple[None, None]:
-    """Length of the rollouts as a share of uniform's, and the change of the share that was cut.
-
-    Intervals are over prompts, and seeds from three on; over seeds alone where only the means are on record.
-    """
-    known = [arm.length_P is not None and arm.truncated_P is not None for arm in (*arms, *uniform)]
-    if all(known):
-        own_SP, base_SP = (np.stack([arm.length_P for arm in side]) for side in (arms, uniform))  # type: ignore[misc]
-        cut_SP, base_cut_SP = (np.stack([arm.truncated_P for arm in side]) for side in (arms, uniform))  # type: ignore[misc]
-        ratio = own_SP.mean() / base_SP.mean()
-        share_SP = ratio + (own_SP - ratio * base_SP) / base_SP.mean()
-        return _certain_or(share_SP, level), _certain_or(cut_SP - base_cut_SP, level)
-    pairs = [(arm.audit, other.audit) for arm, other in zip(arms, uniform)]
-    if not all(own.length and other.length for own, other in pairs):
-        return None, None
-    ratios = [(own.length or 0.0) / (other.length or 1.0) for own, other in pairs]
-    changes = [(own.truncated or 0.0) - (other.truncated or 0.0) for own, other in pairs]
-    return seed_estimate(ratios, level=level, ratio=True), seed_estimate(changes, level=level)
-
-
-def _certain_or(value_SP: Floats, level: float) -> Estimate:
-    """An interval, of width 0 where all values are alike: uniform against itself, or nothing that was ever cut."""
-    if np.ptp(value_SP) == 0:
-        mean = float(value_SP.mean())
-        return Estimate(mean, mean, mean, value_SP.shape[1])
-    return skewed_estimate(value_SP, level=level)
-
-
-def paired(arms: Sequence[Arm], uniform: Sequence[Arm]) -> tuple[list[Arm], list[Arm]]:
-    """Trainings of the seeds that both have, in the same order, on the same prompts."""
-    base = {arm.seed: arm for arm in uniform}
-    matched = sorted((arm for arm in arms if arm.seed in base), key=lambda arm: arm.seed)
-    if not matched:
-        raise DataError("a regime is compared with uniform trained with the same seeds; there is no such training")
-    if len({arm.correct_EP.shape[1] for arm in [*matched, *uniform]}) > 1:
-        raise DataError(f"regime {matched[0].regime} was evaluated on other problems than uniform")
-    return matched, [base[arm.seed] for arm in matched]
-
-
-def _ratio(value: float, base: float) -> float:
-    return float(value / base) if base > 0 else math.nan
-
-
-def _losses(arms: Sequence[Arm], name: str, level: float) -> Estimate | None:
-    values = [getattr(arm, name) for arm in arms]
-    if any(value is None for value in values):
-        return None
-    by_prompt = [getattr(arm, f"{name}_C") for arm in arms]
-    if any(value_C is None for value_C in by_prompt):
-        return seed_estimate(values, level=level)
-    found = skewed_estimate(np.stack(by_prompt), level=level)
-    return found._replace(low=max(found.low, 0.0) if math.isfinite(found.low) else found.low)
-
-
-def _loss_change(arms: Sequence[Arm], uniform: Sequence[Arm], name: str, level: float) -> Estimate | None:
-    """A loss minus uniform's on the same rollouts."""
-    own, base = ([getattr(arm, f"{name}_C") for arm in side] for side in (arms, uniform))
-    if arms[0].regime == "uniform" or any(value_C is None for value_C in (*own, *base)):
-        return None
-    return skewed_estimate(np.stack(own) - np.stack(base), level=level)
+    """Accuracy after this many tokens, and its difference to other trainings of the same seeds after as many."""
+    value_SP, base_SP = (
+        np.stack([weights_at(t.x["tokens"], tokens) @ t.correct_EP for t in side]) for side in (own, others)
+    )
+    return crossed_estimate(value_SP, level=level), crossed_estimate(value_SP - base_SP, level=level)
 
 
 def judge(change: Estimate, margin: float, *, seeds: int) -> Verdict:
@@ -341,11 +252,130 @@ def judge(change: Estimate, margin: float, *, seeds: int) -> Verdict:
     return "gains" if change.low > 0 else "undecided"
 
 
-def frontier(readings: Sequence[Reading]) -> list[str]:
-    """Regimes that no other beats in both accuracy and seconds, quickest first."""
-    best, found = -math.inf, []
-    for reading in sorted(readings, key=lambda r: (r.seconds.value, -r.accuracy.value)):
-        if reading.accuracy.value > best:
-            best = reading.accuracy.value
-            found.append(reading.regime)
+def summary_row(own: Sequence[Trained], uniform: Sequence[Trained], config: CompareConfig, *, tokens: float) -> Row:
+    """One regime against uniform, paired by seed and by prompt: a row of compare_summary.
+
+    An interval stands as NAME, NAME_low, NAME_high; what is infinite (never reached) or not known is None.
+
+    Args:
+        own: its trainings, one per seed.
+        uniform: uniform's, of the same seeds in the same order.
+        config: margin, coverage and resamples.
+        tokens: where accuracies are compared at equal tokens.
+    """
+    regime, level = own[0].regime, config.level
+    last_SP, base_SP = (np.stack([t.correct_EP[-1] for t in side]) for side in (own, uniform))
+    limits = [float(t.x["seconds"][-1]) for t in uniform]
+    timed_SP = np.stack([weights_at(t.x["seconds"], limit) @ t.correct_EP for t, limit in zip(own, limits)])
+    same_tokens = at_tokens(own, uniform, tokens, level=level)
+    seconds = np.array([t.x["seconds"][-1] for t in own])
+    change = crossed_estimate(last_SP - base_SP, level=level)
+    estimates: dict[str, Estimate | None] = {
+        "delta": change,
+        "accuracy": crossed_estimate(last_SP, level=level),
+        "change_same_seconds": crossed_estimate(timed_SP - base_SP, level=level),
+        "accuracy_same_tokens": same_tokens[0],
+        "change_same_tokens": same_tokens[1],
+        "seconds": seed_estimate(seconds, level=level),
+        "seconds_ratio": seed_estimate(seconds / limits, level=level, ratio=True),
+        **_losses(own, uniform, level),
+        **_growth(own, uniform, level),
+    }
+    row: Row = {"regime": regime, "verdict": judge(change, config.margin, seeds=len(own)), "num_seeds": len(own)}
+    row |= {"num_problems": last_SP.shape[1], "over_seeds": len(own) >= MIN_SEEDS}
+    for name, found in estimates.items():
+        ends = (None, None, None) if found is None else found[:3]
+        row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(finite, ends)))
+    longer, more_cut = row["length_ratio_low"], row["truncated_change_low"]
+    row["grew"] = None if longer is None else longer > 1 or (more_cut or 0.0) > 0
+    rng = np.random.default_rng(derive_seed("compare", regime))
+    reached = reach_target(own, uniform, margin=config.margin, rng=rng, resamples=config.resamples, level=level)
+    for axis, reach in reached.items():
+        row |= dict(zip((f"{axis}_to", f"{axis}_to_low", f"{axis}_to_high"), map(finite, reach[:3])))
+    row["share_reached"] = reached["steps"].share_reached
+
+    kept = float(np.average([t.kept_share for t in own], weights=[t.tokens for t in own]))
+    sampled = sum(t.tokens for t in own) / sum(t.tokens for t in uniform)
+    left = kept * sampled if regime in SAMPLE_LESS else kept
+    audited = {name: [t.audit[name] for t in own if t.audit.get(name) is not None] for name in own[0].audit}
+    bite = {name: float(np.mean(values)) if values else None for name, values in audited.items()}  # type: ignore[arg-type]
+    if bite.get("bite_tokens") is not None and regime in SAMPLE_LESS:  # what was never sampled is changed, too
+        bite["bite_tokens"] = 1 - (1 - bite["bite_tokens"]) * min(sampled, 1.0)  # type: ignore[operator]
+    flops, spent = (
+        [sum(float(t.x[axis][-1]) for t in side) for side in (own, uniform)] for axis in ("flops", "tokens")
+    )
+    stages = {stage: float(np.mean([t.stages.get(stage, 0.0) for t in own])) for stage in own[0].stages}
+    return row | {
+        "flops_ratio": flops[0] / flops[1] if flops[1] > 0 else None,
+        "kept_share": kept,
+        "tokens_ratio": sampled,
+        "spent_ratio": spent[0] / spent[1],
+        "ceiling": 1.0 / max(min(left, 1.0), float(np.finfo(float).tiny)),  # dropping f saves at most 1 / (1 - f)
+        **bite,
+        **{f"seconds_{stage}": value for stage, value in stages.items()},
+    }
+
+
+def finite(value: Any) -> float | None:
+    """A number that JSON can hold, or None."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _losses(own: Sequence[Trained], uniform: Sequence[Trained], level: float) -> dict[str, Estimate | None]:
+    """Losses on common rollouts, and their changes; None where there are no such positions."""
+    found: dict[str, Estimate | None] = {}
+    for name in ("rocks", "rest"):
+        found[f"loss_{name}"] = found[f"loss_{name}_change"] = None
+        if all(name in t.loss_C for t in (*own, *uniform)):
+            own_SC, base_SC = (np.stack([t.loss_C[name] for t in side]) for side in (own, uniform))
+            loss = skewed_estimate(own_SC, level=level)
+            found[f"loss_{name}"] = loss._replace(low=max(loss.low, 0.0) if math.isfinite(loss.low) else loss.low)
+            if own[0].regime != "uniform":
+                found[f"loss_{name}_change"] = skewed_estimate(own_SC - base_SC, level=level)
+    return found
+
+
+def _growth(own: Sequence[Trained], uniform: Sequence[Trained], level: float) -> dict[str, Any]:
+    """Length of held-out rollouts as a share of uniform's, and the change of the share that was cut."""
+    if any(t.length_P is None or t.truncated_P is None for t in (*own, *uniform)):
+        return {"length_ratio": None, "truncated_change": None}
+    own_SP, base_SP = (np.stack([t.length_P for t in side]) for side in (own, uniform))  # type: ignore[misc]
+    cut_SP, base_cut_SP = (np.stack([t.truncated_P for t in side]) for side in (own, uniform))  # type: ignore[misc]
+    ratio = own_SP.mean() / base_SP.mean()
+    share_SP = ratio + (own_SP - ratio * base_SP) / base_SP.mean()  # a ratio of sums, linearised
+
+    def certain_or_interval(value_SP: Floats) -> Estimate:
+        if np.ptp(value_SP) == 0:  # uniform against itself, or nothing that was ever cut
+            mean = float(value_SP.mean())
+            return Estimate(mean, mean, mean, value_SP.shape[1])
+        return skewed_estimate(value_SP, level=level)
+
+    return {
+        "length_ratio": certain_or_interval(share_SP),
+        "truncated_change": certain_or_interval(cut_SP - base_cut_SP),
+    }
+
+
+# ---------------------------------------------------------------- all regimes
+
+
+def common_tokens(trained: Mapping[str, Sequence[Trained]]) -> float:
+    """The tokens that every training has spent."""
+    return min(float(t.x["tokens"][-1]) for own in trained.values() for t in own)
+
+
+def savings(trained: Mapping[str, Sequence[Trained]], *, tokens: float, level: float = 0.95) -> list[Row]:
+    """Every regime that samples less, at equal tokens, against the best control that simply samples less, too."""
+    found = []
+    for name in SAVERS:
+        if name in trained:
+            over = {
+                control: at_tokens(trained[name], trained[control], tokens, level=level)[1]
+                for control in CONTROLS_OF_SAVING
+                if control in trained
+            }
+            control = min(over, key=lambda own: over[own].value)
+            value, low, high, _ = over[control]
+            row: Row = {"regime": name, "control": control, "answer": "yes" if low > 0 else "no"}
+            found.append(row | {"over_control": value, "over_control_low": low, "over_control_high": high})
     return found

@@ -1,33 +1,35 @@
-"""The regimes of a comparison as configurations of one distillation, and the proof that nothing else differs.
+"""Which regimes a comparison trains, as configurations of one distillation, and the proof that nothing else differs.
 
-    sets = FrozenSets(rocks=rocks, bypass=bypass)
+    sets = frozen_sets(run, settings)
     configs = {name: regime_config(name, base, settings, seed=0, sets=sets) for name in settings.regimes}
-    check_arms(configs)     # refuses a difference that is not the selector's or the schedule's
+    check_regimes(configs)     # refuses a difference that is not the regime's own
 
-This module turns configurations into configurations; it trains nothing.
+This module turns settings into settings; it trains nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rocktokens.compare.settings import CompareConfig, Regime
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, RunError
+from rocktokens.run import Run
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.settings import DistillConfig, OffPolicyConfig
 from rocktokens.values import Row
 
-# Regimes that cannot be trained without declared rocks.
-NEED_ROCKS: tuple[Regime, ...] = ("freeze_rocks", "soft")
-# Regimes that sample less, and uniform training that samples less too: the control that a saving must beat.
+log = logging.getLogger(__name__)
+
+# Regimes that sample less, and what a saving of theirs must beat: uniform training that simply samples less, too.
 SAVERS: tuple[Regime, ...] = ("prefix",)
-FAIR: tuple[Regime, ...] = ("uniform", "small")
-SAMPLE_LESS: tuple[Regime, ...] = ("prefix", "small")
+CONTROLS_OF_SAVING: tuple[Regime, ...] = ("uniform", "small")
+SAMPLE_LESS: tuple[Regime, ...] = (*SAVERS, "small")
 OTHER_LOSS: tuple[Regime, ...] = ("todi", "srkl")
-# What a regime may set differently from uniform beside its selector.
-SCHEDULE: dict[str, frozenset[str]] = {
+# What a regime may set differently from uniform, its selector aside.
+OWN_SETTINGS: dict[str, frozenset[str]] = {
     "small": frozenset({"rollouts_per_prompt", "micro_batch"}),
     "todi": frozenset({"loss"}),
     "srkl": frozenset({"loss"}),
@@ -40,26 +42,57 @@ SHADOWS += ("iw", "position", "prefix")
 
 @dataclass(frozen=True)
 class FrozenSets:
-    """Token types that regimes leave out: all declared rocks, and those that the bypass list lets be skipped."""
+    """Token types that regimes leave out: all rocks, and those that the bypass list lets training skip."""
 
     rocks: tuple[int, ...] = ()
     bypass: tuple[int, ...] = ()
 
     @property
     def controlled(self) -> tuple[int, ...]:
-        """What the controls stand for: what freeze leaves out or, where that is nothing, the rocks."""
+        """What `random` is the control of: what freeze leaves out or, where that is nothing, the rocks."""
         return self.bypass or self.rocks
 
     def allows(self, regime: Regime) -> bool:
         """Whether there is something for a regime to do."""
-        if regime == "freeze":
-            return bool(self.bypass)
-        if regime == "random":
-            return bool(self.controlled)
-        return bool(self.rocks) or regime not in NEED_ROCKS
+        needed = {"freeze": self.bypass, "random": self.controlled, "freeze_rocks": self.rocks, "soft": self.rocks}
+        return bool(needed.get(regime, True))
 
 
 NOTHING = FrozenSets()
+
+
+def frozen_sets(run: Run, config: CompareConfig) -> FrozenSets:
+    """Token ids named by the user, else the rocks, declared or by the definition asked for, and the bypass list."""
+    if config.rocks:
+        return FrozenSets(config.rocks, config.rocks)
+    bypass = tuple(run.facts("bypass")["ids"]) if run.done("bypass") else ()
+    if config.definition is None:
+        return FrozenSets(tuple(run.facts("detect")["rocks"]) if run.done("detect") else (), bypass)
+    if not run.done("detect"):
+        raise RunError(f"definition = {config.definition} needs a detection; run `rocktokens detect {run.path}` first")
+    order = f"select token_id from types where in_{config.definition} order by rank_{config.definition}, token_id"
+    return FrozenSets(tuple(run.query(order)["token_id"].to_pylist()), bypass)
+
+
+def regimes_to_train(run: Run, config: CompareConfig, sets: FrozenSets) -> tuple[Regime, ...]:
+    """The regimes asked for, uniform first, without those that have nothing to do; it says which and why."""
+    asked = [name for name in dict.fromkeys(config.regimes) if name != "uniform"]
+    if not run.done("detect"):
+        return ("uniform", *asked)  # nothing was looked for: a regime that needs it is refused
+    if not sets.rocks:
+        by = f"no type is a rock by {config.definition}" if config.definition else "detect declared no rocks"
+        log.warning("%s", by)
+    if "freeze" in asked and not sets.bypass:
+        why = "the bypass list is empty" if run.done("bypass") else f"no bypass list; `rocktokens bypass {run.path}`"
+        log.warning("there is nothing for freeze to leave out: %s", why)
+    left_out = [name for name in asked if not sets.allows(name)]
+    if left_out:
+        log.warning("not compared, for there is nothing to leave out: %s", ", ".join(left_out))
+    asked = [name for name in asked if name not in left_out]
+    if {"freeze", "freeze_rocks"} <= set(asked) and sorted(sets.rocks) == sorted(sets.bypass):
+        log.info("the bypass list holds every rock: freeze_rocks is freeze, and is not trained twice")
+        asked.remove("freeze_rocks")
+    return ("uniform", *asked)
 
 
 def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
@@ -91,59 +124,35 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
 
 
 def regime_config(
-    regime: Regime,
-    base: DistillConfig,
-    settings: CompareConfig,
-    *,
-    seed: int,
-    sets: FrozenSets = NOTHING,
+    regime: Regime, base: DistillConfig, settings: CompareConfig, *, seed: int, sets: FrozenSets = NOTHING
 ) -> DistillConfig:
-    """One regime with one seed.
-
-    Args:
-        regime: its name.
-        base: what all regimes share.
-        settings: the comparison's.
-        seed: number of the training.
-        sets: the token types that regimes leave out.
-    """
+    """The distillation of one regime with one seed."""
     if not sets.allows(regime):
-        needed, stages = ("a bypass list", "bypass") if regime == "freeze" else ("rocks", "detect")
+        needed, stage = ("a bypass list", "bypass") if regime == "freeze" else ("rocks", "detect")
         raise ConfigError(
-            f"regime {regime} needs {needed} that names token types; run `rocktokens {stages}` first, or name ids with "
+            f"regime {regime} needs {needed} that names token types; run `rocktokens {stage}` first, or name ids with "
             "--rocks"
         )
-    selector = SelectorConfig(**_selector(regime, settings, seed, sets))
-    config = replace(base, selector=selector, seed=base.seed + seed)
-    return replace(config, **_schedule(regime, base))
-
-
-def _selector(regime: Regime, settings: CompareConfig, seed: int, sets: FrozenSets) -> Row:
-    """The selector's settings; regimes that differ in something else have uniform's."""
-    named: dict[str, Row] = {
-        "freeze": {"name": "freeze", "rocks": sets.bypass},
-        "freeze_rocks": {"name": "freeze_rocks", "rocks": sets.rocks},
-        "soft": {"name": "soft", "rocks": sets.rocks, "lam": settings.lam},
-        "random": {"name": "random", "rocks": sets.controlled, "seed": seed},
-        "adaptive": {"name": "adaptive", "seed": seed},
-        "teachable": {"name": "teachable", "keep": settings.teachable},
-        "prefix": {"name": "prefix", "keep": settings.prefix},
+    selectors: dict[str, Row] = {
+        "freeze": {"rocks": sets.bypass},
+        "freeze_rocks": {"rocks": sets.rocks},
+        "soft": {"rocks": sets.rocks, "lam": settings.lam},
+        "random": {"rocks": sets.controlled, "seed": seed},
+        "adaptive": {"seed": seed},
+        "teachable": {"keep": settings.teachable},
+        "prefix": {"keep": settings.prefix},
+        **{name: {"keep": settings.keep} for name in ("entropy", "divergence", "tip", "adakd")},
+        **{name: {} for name in ("iw", "fire", "selectkd", "position")},
     }
-    named |= {name: {"name": name, "keep": settings.keep} for name in ("entropy", "divergence", "tip", "adakd")}
-    named |= {name: {"name": name} for name in ("iw", "fire", "selectkd", "position")}
-    return named.get(regime, {"name": "uniform"})
-
-
-def _schedule(regime: Regime, base: DistillConfig) -> Row:
-    """What a regime sets beside its selector; SCHEDULE says what it may."""
+    config = replace(base, seed=base.seed + seed)
+    if regime in selectors:
+        return replace(config, selector=SelectorConfig(name=regime, **selectors[regime]))
     if regime in OTHER_LOSS:
-        return {"loss": regime}
-    if regime != "small":
-        return {}
-    changed: Row = {"rollouts_per_prompt": 1}
-    if base.micro_batch is not None and base.prompts_per_step % base.micro_batch:
-        changed["micro_batch"] = None
-    return changed
+        return replace(config, loss=regime)
+    if regime == "small":
+        fits = base.micro_batch is None or base.prompts_per_step % base.micro_batch == 0
+        return replace(config, rollouts_per_prompt=1, micro_batch=base.micro_batch if fits else None)
+    return config
 
 
 def differences(first: Any, second: Any) -> set[str]:
@@ -159,11 +168,11 @@ def differences(first: Any, second: Any) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
-def check_arms(configs: Mapping[str, DistillConfig]) -> None:
-    """Refuse regimes of one seed that differ from uniform in anything but the selector and their stated schedule."""
-    uniform = configs["uniform"]
+def check_regimes(configs: Mapping[str, DistillConfig]) -> None:
+    """Refuse regimes of one seed that differ from uniform in anything but the selector and their own settings."""
     for regime, config in configs.items():
-        allowed = SCHEDULE.get(regime, frozenset())
-        wrong = {n for n in differences(uniform, config) if not n.startswith("selector.") and n not in allowed}
+        allowed = OWN_SETTINGS.get(regime, frozenset())
+        found = differences(configs["uniform"], config)
+        wrong = sorted(name for name in found if not name.startswith("selector.") and name not in allowed)
         if wrong:
-            raise ConfigError(f"regime {regime} differs from uniform in {', '.join(sorted(wrong))}: not comparable")
+            raise ConfigError(f"regime {regime} differs from uniform in {', '.join(wrong)}: not comparable")

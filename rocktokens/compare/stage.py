@@ -1,140 +1,160 @@
 """The stage `compare`: train the regimes from one start, evaluate them on the same prompts, say what follows.
 
-This module says which trainings there are, in which order, and when a regime has enough of them, and writes the files.
-The trainings themselves are compare_arms.py's, the regimes core/comparison/regimes.py's, the comparison
-core/comparison/compare.py's. Trainings of one seed come one after the other, so that a slow hour of the machine meets
-all regimes alike; several processes share them out.
+The driver lists one job per regime and seed (trainings.py), puts what they leave together, compares it (judgement.py),
+and writes the tables. Jobs of one seed stand one after the other, so that a slow hour of the machine meets all regimes.
+Seconds are those of training: evaluation happens outside of it, and recording and saving are taken off.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import datetime
+import itertools
+import json
 import logging
 import os
+import platform
+import shlex
 import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.accuracy import accuracy_estimate
 from rocktokens.bypass.stage import write_comparison_back
-from rocktokens.compare.regimes import SHADOWS, FrozenSets, check_arms, common_base, regime_config
-from rocktokens.compare.sets import frozen_ids, frozen_sets, regimes_to_train
-from rocktokens.compare.settings import CompareConfig
-from rocktokens.compare.tables import write_comparison
-from rocktokens.compare.terminal import show
-from rocktokens.compare.trainings import (
-    ARMS,
-    BESIDE,
-    Bench,
-    Plan,
-    check_arms_on_disk,
-    make_bench,
-    train_and_read,
+from rocktokens.compare.figures import sentences
+from rocktokens.compare.judgement import Trained, common_tokens, savings, summary_row, values_by_prompt
+from rocktokens.compare.regimes import (
+    OTHER_LOSS,
+    SHADOWS,
+    check_regimes,
+    common_base,
+    frozen_sets,
+    regime_config,
+    regimes_to_train,
 )
-from rocktokens.errors import ConfigError, RunError
-from rocktokens.files import digest_of_value, failing
+from rocktokens.compare.settings import CompareConfig
+from rocktokens.compare.trainings import (
+    START,
+    Common,
+    Training,
+    evaluate_start,
+    forget,
+    sample_contexts,
+    train_and_evaluate,
+)
+from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.files import digest_of_value, write_text
+from rocktokens.jobs import Job, Place
+from rocktokens.jobs import run as run_jobs
 from rocktokens.lock import working_on
-from rocktokens.models.settings import PairConfig
 from rocktokens.permissions import refuse_code
-from rocktokens.ranks import ranks, wait_for
+from rocktokens.progress import console
 from rocktokens.run import Run, open_run
+from rocktokens.seeds import derive_seed
 from rocktokens.select.adaptive import least_updates
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_manifest
+from rocktokens.show import Column, Table, number, percent, plural, points
 from rocktokens.stage import Stage, inputs_of, pair_of, prompts_of
+from rocktokens.tables import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.train.settings import DistillConfig
-from rocktokens.values import Json
-from rocktokens.workers import apart_from_torchrun
+from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)
 
-REPLACED = ".compare-replaced"
+COMPARED, AGAIN = "compare", ".compare-again"  # `--again` trains in its own folder; the old one stays until it is whole
+EVALUATED = ("heldout_loss_rocks", "heldout_loss_rest", "heldout_length", "heldout_truncated")
+ESTIMATORS = (
+    "Accuracy and its change: mean over seeds and prompts, both random and crossed, paired by seed and prompt; t "
+    "interval from a two-way layout with Satterthwaite's degrees of freedom. Reaching: monotone (isotonic) mean curve, "
+    "interval from a bootstrap over seeds and prompts. Ratios of time: t interval over seeds on logarithms. Seconds "
+    "are those of training, without evaluation, recording and saving. Losses: final student on rollouts common to all "
+    "regimes, mean over positions; interval from the same two-way layout over seeds and the rollouts' prompts, with "
+    "Hall's correction for skewness; differences to uniform paired by both. Lengths and truncation likewise."
+)
 
 
-def compare(path: Path, config: CompareConfig, *, servers: ServersConfig | None = None, again: bool = False) -> Run:
-    """Train and read the regimes; writes compare.parquet and its companions, prints the table and the verdicts.
-
-    Several processes share the trainings, each of which is one process's; the first one writes the tables.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        apart_from_torchrun(compare, path, config, servers=servers, again=again)
-        return open_run(path)
+def compare(
+    path: Path,
+    config: CompareConfig,
+    *,
+    servers: ServersConfig | None = None,
+    again: bool = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> Run:
+    """Train and evaluate the regimes; writes compare.parquet and its companions, prints the tables and the verdicts."""
     with working_on(path):
         run = open_run(path)
         if set(config.regimes) == {"uniform"}:
             raise ConfigError("regimes must name at least one beside uniform: there would be nothing to compare")
-        stage = _stage(run, config)
-        if stage.due(again):
-            _compare(stage, make_plan(run, config, beside=again), servers or ServersConfig())
+        sets = frozen_sets(run, config)
+        inputs = inputs_of(run, files=("rollouts.parquet",), stages=("distill",))
+        inputs["the rocks"], inputs["the bypass list"] = (digest_of_value(list(s)) for s in (sets.rocks, sets.bypass))
+        stage = Stage(run, "compare", {"compare": config}, inputs)
+        if not stage.due(again):
+            return run
+        folder = run.path / (AGAIN if again and (run.path / COMPARED).exists() else COMPARED)
+        trainings = plan_trainings(run, config, folder, servers or ServersConfig())
+        if {training.regime for training in trainings} == {"uniform"}:
+            if run.done("compare") and stage.changed_settings():
+                raise ConfigError(
+                    f"of the regimes {', '.join(config.regimes)} only uniform is left to train: there is nothing to "
+                    "compare, and the comparison that is there stays. Name another regime, or token ids with --rocks"
+                )
+            run.reopen("compare")  # an older comparison was of rocks that are no longer declared
+            log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
+            return run
+        _train_all(trainings, place)
+        if folder.name == AGAIN:
+            shutil.rmtree(run.path / COMPARED)
+            folder.rename(run.path / COMPARED)
+        made = {(t.seed, t.regime): open_run(run.path / COMPARED / t.regime / f"seed={t.seed}") for t in trainings}
+        base = trainings[0].distill
+        frozen = {t.regime: list(t.distill.selector.rocks) for t in trainings if t.distill.selector.rocks}
+        facts: Json = {"normalise": base.normalise, "steps": base.steps, "schedule": base.schedule}
+        facts |= {"start": config.start or 0, "rocks": list(sets.rocks), "bypass": list(sets.bypass)}
+        facts |= {"frozen_by": frozen, "frozen": frozen.get("freeze") or frozen.get("freeze_rocks") or []}
+        if not facts["frozen"]:
+            which = "no rock is declared" if not sets.rocks else "no declared rock is on the bypass list"
+            facts["nothing_to_freeze"] = f"nothing was frozen: {which}"
+        write_comparison(stage, made, config, facts)
+        write_comparison_back(run)
+        _show(run.facts("compare"), config)
         return run
 
 
-def _stage(run: Run, config: CompareConfig) -> Stage:
-    """No guards: what is trained protects itself (`_arm_run`), and tables are made from it at no cost."""
-    inputs = inputs_of(run, files=("rollouts.parquet",), stages=("distill",))
-    sets = frozen_sets(run, config)
-    inputs |= {"the rocks": digest_of_value(list(sets.rocks)), "the bypass list": digest_of_value(list(sets.bypass))}
-    return Stage(run, "compare", {"compare": config}, inputs)
+def _train_all(trainings: Sequence[Training], place: Place) -> None:
+    """Do every job that is not done; trainings on disk that were made with other settings are refused first."""
+    common, folder = trainings[0].common, trainings[0].common.folder
+    starts = [replace(t, regime=START) for t in trainings if t.regime == "uniform"]
+    try:
+        for training in (*starts, *trainings):
+            if training.directory.exists():
+                training.open()
+    except RunError as error:
+        if folder.name != AGAIN:
+            raise RunError(f"{error} Or pass --again to train every regime anew.") from error
+        shutil.rmtree(folder)  # a stopped `--again` with other settings
+    try:
+        if not common.contexts.exists():
+            job = Job("contexts", common.contexts, {"common": common, "seed": trainings[0].distill.seed})
+            run_jobs([job], sample_contexts, place, what="sampling common rollouts")
+        first = [Job(f"start, seed {t.seed}", t.job().part, {"training": t}) for t in starts]
+        run_jobs(first, evaluate_start, place, what="evaluating the start", unit="seeds")
+        what = f"comparing {plural(len(trainings), 'training')}"
+        run_jobs([t.job() for t in trainings], train_and_evaluate, place, what=what, unit="steps and evaluations")
+    finally:
+        forget()
 
 
-def _compare(stage: Stage, plan: Plan, servers: ServersConfig) -> None:
-    run = stage.run
-    if len(plan.arms) == plan.config.seeds:  # no rocks are declared any more: an older comparison was of others
-        if run.done("compare") and stage.changed_settings():
-            raise ConfigError(
-                f"of the regimes {', '.join(plan.config.regimes)} only uniform is left to train: there is nothing to "
-                "compare, and the comparison that is there stays. Name another regime, or token ids with --rocks"
-            )
-        if ranks().is_first:
-            run.reopen("compare")
-        log.warning("only uniform is left to train: there is nothing to compare, and the stage is left out")
-        return
-    _train_all(plan, make_bench(plan, servers))
-    if not ranks().is_first:
-        return
-    if plan.folder != ARMS:
-        _replace_arms(run, plan.folder)
-        plan = dataclasses.replace(plan, folder=ARMS)
-    arms = {key: open_run(plan.directory(*key)) for key in plan.arms}
-    facts: Json = {"normalise": plan.base.normalise, "steps": plan.base.steps}
-    facts |= {"schedule": plan.base.schedule}
-    facts["start"] = plan.config.start or 0
-    facts |= {"rocks": list(plan.sets.rocks), "bypass": list(plan.sets.bypass)}
-    facts["frozen_by"] = {name: list(ids) for name, ids in frozen_ids(plan.arms).items()}
-    facts["frozen"] = facts["frozen_by"].get("freeze") or facts["frozen_by"].get("freeze_rocks") or []
-    if not facts["frozen"]:
-        which = "no rock is declared" if not plan.sets.rocks else "no declared rock is on the bypass list"
-        facts["nothing_to_freeze"] = f"nothing was frozen: {which}"
-    readings = write_comparison(stage, arms, plan.config, facts)
-    if servers.teacher:
-        plan.parts().clear()
-    shutil.rmtree(run.path / REPLACED, ignore_errors=True)
-    write_comparison_back(run)
-    show(readings, plan.config, run.facts("compare"))
-
-
-def _train_all(plan: Plan, bench: Bench) -> None:
-    """Train what is asked for; the first process waits for the others' trainings."""
-    keys = list(plan.arms)
-    check_arms_on_disk(plan, keys, len(bench.problems))
-    train_and_read(plan, bench, keys)
-    if ranks().is_first:
-        wait_for(lambda: all(plan.is_read(key) for key in keys), "others' trainings")
-
-
-def _replace_arms(run: Run, folder: str) -> None:
-    """Put trainings that were made beside the old ones in their place; the old ones go when the tables are written."""
-    old = run.path / ARMS
-    with failing(old):
-        if old.exists():
-            shutil.rmtree(run.path / REPLACED, ignore_errors=True)
-            old.replace(run.path / REPLACED)
-        (run.path / folder).replace(old)
-
-
-# ---------------------------------------------------------------- what will be trained
-
-
-def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
-    """The trainings of a comparison, one per regime and seed.
+def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: ServersConfig) -> list[Training]:
+    """One training per regime and seed, uniform first.
 
     Refused before anything is trained if one cannot be made or differs from the others in more than its regime.
     """
@@ -156,26 +176,20 @@ def make_plan(run: Run, config: CompareConfig, *, beside: bool = False) -> Plan:
         )
     if config.start:
         _warn_of_a_higher_rate(run, base.learning_rate, config.start)
-    arms: dict[tuple[int, str], DistillConfig] = {}
+    pair = replace(pair_of(run), student=_start(run, trained, config.start))
+    contexts = run.path / "rollouts.parquet" if run.done("sample") else folder / "contexts.parquet"
+    common = Common(folder, pair, prompts_of(run), config, servers, sets.rocks, base.max_new_tokens, contexts)
+    shadows = tuple(name for name in SHADOWS if name != "freeze_rocks" or sets.rocks)
+    trainings = []
     for seed in range(config.first_seed, config.first_seed + config.seeds):
-        configs: dict[str, DistillConfig] = {}
-        for name in regimes:
-            configs[name] = regime_config(name, base, config, seed=seed, sets=sets)
-        check_arms(configs)
-        configs["uniform"] = dataclasses.replace(configs["uniform"], shadows=_shadows(sets))
-        arms |= {(seed, name): configs[name] for name in regimes}
-    pair = pair_of(run)
-    pair = dataclasses.replace(pair, student=_start(run, pair, trained, config.start))
-    folder = BESIDE if beside and (run.path / ARMS).exists() else ARMS
-    return Plan(run, config, pair, prompts_of(run), base, sets, arms, folder)
+        configs = {name: regime_config(name, base, config, seed=seed, sets=sets) for name in regimes}
+        check_regimes(configs)
+        configs["uniform"] = replace(configs["uniform"], shadows=shadows)
+        trainings += [Training(name, seed, configs[name], common) for name in regimes]
+    return trainings
 
 
-def _shadows(sets: FrozenSets) -> tuple[str, ...]:
-    """The selectors that run in uniform's shadow."""
-    return tuple(name for name in SHADOWS if name != "freeze_rocks" or sets.rocks)
-
-
-def _start(run: Run, pair: PairConfig, trained: DistillConfig, step: int | None) -> str:
+def _start(run: Run, trained: DistillConfig, step: int | None) -> str:
     """The checkpoint that is asked for, else the model that OPD started from; with adapters, the model under them."""
     if trained.lora_rank is not None:
         if step is not None:
@@ -184,12 +198,10 @@ def _start(run: Run, pair: PairConfig, trained: DistillConfig, step: int | None)
                 "--start out, or distil without --lora-rank"
             )
         off_policy = run.path / "checkpoints" / "off_policy"
-        return str(off_policy) if off_policy.is_dir() else pair.student
-    if 0 not in run.checkpoints():
-        raise RunError(f"{run.path} does not keep the checkpoint that OPD started from; distil it again to compare")
-    if step is not None and step not in run.checkpoints():
-        kept = ", ".join(map(str, run.checkpoints()))
-        raise ConfigError(f"start = {step}, but {run.path} keeps the checkpoints {kept}; name one of these")
+        return str(off_policy) if off_policy.is_dir() else pair_of(run).student
+    if (step or 0) not in run.checkpoints():
+        kept = ", ".join(map(str, run.checkpoints())) or "none"
+        raise ConfigError(f"start = {step or 0}, but {run.path} keeps the checkpoints {kept}; name one of these")
     return str(run.checkpoint(step or 0))
 
 
@@ -206,3 +218,268 @@ def _warn_of_a_higher_rate(run: Run, rate: float, step: int) -> None:
             step,
             rate,
         )
+
+
+# ---------------------------------------------------------------- from what trainings left to tables
+
+
+def write_comparison(stage: Stage, made: Mapping[tuple[int, str], Run], config: CompareConfig, facts: Json) -> None:
+    """Compare all trainings ((seed, regime) → its run), write the tables, and complete the stage."""
+    steps, outcomes, by_regime = list[pa.Table](), list[pa.Table](), dict[str, list[Trained]]()
+    for (seed, regime), run in made.items():
+        rows, own = _step_rows(run, regime, seed), _outcomes(run, regime, seed)
+        by_regime.setdefault(regime, []).append(_trained(run, rows, own, config.clock))
+        steps.append(pa.Table.from_pylist(rows, schema=TABLES["compare"].schema))
+        outcomes.append(own)
+    tokens = common_tokens(by_regime)
+    summary = [summary_row(own, by_regime["uniform"], config, tokens=tokens) for own in by_regime.values()]
+    uniform = [run for (_, regime), run in made.items() if regime == "uniform"]
+    lists = {
+        "summary": summary,
+        "savings": savings(by_regime, tokens=tokens, level=config.level),
+        "overlap": _overlap(uniform),
+    }
+    tables = {"compare": pa.concat_tables(steps), "compare_problems": pa.concat_tables(outcomes)}
+    for name, rows in lists.items():
+        tables[f"compare_{name}"] = pa.Table.from_pylist(rows, schema=TABLES[f"compare_{name}"].schema)
+    first = [table.slice(0, 1).to_pylist()[0] for table in steps if table["regime"][0].as_py() == "uniform"]
+    names = {"accuracy": "accuracy", "loss_rocks": "heldout_loss_rocks", "loss_rest": "heldout_loss_rest"}
+    known = {name: [row[column] for row in first if row[column] is not None] for name, column in names.items()}
+    before = {name: float(np.mean(values)) if values else None for name, values in known.items()}
+    found: Json = {"regimes": summary, "savings": lists["savings"], "overlap": lists["overlap"], "before": before}
+    found |= {
+        "equal_tokens": tokens,
+        "estimators": ESTIMATORS,
+        "verdicts": sentences(summary, lists["savings"], config),
+    }
+    stage.publish(tables, {**facts, **found})
+
+
+def _step_rows(run: Run, regime: str, seed: int) -> list[Row]:
+    """One row per optimiser step of a training, and one for the start; accuracy and held-out losses where evaluated."""
+    rows = {row["step"]: row for row in run.read("training").to_pylist() if row["step"] > 0}
+    totals = dict.fromkeys(("seconds_total", "seconds_processor_total", "flops_total", "tokens_total"), 0.0)
+    made: list[Row] = []
+    for step in [0, *sorted(rows)]:
+        row = rows.get(step, {})
+        aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in STEP_STAGES if stage not in TRAINING_STAGES)
+        seconds = max((row.get("seconds") or 0.0) - aside, 0.0)
+        stages = {f"seconds_{stage}": row.get(f"seconds_{stage}") or 0.0 for stage in TRAINING_STAGES}
+        flops = {f"flops_{stage}": row.get(f"flops_{stage}") or 0.0 for stage in FLOP_STAGES}
+        processor = row.get("seconds_processor") or 0.0
+        spent = (row.get("tokens") or 0) + (row.get("scored") or 0)
+        for name, value in zip(totals, (seconds, processor, sum(flops.values()), spent)):
+            totals[name] += value
+        made.append(
+            {
+                **{"regime": regime, "seed": seed, "step": step, "seconds": seconds, "seconds_processor": processor},
+                **{**totals, "tokens_total": int(totals["tokens_total"])},
+                **{name: row.get(name) for name in COPIED},
+                **{**stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops},
+                **_evaluation(run, step),
+            }
+        )
+    return made
+
+
+def _evaluation(run: Run, step: int) -> Row:
+    if not run.done(f"read/step={step}"):
+        return {}
+    correct_P = run.read(f"problems/step={step}")["correct"].to_numpy()
+    interval = accuracy_estimate(correct_P, rng=np.random.default_rng(derive_seed("interval", step)), resamples=500)
+    found = run.facts(f"read/step={step}")
+    return dict(zip(("accuracy", "accuracy_low", "accuracy_high"), interval[:3])) | {n: found.get(n) for n in EVALUATED}
+
+
+def _evaluated(run: Run) -> list[int]:
+    stages = run.manifest["stages"]
+    return sorted(int(name.removeprefix("read/step=")) for name in stages if name.startswith("read/step="))
+
+
+def _outcomes(run: Run, regime: str, seed: int) -> pa.Table:
+    """Outcomes of every held-out prompt at every evaluation."""
+    parts = []
+    for step in _evaluated(run):
+        table = run.read(f"problems/step={step}")
+        named = {"regime": [regime] * len(table), "seed": [seed] * len(table), "step": [step] * len(table)}
+        parts.append(pa.table({**named, **{name: table[name] for name in table.column_names}}))
+    return pa.concat_tables(parts)
+
+
+def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table, clock: str) -> Trained:
+    """A training's tables as the arrays that comparisons are made of."""
+    regime, total = rows[0]["regime"], "seconds_total" if clock == "wall" else "seconds_processor_total"
+    read = [row for row in rows if row.get("accuracy") is not None]
+    trained = [row for row in rows if row["tokens"]]
+    tokens = float(sum(row["tokens"] for row in trained))
+    if read[-1][total] <= 0:
+        raise DataError(
+            f"regime {regime} has no {clock} seconds on record; compare by the other clock, or train --again"
+        )
+    columns = {"steps": "step", "seconds": total, "flops": "flops_total", "tokens": "tokens_total"}
+    step_N, last = outcomes["step"].to_numpy(), read[-1]["step"]
+    correct_N, length_N, cut_N = (outcomes[name].to_numpy() for name in ("correct", "length", "truncated"))
+    loss_C, losses = {}, run.read(f"losses/step={last}")
+    for name, own in (("rocks", "rock"), ("rest", "rest")):
+        positions_C = losses[f"{own}_positions"].to_numpy()
+        if positions_C.sum():
+            loss_C[name] = values_by_prompt(losses[f"{own}_loss"].to_numpy(), positions_C)
+
+    def mean(name: str) -> float | None:
+        """Over the tokens of the steps in which it was recorded."""
+        known = [row for row in trained if row[name] is not None]
+        total = sum(row["tokens"] for row in known)
+        return float(sum(row[name] * row["tokens"] for row in known) / total) if known else None
+
+    audit = {"bite_tokens": mean("changed_share"), "bite_loss": mean("changed_loss_share")}
+    if regime in OTHER_LOSS:  # another loss changes every token
+        audit = {"bite_tokens": 1.0, "bite_loss": 1.0}
+    return Trained(
+        regime=regime,
+        seed=rows[0]["seed"],
+        x={axis: np.array([row[column] for row in read], float) for axis, column in columns.items()},
+        correct_EP=np.stack([correct_N[step_N == row["step"]] for row in read]),
+        kept_share=sum(row["kept_share"] * row["tokens"] for row in trained) / max(tokens, 1.0),
+        tokens=tokens,
+        loss_C=loss_C,
+        length_P=length_N[step_N == last],
+        truncated_P=cut_N[step_N == last],
+        stages={stage: sum(row[f"seconds_{stage}"] for row in rows) for stage in (*TRAINING_STAGES, "other")},
+        audit=audit | {"end_dropped": mean("end_dropped_share")},
+    )
+
+
+def _overlap(uniform: Sequence[Run]) -> list[Row]:
+    """What selectors would keep of uniform's rollouts, and how far any two agree: means over audits and seeds."""
+    overlap, kept = dict[tuple[str, str], list[float]](), dict[str, list[float]]()
+    for run in uniform:
+        table = run.read("training")
+        known = {name: [v for v in table[name].to_pylist() if v is not None] for name in table.column_names}
+        shadows = sorted(name.removeprefix("shadow_kept_") for name in known if name.startswith("shadow_kept_"))
+        for name in shadows:
+            kept.setdefault(name, []).extend(known[f"shadow_kept_{name}"])
+        for first, second in itertools.combinations(shadows, 2):
+            values = known.get(f"overlap_{first}_{second}") or known.get(f"overlap_{second}_{first}") or []
+            overlap.setdefault((first, second), []).extend(values)
+    return [
+        {
+            "first": first,
+            "second": second,
+            "overlap": float(np.mean(values)),
+            "kept_first": float(np.mean(kept[first])),
+            "kept_second": float(np.mean(kept[second])),
+        }
+        for (first, second), values in overlap.items()
+        if values
+    ]
+
+
+# ---------------------------------------------------------------- what is printed and saved
+
+
+def _show(facts: Json, config: CompareConfig) -> None:
+    """Print the tables (accuracy, time, equal tokens) and the verdicts."""
+    out = console(width=None if sys.stdout.isatty() else 150)
+    for table in tables_of(facts, config):
+        out.print(table)
+    for sentence in facts["verdicts"]:
+        out.print(sentence, markup=False)  # “[never arrives, …]” is an interval, not a style
+
+
+def tables_of(facts: Json, config: CompareConfig) -> list[Table]:
+    """The comparison as tables, from what the stage recorded."""
+    rows, uniform = [dict(row) for row in facts["regimes"]], facts["regimes"][0]
+    for row in rows:
+        if row["regime"] == "uniform":  # against itself there is nothing to say
+            row |= dict.fromkeys(("delta", "change_same_seconds", "change_same_tokens", "verdict"))
+        row["grew"] = {True: "yes", False: "no", None: None}[row["grew"]]
+        for axis in ("steps", "seconds", "tokens"):
+            ends = (number(row[f"{axis}_to{end}"], 0) if row[f"{axis}_to{end}"] is not None else "never"
+                    for end in ("", "_low", "_high"))  # fmt: skip
+            row[f"reached_{axis}"] = "{} [{}, {}]".format(*ends)
+    start = f"the checkpoint at step {facts['start']}" if facts.get("start") else "one start"
+    over = "seeds and prompts" if uniform["over_seeds"] else "prompts only (an interval over seeds needs three of them)"
+    clock = "wall-clock" if config.clock == "wall" else "processor"
+
+    def column(header: str, key: str, form: Any = None, *, interval: bool = False, **options: Any) -> Column:
+        return Column(header, key, form, options, interval)
+
+    regime = column("regime", "regime")
+    accuracy = Table(
+        title=f"Regimes from {start}: {facts['steps']} steps, {plural(uniform['num_seeds'], 'seed')}, "
+        f"{uniform['num_problems']} prompts",
+        columns=[
+            regime,
+            column("accuracy", "accuracy", percent),
+            column("change", "delta", points, interval=True),
+            column("same seconds", "change_same_seconds", points, interval=True),
+            column("loss rocks", "loss_rocks", number, digits=3),
+            column("change", "loss_rocks_change", number, interval=True, digits=3),
+            column("loss rest", "loss_rest", number, digits=3),
+            column("change", "loss_rest_change", number, interval=True, digits=3),
+            column("verdict", "verdict"),
+        ],
+        data=rows,
+        caption=[
+            f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
+            f"{percent(config.level, 0)} intervals over {over}; losses in nats on common held-out rollouts"
+        ],
+    )
+    time = Table(
+        title="What it took, and when it came to uniform's final accuracy",
+        columns=[
+            regime,
+            column("seconds", "seconds", number, digits=0),
+            column("time ×", "seconds_ratio", number, interval=True),
+            column("FLOPs ×", "flops_ratio", number),
+            column("kept", "kept_share", percent),
+            column("ceiling", "ceiling", number),
+            column("reached: steps", "reached_steps"),
+            column("seconds", "reached_seconds"),
+            column("tokens", "reached_tokens"),
+        ],
+        data=rows,
+        caption=[
+            f"{clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: uniform's "
+            f"final accuracy less {points(config.margin, signed=False)} points"
+        ],
+    )
+    tokens = Table(
+        title=f"At equal tokens: {number(facts['equal_tokens'], 0)} sampled and scored",
+        columns=[
+            regime,
+            column("accuracy", "accuracy_same_tokens", percent),
+            column("change", "change_same_tokens", points, interval=True),
+            column("tokens × at equal steps", "spent_ratio", number),
+            column("bite: tokens", "bite_tokens", percent),
+            column("loss", "bite_loss", percent),
+            column("end dropped", "end_dropped", percent),
+            column("grew", "grew"),
+        ],
+        data=rows,
+        caption=[
+            "bite: share of the tokens, and of the loss, that the regime changed; end dropped: share of end tokens "
+            "without loss; grew: whether lengths or truncation did"
+        ],
+    )
+    return [accuracy, time, tokens]
+
+
+def save_results(run: Run, path: Path) -> None:
+    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date."""
+    import psutil
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    environment = {
+        "command": shlex.join(["rocktokens", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip() or None,
+        "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "python": platform.python_version(),
+        "versions": run.manifest["versions"],
+    }
+    settings = {name: own for name, own in run.manifest["config"].items() if name != "pair"}  # paths of this machine
+    content = {"environment": environment, "settings": settings, "results": run.facts("compare")}
+    write_text(path, json.dumps(content, indent=2) + "\n")

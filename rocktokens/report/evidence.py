@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from rocktokens.causal.figures import census_rows, counted, epsilon, graft_rows, verdicts_by_token
 from rocktokens.compare.figures import finals
-from rocktokens.compare.intervals import MIN_SEEDS
 from rocktokens.facts import Facts
 from rocktokens.show import estimate, interval, listed, number, percent, plural, points
-from rocktokens.stats import Estimate
+from rocktokens.stats import MIN_SEEDS, Estimate
 from rocktokens.values import Json
 
 # Below this share of declared rocks confirmed on the other half of the prompts, the set is called unstable.

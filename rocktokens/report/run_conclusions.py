@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from rocktokens.causal.figures import census_rows, counted, epsilon, graft_rows, noise_floor, verdicts_by_token
 from rocktokens.compare.figures import finals
-from rocktokens.compare.intervals import MIN_SEEDS
 from rocktokens.detect.figures import footprint_row
 from rocktokens.facts import Facts
 from rocktokens.show import estimate, interval, listed, number, percent, plural, points, visible
-from rocktokens.stats import Estimate
+from rocktokens.stats import MIN_SEEDS, Estimate
 from rocktokens.train.figures import persistence_rows
 from rocktokens.values import Row
 

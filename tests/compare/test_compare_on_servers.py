@@ -13,8 +13,7 @@ from standin_server import StandIn
 
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.stage import compare
-from rocktokens.compare.trainings import BESIDE
-from rocktokens.errors import ConfigError, RunError
+from rocktokens.errors import ConfigError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import open_run
@@ -66,24 +65,6 @@ def test_a_context_too_short_for_the_held_out_rollouts_is_refused_before_anythin
             compare(run, ASKED, servers=ServersConfig(teacher=(short.url,)))
         assert short.url in str(error.value)
     assert not list(run.glob("compare/*/seed=*"))
-
-
-def test_again_forgets_what_another_teacher_trained(run):
-    with StandIn(TEACHER, pooling=True, root="/a") as states:
-        compare(run, ASKED, servers=ServersConfig(teacher=(states.url,)))
-    for root in ("/a", "/b"):  # the second is another model than the one that trained beside
-        dies = StandIn(TEACHER, pooling=True, root=root, die_after=30)
-        with dies as dying, pytest.raises(RunError, match="given up"):
-            compare(run, ASKED, servers=ServersConfig(teacher=(dying.url,), retries=0), again=True)
-        started = list((run / BESIDE).glob("*/seed=*"))
-        assert started
-        (started[0] / f"trained-by{root[1:]}").touch()
-    assert not list((run / BESIDE).glob("*/*/trained-bya"))
-    with StandIn(TEACHER, pooling=True, root="/b") as states:
-        compare(run, ASKED, servers=ServersConfig(teacher=(states.url,)), again=True)
-    assert list(run.glob("compare/*/*/trained-byb"))  # the same teacher goes on where it was
-    assert not list(run.glob("*.parts"))
-    assert not (run / BESIDE).exists()
 
 
 def test_a_study_asks_the_servers_of_its_later_stages_before_the_first(distilled, tmp_path, unused_port):

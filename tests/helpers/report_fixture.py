@@ -22,7 +22,7 @@ from rocktokens.causal.census import BannedSet, Effects, Outcomes, census_facts,
 from rocktokens.causal.graft_report import GraftRow, graft_table
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
-from rocktokens.compare.tables import write_comparison
+from rocktokens.compare.stage import write_comparison
 from rocktokens.detect.rocks import Occurrences, detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.geometry.gradients import GradientGeometry, compare_groups
@@ -375,14 +375,16 @@ def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: fl
             row |= {"shadow_kept_tip": 0.5, "shadow_kept_entropy": 0.5, "overlap_tip_entropy": 0.9}
         record.add(row)
     record.write(arm)
-    evaluated = list(range(0, 21, 4))
-    for step in evaluated:
+    for step in range(0, 21, 4):
         accuracy = 0.35 + (end - 0.35) * (1 - np.exp(-step / 6)) + rng.normal(0, 0.001)
         names = [f"h{i}" for i in range(COMPARE_PROMPTS)]
         columns = {"prompt_id": names, "correct": (difficulty_P < accuracy).astype(float)}
-        arm.write(f"problems/step={step}", pa.table({**columns, "rollouts": np.ones(COMPARE_PROMPTS, np.int32)}))
+        columns |= {"rollouts": np.ones(COMPARE_PROMPTS, np.int32), "length": rng.normal(40, 5, COMPARE_PROMPTS)}
+        arm.write(f"problems/step={step}", pa.table(columns | {"truncated": np.zeros(COMPARE_PROMPTS)}))
+        losses = {"rock_positions": [40, 50, 60], "rock_loss": [18.0, 27.0, 30.0], "rest_positions": [300, 320, 340]}
+        arm.write(f"losses/step={step}", pa.table({"prompt_id": names[:3], **losses, "rest_loss": [17.0, 20.0, 21.0]}))
         found = {"heldout_loss_rocks": 0.5, "heldout_loss_rest": 0.06}
         found |= {"heldout_length": rng.normal(40, 0.5), "heldout_truncated": 0.01 + 0.001 * rng.random()}
         arm.manifest["stages"][f"read/step={step}"] = found
-    arm.finish("read", {"steps": evaluated})
+    arm.finish("train", {"steps": 20})
     return arm
