@@ -16,7 +16,7 @@ from rocktokens.compare.settings import CompareConfig
 from rocktokens.run import Run
 from rocktokens.train.distill import distill as lm_distill
 from rocktokens.train.settings import DistillConfig
-from rocktokens.train.trainer import RockDistillationTrainer
+from rocktokens.train.trainer import RockDistillationTrainer, RockOptions
 
 ROCKS = tuple(range(5, 20))
 SETTINGS = CompareConfig(prefix=0.5)
@@ -79,8 +79,7 @@ def hidden_gradients(selector: str, path: Path) -> tuple[torch.Tensor, torch.Ten
         distilling.dataset(),
         processing_class=distilling.tokenizer(),
         selector=make_selector(selector, **options),
-        normalise="all",
-        generation="ours",
+        options=RockOptions(normalise="all", generation="ours"),
     )
     step = trainer._compute_loss
 
