@@ -14,7 +14,6 @@ from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError
-from rocktokens.train.trainer import RockOptions, device_arguments
 
 
 def made(path, models=None, args=None, kind=RockDistillationTrainer, **settings):
@@ -191,19 +190,6 @@ def test_the_default_output_directory_is_stocks(tmp_path, monkeypatch):
     assert Path(trainer.args.output_dir).name == "my-student-Distillation"
 
 
-def test_prompts_from_a_stream_cannot_be_repeated(tmp_path):
-    args = distilling.arguments(tmp_path)
-    with pytest.raises(ConfigError, match=r"rollouts_per_prompt.*stream"):
-        RockDistillationTrainer(
-            distilling.student(),
-            distilling.teacher(),
-            args,
-            distilling.dataset().to_iterable_dataset(),
-            processing_class=distilling.tokenizer(),
-            options=RockOptions(rollouts_per_prompt=4),
-        )
-
-
 # The documented script
 
 
@@ -222,10 +208,6 @@ def test_the_documented_config_runs_on_any_machine(tmp_path, monkeypatch):
     names: dict = {"DATA": distilling.dataset()}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
-
-
-def test_device_arguments_still_lie_where_the_page_says():
-    assert device_arguments("out").output_dir == "out"
 
 
 # From a training to rocks

@@ -10,10 +10,6 @@ import torch
 
 from rocktokens import SelectorBatch, make_selector
 from rocktokens.errors import ConfigError
-from rocktokens.select.interface import selector_kinds, selector_of
-from rocktokens.select.settings import SelectorConfig
-
-PUBLISHED = ("tip", "teachable", "iw", "fire", "selectkd", "position", "adakd")
 
 
 def batch(lengths=(6, 4, 9, 1), *, seed=0, vocabulary=30, limit=16, scale=1.0):
@@ -156,34 +152,6 @@ def test_adakd_keeps_less_as_the_loss_falls_and_goes_on_from_its_state():
     rising = [step(other, 5.0) for _ in range(6)]
     assert rising[-1] > falling[-1]
     assert step(selector, 5.0) == rising[0]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_configuration_and_defaults_agree_with_the_classes(name):
-    made = selector_of(SelectorConfig(name=name))
-    assert made.name == name
-    assert type(made) is selector_kinds()[name]
-    weight = made.weights(batch((30, 10)))
-    assert weight.shape == (40,)
-    assert bool(((weight >= 0) & (weight <= made.bound + 1e-6)).all())
-    assert bool(weight.any())
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("tip", {"keep": 0.0}),
-        ("teachable", {"top": 1}),
-        ("iw", {"gamma": -1}),
-        ("fire", {"drop": 1.0}),
-        ("selectkd", {"top": 0}),
-        ("selectkd", {"low": 2.0}),
-        ("adakd", {"keep": 1.5}),
-    ],
-)
-def test_what_cannot_be_is_refused(name, options):
-    with pytest.raises(ConfigError):
-        make_selector(name, **options)
 
 
 @pytest.mark.parametrize("name", ["tip", "teachable", "iw", "fire", "selectkd", "adakd"])
