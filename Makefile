@@ -47,7 +47,7 @@ study-smollm2: setup
 	env -u OMP_NUM_THREADS $(BIN)/rocktokens study benchmarks/smollm2.yaml $$($(BIN)/python benchmarks/smollm2_pair.py)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not campaign"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not campaign"
 
 # Attacks on settings, files, processes and disks. A fresh seed each time; failing cases go to tests/campaign/kept.json.
 campaign: setup

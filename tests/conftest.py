@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before any library reads them. Spawned processes inherit them too.
 os.environ.update(
@@ -22,6 +24,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from story import Story
 
 torch.set_num_threads(1)  # tiny matrices stall when threads outnumber the free cores
 
@@ -70,3 +75,19 @@ def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """One finished study of the built-in world, made once for all processes of the session. Read only: copy it."""
+    from made_once import made_once
+    from story import Story, study
+
+    from rocktokens import open_run
+
+    def make(folder: Path) -> list[object]:
+        done = study(folder / "study")
+        return [done.said, done.seconds]
+
+    folder, (said, seconds) = made_once(tmp_path_factory, "story", make)
+    return Story(open_run(folder / "study"), said, seconds)

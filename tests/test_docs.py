@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from made_once import made_once
-from test_story import SETTINGS, study
+from story import SETTINGS
 
 import rocktokens
 from rocktokens import cli
@@ -92,21 +91,10 @@ ALL = [snippet for page in PAGES for snippet in snippets(page)]
 RUNS = [snippet for snippet in ALL if "not run:" not in snippet.markers]
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The story's run."""
-
-    def make(folder: Path) -> list[object]:
-        done = study(folder / "study")
-        return [done.said, done.seconds]
-
-    return made_once(tmp_path_factory, "story", make)[0] / "study"
-
-
 @pytest.fixture
-def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a finished run, prompts of one's own, and the files that pages show."""
-    shutil.copytree(small, tmp_path / "runs" / "arithmetic")
+    shutil.copytree(story.run.path, tmp_path / "runs" / "arithmetic")
     rows = [{"prompt": p.prompt, "answer": p.answer} for p in get_world("arithmetic").problems("train", 60, seed=3)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for snippet in ALL:
