@@ -238,7 +238,7 @@ def test_tables_sort_filter_copy_and_show_that_they_go_on(page):
 
 def test_axes_are_written_out(page):
     ticks = page.execute_script(
-        "return [...document.querySelectorAll('.chart[data-figure=\"sweep\"] .xtick text')].map((t) => t.textContent)"
+        "return [...document.querySelectorAll('.chart[data-figure=\"funnel\"] .xtick text')].map((t) => t.textContent)"
     )
     assert [float(tick) for tick in ticks] == sorted(float(tick) for tick in ticks)
     everything = page.execute_script(

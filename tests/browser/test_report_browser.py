@@ -231,7 +231,7 @@ def test_everything_hoverable_is_reached_by_keyboard(page):
     assert estimator.find_element(By.CSS_SELECTOR, "[role=tooltip]").is_displayed()
 
 
-@pytest.mark.parametrize("name", ["funnel", "sweep", "knockouts", "accuracy_seconds", "clusters"])
+@pytest.mark.parametrize("name", ["funnel", "knockouts", "accuracy_seconds", "clusters"])
 def test_arrow_keys_read_a_charts_points(page, name):
     chart = page.find_element(By.CSS_SELECTOR, f'.chart[data-figure="{name}"]')
     page.execute_script("arguments[0].focus()", chart)

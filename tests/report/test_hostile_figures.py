@@ -39,7 +39,6 @@ def columns() -> list[Any]:
         ("census", "kind"),
         ("census", "token"),
         ("sensitivity", "parameter"),
-        ("sweep", "definition"),
         ("persistence", "group"),
         ("grafts", "arm"),
         ("compare", "regime"),

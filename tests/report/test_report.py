@@ -36,7 +36,7 @@ from rocktokens.stats import Estimate
 from rocktokens.train.figures import training_loss
 
 ORDER = (
-    *("verdict", "answer", "footprint", "rocks", "viewer", "funnel", "sweep", "density", "clusters", "training_loss"),
+    *("verdict", "answer", "footprint", "rocks", "viewer", "funnel", "density", "clusters", "training_loss"),
     *("persistence", "gradients", "alignment", "knockouts", "grafts", "accuracy_seconds"),
     *("accuracy_tokens", "time", "sensitivity", "method"),
 )
@@ -215,7 +215,6 @@ def test_stages_not_run_are_left_out_and_named(tmp_path):
     sections = re.findall(r'<section id="(\w+)"', html)
     assert "knockouts" not in sections
     assert "accuracy_seconds" not in sections
-    assert "sweep" in sections
     left_out = html.split('id="not-run"')[1].split("</p>")[0]
     for stage in ("distill", "geometry", "knockout", "graft", "compare"):
         assert f"<code>{stage}</code>" in left_out
@@ -231,7 +230,7 @@ def test_a_run_that_was_only_scored_gets_a_report(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["types", "sweep", "sensitivity", "persistence", "footprints", "clusters", "geometry", "census"]
+    "name", ["types", "sensitivity", "persistence", "footprints", "clusters", "geometry", "census"]
 )
 def test_a_missing_column_leaves_out_what_needs_it_and_nothing_else_fails(whole, name):
     tables = {figure: Facts.of(whole).table(figure) for figure in (name, "training", "compare", "rollouts", "grafts")}
@@ -326,11 +325,11 @@ def test_what_the_comparison_recorded_goes_before_what_we_average(html, facts):
 
 def test_a_damaged_table_is_named_and_the_rest_reported(tmp_path):
     run = make_run(tmp_path / "run", stages="detect", prompts=8)
-    (run.path / "sweep.parquet").write_bytes(b"not parquet")
+    (run.path / "clusters.parquet").write_bytes(b"not parquet")
     report(run.path)
     html = (run.path / REPORT).read_text()
-    assert "sweep.parquet was left out" in html
-    assert 'section id="sweep"' not in html
+    assert "clusters.parquet was left out" in html
+    assert 'section id="clusters"' not in html
     assert 'section id="funnel"' in html
 
 

@@ -101,12 +101,6 @@ def test_a_set_that_the_other_half_does_not_confirm_is_unstable(run):
     assert "confirms 0 of 6" in found.line
 
 
-def test_a_set_that_parts_of_the_prompts_do_not_share_is_unstable(run):
-    change(run, "sweep", lambda row: {**row, "stability": 0.3})
-    change(run, "types", lambda row: {**row, "confirmed": None})
-    assert verdict(Facts(run)).state == "unstable"
-
-
 def test_pillars_are_named_before_anything_was_compared(run):
     forget(run, "compare")
     change(run, "census", lambda row: {**row, "verdict": "Strong Pillar"})
