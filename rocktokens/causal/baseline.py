@@ -1,61 +1,58 @@
-"""The rollouts that knock-outs and grafts start from: sampled once, checked, and searched for first uses.
+"""What knock-outs and grafts share: prompts, the baseline rollouts they start from, and how work is shared out.
 
-Asks an engine for continuations and a judge for their answers; knows no model, and not what will be done at the places
-found here. Everything that takes time goes through `keep`, which may have the result from an earlier, killed attempt.
+The baseline is sampled once, checked, and searched for the first use of every token type. Work comes in pieces: the
+driver names them and a process with an engine makes each one (`Bench`). `Work` makes them in this process with an
+engine at hand; `JobWork` as jobs, each with a part on disk, so that a kill loses no finished piece. Pieces do not
+depend on the number of workers.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, runtime_checkable
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.errors import DataError
-from rocktokens.prompts.checkers import Checker, check_all
-from rocktokens.prompts.tasks import Prompt
-from rocktokens.sample.requests import Continuation, Engine, Request
-from rocktokens.sample.rollouts import rollout_row
+from rocktokens.causal.settings import BaselineConfig
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.jobs import Job, Place, advance, run
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.checkers import Checker, check_all, make_checker
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.prompts.tasks import Prompt, is_endless, load_prompts
+from rocktokens.run import Run
+from rocktokens.sample.requests import Engine, Request
+from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.stage import Stage, inputs_of, pair_of, prompts_of, student_source
 from rocktokens.stats import Floats
+from rocktokens.table_files import read_parquet, write_parquet
+from rocktokens.tables import ROLLOUTS
+from rocktokens.values import Json, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rocktokens.models.pair import PairFacts
+
+log = logging.getLogger(__name__)
+
+CHUNK = 512  # rollouts of one piece of work: what a kill may cost, and what workers share out
+# Token ids of knocked-out and grafted rollouts are kept for the first prompts alone: enough to read some.
+SHOWN_PROMPTS = 12
+COLUMNS = ("subset", "prompt_field", "messages_field", "answer_field")  # of files and datasets
 
 Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
 """keep(name, make): the table of that name, made now if it was not kept before."""
-
-
-@runtime_checkable
-class SharedKeep(Protocol):
-    """A `Keep` that several processes share: it is told of all tables at once, so that each can make its own."""
-
-    def __call__(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-        """The table of that name."""
-        ...
-
-    def keep_all(self, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
-        """The tables of these names, in order."""
-        ...
-
-
-# Resumptions that are asked for and written to disk together: what a kill may cost, and what processes share out.
-CHUNK, SHARED_CHUNK = 2048, 512
-
-
-def chunk_of(keep: Keep) -> int:
-    """How many go together: fewer where several processes may share them, however many they are."""
-    return SHARED_CHUNK if isinstance(keep, SharedKeep) else CHUNK
-
-
-def keep_all(keep: Keep, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
-    """The tables of these names, in order, kept before or made now."""
-    if isinstance(keep, SharedKeep):
-        return keep.keep_all(makers)
-    return [keep(name, make) for name, make in makers.items()]
-
-
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """bar(description, total): a block that is told of work done."""
 
@@ -71,37 +68,7 @@ def no_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
     yield lambda count: None
 
 
-class Judge:
-    """Decodes responses and has their answers checked; a response that was seen before is not checked again."""
-
-    def __init__(self, decode: Callable[[list[int]], str], checker: Checker) -> None:
-        self.decode, self.checker = decode, checker
-        self._seen: dict[tuple[str, tuple[int, ...]], bool] = {}
-
-    def __call__(self, prompt: Prompt, token_ids: tuple[int, ...]) -> bool:
-        key = (prompt.prompt_id, token_ids)
-        if key not in self._seen:
-            self._seen[key] = bool(self.checker(self.text(token_ids), prompt.answer or ""))
-        return self._seen[key]
-
-    def learn(self, jobs: Sequence[tuple[Prompt, tuple[int, ...]]]) -> None:
-        """Have many responses checked at once, before they are asked for one by one."""
-        new = {(prompt.prompt_id, ids): (prompt, ids) for prompt, ids in jobs}
-        new = {key: job for key, job in new.items() if key not in self._seen}
-        pairs = [(self.text(ids), prompt.answer or "") for prompt, ids in new.values()]
-        self._seen |= dict(zip(new, check_all(self.checker, pairs)))
-
-    def text(self, token_ids: tuple[int, ...]) -> str:
-        """A response as people read it."""
-        return self.decode(list(token_ids))
-
-    def forget(self) -> None:
-        """Free the memory: the prompts to come are others."""
-        self._seen.clear()
-
-
-# Token ids of knocked-out and grafted rollouts are kept for the first prompts alone: enough to read some.
-SHOWN_PROMPTS = 12
+# ---------------------------------------------------------------- rollouts
 
 
 @dataclass(frozen=True)
@@ -116,6 +83,20 @@ class BaseRollout:
     correct: bool
     truncated: bool
     seed: int
+
+
+def rollouts_of(table: pa.Table, first_problem: int = 0) -> list[BaseRollout]:
+    """Rows of a rollouts table, prompt by prompt; the first prompt has this number."""
+    number: dict[str, int] = {}
+    found = []
+    for row in table.to_pylist():
+        prompt = Prompt(row["prompt_id"], tuple(row["prompt_ids"]), "", row["answer"])
+        problem = number.setdefault(prompt.prompt_id, first_problem + len(number))
+        tokens = tuple(row["token_ids"])
+        found.append(
+            BaseRollout(prompt, problem, row["rollout_id"], tokens, row["correct"], row["truncated"], row["seed"])
+        )
+    return found
 
 
 class Baseline:
@@ -148,71 +129,322 @@ class Baseline:
         return np.array([rollout.correct for rollout in self.rollouts], float)
 
 
-def answerable(prompts: Sequence[Prompt], checker: Checker | None) -> list[Prompt]:
-    """The prompts whose answers can be checked; refuses where there are none: accuracy has no meaning then."""
+def answerable(prompts: Sequence[Prompt], checker: Checker | None, seed: int) -> list[Prompt]:
+    """The prompts whose answers can be checked, shuffled; refused where accuracy would have no meaning."""
     if checker is None:
         raise DataError("checker is none: without answers to check, accuracy and the effect of a ban have no meaning")
-    with_answer = [prompt for prompt in prompts if prompt.answer is not None]
-    if len(with_answer) < 2:
+    found = [prompt for prompt in prompts if prompt.answer is not None]
+    if len(found) < 2:
         raise DataError(
-            f"{len(with_answer)} of {len(prompts)} prompts have an answer to check; the causal tests need at least 2"
+            f"{len(found)} of {len(prompts)} prompts have an answer to check; the causal tests need at least 2"
         )
-    return with_answer
+    # A look is then a fair sample of them.
+    return [found[index] for index in np.random.default_rng(derive_seed(seed, "problems")).permutation(len(found))]
+
+
+# ---------------------------------------------------------------- work
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a process needs to make pieces: an engine that writes and a checker that judges."""
+
+    engine: Engine
+    decode: Callable[[list[int]], str]
+    checker: Checker
+    progress: Callable[[int], None] | None = None
+    make_grafter: Callable[[Floats, Floats], Any] | None = None
+
+    def judge(self, responses: Sequence[tuple[Prompt, tuple[int, ...]]]) -> list[bool]:
+        """Whether each response is right; equal responses to a prompt are checked once."""
+        keys = [(prompt.prompt_id, ids) for prompt, ids in responses]
+        new = {key: (self.decode(list(ids)), prompt.answer or "") for key, (prompt, ids) in zip(keys, responses)}
+        known = dict(zip(new, check_all(self.checker, list(new.values()))))
+        return [known[key] for key in keys]
+
+
+def sample_piece(bench: Bench, *, prompts: Sequence[Prompt], base: BaselineConfig) -> pa.Table:
+    """Rollouts of some prompts, checked."""
+    from rocktokens.sample.rollouts import rollout_row
+
+    asked = [(prompt, number) for prompt in prompts for number in range(base.rollouts)]
+    seeds = [derive_seed(base.seed, "baseline", prompt.prompt_id, number) for prompt, number in asked]
+    requests = [Request(prompt.prompt_ids, limit_of(base), seed) for (prompt, _), seed in zip(asked, seeds)]
+    answers = bench.engine.generate(requests, progress=bench.progress)
+    right = bench.judge([(prompt, answer.token_ids) for (prompt, _), answer in zip(asked, answers)])
+    rows = [
+        rollout_row(prompt, number, seed, answer, text=bench.decode(list(answer.token_ids)), correct=correct)
+        for (prompt, number), seed, answer, correct in zip(asked, seeds, answers, right)
+    ]
+    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
+
+
+def limit_of(base: BaselineConfig) -> int:
+    """Longest response."""
+    return base.max_new_tokens or RolloutConfig.max_new_tokens
+
+
+class Shared:
+    """Tables that all pieces of a step read."""
+
+    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
+        self.tables = tables
+
+    @cached_property
+    def rollouts(self) -> list[BaseRollout]:
+        """Of the table `rollouts`; its metadata has the number of the first prompt."""
+        return rollouts_of(self.tables["rollouts"], int((self.tables["rollouts"].schema.metadata or {})[b"first"]))
+
+
+@lru_cache(maxsize=2)
+def _read_shared(folder: Path) -> Shared:
+    return Shared({path.stem: read_parquet(path, None, "repeat the command") for path in folder.glob("*.parquet")})
+
+
+class Work:
+    """Makes pieces in this process, one after the other; `keep` may know them from an earlier, killed attempt."""
+
+    def __init__(self, bench: Bench, keep: Keep = make_now, bar: Bar = no_bar) -> None:
+        self.bench, self.keep, self.bar = bench, keep, bar
+        self.exact_resume = bench.engine.exact_resume
+
+    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Any:
+        """Make tables known to all pieces; what is returned is given to `shared`."""
+        return Shared(_numbered(tables, first_problem))
+
+    def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
+        """The tables of all pieces, in order.
+
+        Args:
+            what: the words before the progress bar.
+            pieces: name → how many rollouts, and arguments.
+            piece: a top-level function, called as `piece(bench, **arguments)`.
+        """
+        with self.bar(what, sum(size for size, _ in pieces.values())) as moved:
+            bench = dataclasses.replace(self.bench, progress=moved)
+            return [self.keep(name, partial(piece, bench, **given)) for name, (_, given) in pieces.items()]
+
+
+class JobWork(Work):
+    """Makes pieces as jobs, each with its part in a folder."""
+
+    def __init__(self, folder: Path, bench: Json, place: Place | None, exact_resume: bool) -> None:
+        self.folder, self.given, self.place, self.exact_resume = folder, bench, place, exact_resume
+
+    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Any:
+        """Written to the folder; workers read them once."""
+        folder = self.folder / name
+        for own, table in _numbered(tables, first_problem).items():
+            write_parquet(table, folder / f"{own}.parquet")
+        return folder
+
+    def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
+        """The same, shared out among workers."""
+        jobs = [
+            Job(name, self.folder / f"{name}.parquet", {"bench": self.given, "piece": piece, "given": given}, size)
+            for name, (size, given) in pieces.items()
+        ]
+        run(jobs, do_piece, self.place, what=what, unit="rollouts")
+        return [read_parquet(job.part, None, "remove it and repeat the command") for job in jobs]
+
+
+def _numbered(tables: Mapping[str, pa.Table], first_problem: int) -> dict[str, pa.Table]:
+    first = {"first": str(first_problem)}
+    return {name: table.replace_schema_metadata(first) for name, table in tables.items()}
+
+
+def shared(handle: Shared | Path) -> Shared:
+    """What `Work.share` made known."""
+    return handle if isinstance(handle, Shared) else _read_shared(handle)
+
+
+def do_piece(part: Path, *, bench: Json, piece: Callable[..., pa.Table], given: Json) -> None:
+    """A job: make one piece and write it whole."""
+    write_parquet(piece(open_bench(**bench), **given), part)
+
+
+@lru_cache(maxsize=1)
+def open_bench(
+    pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig, grafts: bool
+) -> Bench:
+    """Load models, or connect to servers, and the checker; kept between the jobs of a worker."""
+    from rocktokens.causal.graft import open_grafter
+    from rocktokens.models.pair import load_pair
+    from rocktokens.sample.rollouts import make_sampler
+    from rocktokens.servers.connect import Sampling, open_sampling
+
+    checker, make_grafter = make_checker(prompts), None
+    assert checker is not None
+    if grafts and not servers.student:
+        models = load_pair(pair)
+        sampling = Sampling(make_sampler(models, rollouts), models)
+    else:
+        sampling = open_sampling(pair, servers, rollouts, check=False)
+    if grafts:
+        make_grafter = open_grafter(sampling, pair, servers, rollouts)
+    tokenizer = sampling.facts.tokenizer
+
+    def decode(token_ids: list[int]) -> str:
+        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    return Bench(sampling.engine, decode, checker, advance, make_grafter)
 
 
 def sample_baseline(
-    engine: Engine,
+    work: Work,
     prompts: Sequence[Prompt],
+    base: BaselineConfig,
     *,
-    first_problem: int,
-    rollouts: int,
-    max_new_tokens: int,
-    seed: int,
-    judge: Judge,
-    keep: Keep = make_now,
-    bar: Bar = no_bar,
-    chunk: int = CHUNK,
-    known: Mapping[str, Sequence[dict]] | None = None,
-) -> tuple[Baseline, pa.Table]:
-    """Sample prompts `first_problem`… of a census; also the rollouts as rows of runs/schema.ROLLOUTS.
-
-    `known`: rows by prompt_id that another stage has sampled with the same settings.
-    """
+    first_problem: int = 0,
+    known: Mapping[str, Sequence[Row]] | None = None,
+) -> pa.Table:
+    """Rollouts of these prompts in order; `known`: rows by prompt_id that another stage has sampled alike."""
     missing = [prompt for prompt in prompts if prompt.prompt_id not in (known or {})]
     rows = {prompt_id: list(own) for prompt_id, own in (known or {}).items()}
-    per_part = max(1, chunk // rollouts)
-    with bar("baseline", len(missing) * rollouts) as advance:
-
-        def make(part: Sequence[Prompt]) -> pa.Table:
-            jobs = [(prompt, number) for prompt in part for number in range(rollouts)]
-            seeds = [derive_seed(seed, "baseline", prompt.prompt_id, number) for prompt, number in jobs]
-            asked = [Request(job[0].prompt_ids, max_new_tokens, own) for job, own in zip(jobs, seeds)]
-            answers = engine.generate(asked)
-            advance(len(jobs))
-            judge.learn([(job[0], answer.token_ids) for job, answer in zip(jobs, answers)])
-            return pa.Table.from_pylist([_row(*job, own, a, judge) for job, own, a in zip(jobs, seeds, answers)])
-
-        makers = {
-            f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}": partial(make, missing[start : start + per_part])
-            for start in range(0, len(missing), per_part)
-        }
-        for table in keep_all(keep, makers):
-            for row in table.to_pylist():
-                rows.setdefault(row["prompt_id"], []).append(row)
-    ordered = [rows[prompt.prompt_id] for prompt in prompts]
-    found = [
-        _rollout(prompt, first_problem + index, row)
-        for index, (prompt, own) in enumerate(zip(prompts, ordered))
-        for row in own
-    ]
-    return Baseline(found), pa.Table.from_pylist([row for own in ordered for row in own])
+    step = max(1, CHUNK // base.rollouts)
+    groups = {start: missing[start : start + step] for start in range(0, len(missing), step)}
+    pieces = {
+        f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}": (
+            len(group) * base.rollouts,
+            {"prompts": group, "base": base},
+        )
+        for start, group in groups.items()
+    }
+    for table in work.make("baseline", pieces, sample_piece):
+        for row in table.to_pylist():
+            rows.setdefault(row["prompt_id"], []).append(row)
+    return pa.Table.from_pylist([row for prompt in prompts for row in rows[prompt.prompt_id]], schema=ROLLOUTS)
 
 
-def _row(prompt: Prompt, number: int, seed: int, answer: Continuation, judge: Judge) -> dict:
-    text, correct = judge.text(answer.token_ids), judge(prompt, answer.token_ids)
-    return rollout_row(prompt, number, seed, answer, text=text, correct=correct)
+# ---------------------------------------------------------------- the run
 
 
-def _rollout(prompt: Prompt, problem: int, row: dict) -> BaseRollout:
-    tokens = tuple(row["token_ids"])
-    return BaseRollout(prompt, problem, row["rollout_id"], tokens, row["correct"], row["truncated"], row["seed"])
+def causal_stage(run: Run, name: str, settings: dict[str, object], baseline: BaselineConfig) -> Stage:
+    """The stage with all that a causal test reads: models, prompts, and the detection with its tables."""
+    pair, prompts = pair_of(run), prompts_of(run)
+    if baseline.checkpoint == "teacher":
+        raise ConfigError("knock-outs and grafts are of the student; checkpoint must be last, student or a step")
+    models = {"student": student_source(run, pair, baseline.checkpoint), "teacher": pair.teacher}
+    prompts = dataclasses.replace(prompts, source=baseline.source or prompts.source)
+    files = ("types.parquet", "rollouts.parquet")
+    inputs = inputs_of(run, files=files, stages=("detect",), models=models, prompts=prompts)
+    return Stage(run, name, settings, inputs, guards=("settings",))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the driver of a causal stage knows: the pair without its weights, and the prompts."""
+
+    facts: PairFacts
+    pair: PairConfig
+    """The student is the checkpoint that is meant."""
+    baseline: BaselineConfig
+    rollouts: RolloutConfig
+    problems: list[Prompt]
+    prompts: PromptsConfig
+    """Whose checker reads the responses."""
+    servers: ServersConfig
+    served: Json
+    """For the manifest: what was served."""
+
+    @classmethod
+    def of(cls, run: Run, baseline: BaselineConfig, servers: ServersConfig, *, grafts: bool = False) -> Setup:
+        """Everything but what is banned or grafted. Servers, where they are named, are asked what they serve."""
+        from rocktokens.models.pair import pair_facts
+        from rocktokens.sample.rollouts import check_lengths
+        from rocktokens.servers.connect import open_sampling
+
+        own = prompts_of(run)
+        asked = asked_prompts(own, baseline)
+        checked = _checked_as(own, asked)
+        pair = dataclasses.replace(pair_of(run), student=student_source(run, pair_of(run), baseline.checkpoint))
+        known = run.manifest["config"]
+        limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens")
+        baseline = dataclasses.replace(baseline, max_new_tokens=limit or RolloutConfig.max_new_tokens)
+        rollouts = RolloutConfig(
+            max_new_tokens=limit_of(baseline),
+            temperature=baseline.temperature,
+            greedy=baseline.greedy,
+            top_k=baseline.top_k,
+            top_p=baseline.top_p,
+            batch_size=baseline.batch_size,
+        )
+        facts = pair_facts(pair)
+        found = own_problems(run, asked, baseline, facts.tokenizer)
+        problems = answerable(found, make_checker(checked), baseline.seed)[: baseline.problems]
+        served: Json = {}
+        if servers.student:
+            sampling = open_sampling(pair, servers, rollouts)
+            sampling.require_room(problems, rollouts.max_new_tokens)
+            served["served"] = sampling.served
+        else:
+            check_lengths(problems, facts.context)
+        if servers.student and grafts:
+            served["teacher_served"] = open_sampling(pair, servers, rollouts, of_teacher=True).served
+        return cls(facts, pair, baseline, rollouts, problems, checked, servers, served)
+
+    @contextmanager
+    def work(self, folder: Path, place: Place | None, *, grafts: bool = False) -> Iterator[JobWork]:
+        """Work in jobs whose parts lie below a folder, which is removed when the block ends well."""
+        given = {"pair": self.pair, "prompts": self.prompts, "rollouts": self.rollouts, "servers": self.servers}
+        exact = self.baseline.greedy or (self.baseline.top_k is None and self.baseline.top_p is None)
+        try:
+            yield JobWork(folder, {**given, "grafts": grafts}, place, exact)
+        finally:
+            open_bench.cache_clear()  # jobs may have been done in this process: let the models go
+            _read_shared.cache_clear()
+        shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:
+    """Where the prompts of a causal test come from: the run's own, or what the user names instead."""
+    from rocktokens.world import world_names
+
+    source = baseline.source or own.source
+    built_in = is_endless(source)
+    if built_in and baseline.split not in (None, "causal"):
+        raise ConfigError(f"causal tests on {source} take its prompts for causal tests; leave --baseline.split out")
+    if source != own.source and {source, own.source} <= set(world_names()):
+        raise ConfigError(f"this student was trained on {own.source}; prompts of {source} are out of vocabulary")
+    theirs: Json = {}  # settings of the run's own source that another does not have
+    if source != own.source:
+        theirs = {"split": PromptsConfig.split, "options": ()}
+        theirs |= {name: getattr(PromptsConfig, name) for name in COLUMNS} if built_in else {}
+    asked = dataclasses.replace(own, source=source, limit=baseline.problems if built_in else None, **theirs)
+    return dataclasses.replace(asked, split=baseline.split or asked.split)
+
+
+def _checked_as(own: PromptsConfig, asked: PromptsConfig) -> PromptsConfig:
+    """The prompts whose checker reads the responses; a world's student answers in its language, on any file."""
+    from rocktokens.prompts.gym import is_gym_source
+    from rocktokens.world import world_names
+
+    return own if own.source in world_names() and not is_gym_source(asked.source) else asked
+
+
+def own_problems(
+    run: Run, asked: PromptsConfig, baseline: BaselineConfig, tokenizer: PreTrainedTokenizerBase
+) -> list[Prompt]:
+    """Prompts that neither training nor detection saw, unless the user says otherwise."""
+    source, built_in = asked.source, is_endless(asked.source)
+    own = baseline.source is None and baseline.split is None
+    if own and not built_in and baseline.reuse_prompts:
+        return load_prompts(asked, tokenizer)
+    found = load_prompts(asked, tokenizer, part="causal" if own or built_in else None)
+    used = set(run.read("rollouts", ["prompt_id"])["prompt_id"].to_pylist()) if run.has("rollouts") and own else set()
+    fresh = [prompt for prompt in found if prompt.prompt_id not in used]
+    if len(fresh) < 2:
+        raise DataError(
+            f"detection used all but {len(fresh)} of the prompts of {source} that are set aside for causal tests; name "
+            "other prompts with --baseline.source FILE, or pass --baseline.reuse-prompts"
+        )
+    if len(fresh) < baseline.problems:
+        log.info("%d prompts for the causal tests, fewer than the %d asked for", len(fresh), baseline.problems)
+    return fresh
+
+
+def candidate_types(types: Sequence[Row], declared: Sequence[int], top: int) -> list[int]:
+    """The top token types by burden, and every declared rock: what is tested does not depend on what was declared."""
+    by_burden = sorted(types, key=lambda row: (-(row.get("r") or 0.0), row["token_id"]))
+    chosen = [int(row["token_id"]) for row in by_burden[:top]]
+    return chosen + [token for token in dict.fromkeys(declared) if token not in set(chosen)]

@@ -1,6 +1,6 @@
-"""Figures of the causal tests: knock-out effects with the noise floor, and what grafting the teacher's tokens gains.
+"""Knock-outs and grafts as shown: figures of the report, and tables of the terminal.
 
-Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
+A figure reads the tables of the run; it is None where one is missing.
 """
 
 from __future__ import annotations
@@ -8,6 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import pyarrow as pa
+
+from rocktokens.causal.census import Census, last_look, median_detectable
+from rocktokens.causal.inference import NEVER_USED, UNDECIDED
+from rocktokens.causal.inference import VERDICTS as NAMES
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.facts import Facts
 from rocktokens.show import (
@@ -15,7 +20,9 @@ from rocktokens.show import (
     REST,
     ROCK,
     THIRD,
+    Column,
     Figure,
+    Table,
     band,
     errors,
     estimate,
@@ -290,3 +297,94 @@ def graft_sentence(facts: Facts) -> str:
     best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
     most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""
     return f"Letting the teacher draw instead changes accuracy by {listed(said)}{most}."
+
+
+# ---------------------------------------------------------------- on the terminal
+
+
+def census_terminal(census: Census, limit: int = 40) -> Table:
+    """The candidates, verdict by verdict, largest effect first, and what the table rests on."""
+    rows = [r for r in census.results if r.banned.role == "candidate"]
+    rows.sort(key=lambda r: (NAMES.index(r.verdict), -abs(r.delta), r.banned.token_id, r.banned.set_id))
+    counts = census.counts()
+    data: list[Row] = []
+    for r in rows:
+        kind = "" if r.banned.kind == "token" else f" {r.banned.kind} of {len(r.banned.members)}"
+        known = r.verdict != NEVER_USED
+        data.append(
+            {
+                "token": f"{r.banned.token!r}{kind}",
+                "used": percent(r.used_share, 0 if r.used_share >= 0.1 or not r.used_share else 1),
+                "n": str(r.num_problems),
+                "delta": r.delta if known else None,
+                "delta_low": r.low,
+                "delta_high": r.high,
+                "p_bh": "–" if not known or math.isnan(r.p_bh) else f"{r.p_bh:.2g}",
+                "verdict": f"{r.verdict}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
+            }
+        )
+    columns = (
+        Column("token", "token"),
+        Column("used", "used", str),
+        Column("n", "n", str),
+        Column("Δ points [interval]", "delta", points, interval=True),
+        Column("p (BH)", "p_bh", str),
+        Column("verdict", "verdict"),
+    )
+    title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in NAMES if verdict in counts)
+    return Table(columns, data, title, summary(census), name="census.parquet", limit=limit)
+
+
+def summary(census: Census) -> list[str]:
+    """What the table rests on, in a few lines."""
+    accuracy = census.accuracy
+    lines = [
+        f"baseline accuracy {interval(accuracy, percent)} on {plural(accuracy.num_prompts, 'prompt')}, "
+        f"{plural(census.baseline_rollouts, 'rollout')}; "
+        f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
+    ]
+    full = last_look(census)
+    floors = [r.placebo_floor for r in full if math.isfinite(r.placebo_floor)]
+    by_chance = f"; two runs without a ban differ by up to ±{points(max(floors, default=None), signed=False)} points"
+    if full:
+        lines.append(
+            f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(census.power, 0)} power "
+            f"{points(median_detectable(full), 2, signed=False)} points (median of {plural(len(full), 'set')})"
+            + (f"{by_chance} by chance" if floors else "")
+        )
+    strong, placebos = census.placebo_strong
+    if placebos:
+        lines.append(
+            f"A/A on {census.placebo_problems} prompts: resumed with nothing banned, {strong} of {placebos} had a "
+            f"strong verdict ({100 * census.alpha:g} % expected on average; they share one baseline)"
+        )
+    resumed = sum(r.num_tokens for r in census.results)
+    whole = sum(r.num_problems for r in census.results) * census.baseline_tokens / max(accuracy.num_prompts, 1)
+    if census.exact_resume and resumed:
+        lines.append(f"{resumed:,} tokens generated, placebos included; full regeneration: about {whole:,.0f}")
+    controls = census.counts("control")
+    if controls:
+        lines.append("controls as frequent as the rocks: " + ", ".join(f"{n} {name}" for name, n in controls.items()))
+    undecided = [r for r in census.results if r.verdict == UNDECIDED and r.banned.role == "candidate"]
+    if undecided:
+        most = max(undecided, key=lambda r: r.more_problems)
+        lines.append(
+            f"{len(undecided)} undecided: {min(r.more_problems for r in undecided):,} more prompts would probably "
+            f"decide the nearest, {most.more_problems:,} the farthest ({most.banned.token!r})"
+        )
+    return [*lines, *census.notes]
+
+
+def graft_terminal(table: pa.Table, accuracy: float) -> Table:
+    """What each set costs, and what learning it perfectly would gain."""
+    columns = (
+        Column("set", "arm"),
+        Column("types", "num_types", number, {"digits": 0}),
+        Column("positions", "share_positions", percent),
+        Column("loss", "loss_share", percent),
+        Column("gradient", "grad_share", percent),
+        Column("right", "accuracy", percent),
+        Column("gain [95 %]", "gain", points, interval=True),
+    )
+    title = f"grafts: the teacher draws in the student's place ({percent(accuracy)} right without)"
+    return Table(columns, table.to_pylist(), title, name="grafts.parquet")

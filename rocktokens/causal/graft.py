@@ -2,54 +2,77 @@
 
 The student samples; when the token it drew is in the set, the teacher draws again. Up to the first such draw nothing
 differs from the baseline rollout, so that far it is copied; a rollout without one is copied whole, with a gain of
-exactly 0. (Nothing is renormalised, so this holds with top-k and top-p, too.) Past it, the student goes on with the
+exactly 0. (Nothing is renormalised, so this holds with top-k and top-p, too.) Past it, the student continues with the
 random numbers the baseline rollout had there.
 
 Drawing again has an effect of its own: a set that holds part of a position's probability loses some of it even if the
 teacher is the student. The arm `placebo` shows it: the rocks, drawn again from the student itself. The control draws
 again as many tokens as the rocks have, at random among the others: every other drawn token with the same small
-probability. This module knows engines, prompts and rules; models and files are elsewhere.
+probability.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.causal.bans import named_tokens, texts_of
 from rocktokens.causal.baseline import (
+    CHUNK,
     SHOWN_PROMPTS,
     Bar,
     Baseline,
     BaseRollout,
-    Judge,
+    Bench,
     Keep,
+    Setup,
+    Work,
     answerable,
-    chunk_of,
-    keep_all,
+    candidate_types,
+    causal_stage,
+    limit_of,
     make_now,
     no_bar,
+    rollouts_of,
     sample_baseline,
+    shared,
 )
-from rocktokens.causal.graft_report import GraftRow
-from rocktokens.causal.inference import change
-from rocktokens.causal.knockout import shuffled
+from rocktokens.causal.inference import NEUTRAL, STUMBLING_BLOCK, change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.errors import ConfigError
+from rocktokens.files import digest_of_value
+from rocktokens.jobs import Place
+from rocktokens.lock import working_on
+from rocktokens.models.settings import PairConfig
+from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.sample.requests import Continuation, Engine, GraftRequest
+from rocktokens.run import Run, open_run
+from rocktokens.sample.requests import Continuation, Engine, GraftRequest, Request
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed, uniforms
-from rocktokens.stats import Floats, share_estimate
+from rocktokens.servers.settings import ServersConfig
+from rocktokens.settings import to_mapping
+from rocktokens.stats import Estimate, Floats, share_estimate
 from rocktokens.tables import TABLES
+from rocktokens.values import Row
 
-# Shapes: V vocabulary, T positions of a rollout, P prompts.
+if TYPE_CHECKING:
+    from rocktokens.servers.connect import Sampling
+    from rocktokens.servers.vllm import VllmEngine
+
+log = logging.getLogger(__name__)
+
+# Shapes: V vocabulary, T positions of a rollout, P prompts, K arms.
 GRAFTS = TABLES["graft_rollouts"].schema
+# Requests a rollout above which grafts over servers are slower than in this process.
+NOT_WORTH_IT = 50
 
 
 class Grafter(Protocol):
@@ -60,6 +83,9 @@ class Grafter(Protocol):
     ) -> list[Continuation]:
         """One continuation a request, in order."""
         ...
+
+
+# ---------------------------------------------------------------- which tokens are drawn again
 
 
 @dataclass(frozen=True)
@@ -73,18 +99,6 @@ class GraftArm:
     """The student itself draws again."""
     members: tuple[int, ...] = ()
     """The set itself, where it is what the arm is about."""
-
-
-@dataclass(frozen=True)
-class GraftResult:
-    """Gains of every arm, and what they rest on."""
-
-    rows: tuple[GraftRow, ...]
-    accuracy: float
-    """Of the baseline: the arm `none`."""
-    baseline: pa.Table
-    grafts: pa.Table
-    """One row per resumption; a rollout without a row for an arm was copied."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +119,19 @@ def make_arms(sets: GraftSets, vocabulary: int, share_V: Floats) -> list[GraftAr
 
     `share_V`: each type's share of the positions.
     """
-    rocks = sorted(set(sets.target))
+    rocks, skippable = sorted(set(sets.target)), sorted(set(sets.skippable))
     if not rocks:
         raise ConfigError("there is nothing to graft; run `rocktokens detect` first, or name token types with --rocks")
-    wrong = [token for token in (*rocks, *sets.skippable) if not 0 <= token < vocabulary]
+    wrong = [token for token in (*rocks, *skippable) if not 0 <= token < vocabulary]
     if wrong:
         raise ConfigError(f"token id {wrong[0]} is not in the vocabulary of {vocabulary}")
-    on_V = np.zeros(vocabulary)
-    on_V[rocks] = 1.0
-    rock_share = float(share_V[rocks].sum())
+
+    def indicator(members: Iterable[int]) -> Floats:
+        own_V = np.zeros(vocabulary)
+        own_V[sorted(set(members))] = 1.0
+        return own_V
+
+    on_V, rock_share = indicator(rocks), float(share_V[rocks].sum())
     # As many draws as the rocks have, spread over everything else; if rocks are the larger part, all of the rest.
     odds = min(1.0, rock_share / max(1.0 - rock_share, 1e-12))
     arms = [
@@ -123,19 +141,12 @@ def make_arms(sets: GraftSets, vocabulary: int, share_V: Floats) -> list[GraftAr
         GraftArm("rest", 1 - on_V, vocabulary - len(rocks)),
         GraftArm("all", np.ones(vocabulary), vocabulary),
     ]
-    skippable = sorted(set(sets.skippable))
     if skippable and skippable != rocks:
-        arms.append(GraftArm("skippable", _indicator(skippable, vocabulary), len(skippable), members=tuple(skippable)))
+        arms.append(GraftArm("skippable", indicator(skippable), len(skippable), members=tuple(skippable)))
     for name, members in (sets.clusters or {}).items():
-        own_V = _indicator(members, vocabulary)
+        own_V = indicator(members)
         arms.append(GraftArm(f"cluster {name}", own_V, int(own_V.sum())))
     return arms
-
-
-def _indicator(members: Iterable[int], vocabulary: int) -> Floats:
-    own_V = np.zeros(vocabulary)
-    own_V[sorted(set(members))] = 1.0
-    return own_V
 
 
 def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
@@ -146,6 +157,167 @@ def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
     coin_T = uniforms(seed, 2 * len(redraw_T)).reshape(-1, 2)[:, 0]
     hits = np.flatnonzero(coin_T < redraw_T)
     return int(hits[0]) if len(hits) else None
+
+
+# ---------------------------------------------------------------- drawing them again
+
+
+def graft_piece(bench: Bench, *, known: Any, base: BaselineConfig, start: int, stop: int) -> pa.Table:
+    """One row per resumption start…stop of the plan: generated, and checked."""
+    given = shared(known)
+    arms = given.tables["arms"]
+    rules_KV = np.array(arms["redraw"].to_pylist())
+    assert bench.make_grafter is not None
+    grafter = bench.make_grafter(rules_KV, np.array(arms["own"].to_pylist()))
+    wanted = given.tables["plan"].slice(start, stop - start).to_pylist()
+    rollouts = [given.rollouts[row["rollout"]] for row in wanted]
+    asked = [
+        GraftRequest(
+            (*rollout.prompt.prompt_ids, *rollout.token_ids[: row["at"]]),
+            limit_of(base) - row["at"],
+            rollout.seed,
+            skip=row["at"],
+            graft_seed=row["seed"],
+            rule=row["arm"],
+            forced=True,
+        )
+        for row, rollout in zip(wanted, rollouts)
+    ]
+    answers = grafter.generate(asked, progress=bench.progress)
+    responses = [
+        (*rollout.token_ids[: row["at"]], *answer.token_ids) for row, rollout, answer in zip(wanted, rollouts, answers)
+    ]
+    right = bench.judge([(rollout.prompt, response) for rollout, response in zip(rollouts, responses)])
+    rows = [
+        {
+            "prompt_id": rollout.prompt.prompt_id,
+            "rollout_id": rollout.rollout_id,
+            "arm": arms["name"][row["arm"]].as_py(),
+            "resumed_at": row["at"],
+            "correct": correct,
+            "num_tokens": len(answer.token_ids),
+            "token_ids": response if rollout.problem < SHOWN_PROMPTS else None,
+        }
+        for row, rollout, answer, response, correct in zip(wanted, rollouts, answers, responses, right)
+    ]
+    return pa.Table.from_pylist(rows, schema=GRAFTS)
+
+
+def open_grafter(
+    sampling: Sampling, pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig
+) -> Callable[[Floats, Floats], Grafter]:
+    """What makes a grafter for rules: of both models in this process, or of both on servers."""
+    from rocktokens.sample.graft_sampler import GraftSampler
+    from rocktokens.sample.rollouts import make_sampler
+    from rocktokens.servers.connect import open_sampling
+
+    student: Any = sampling.engine
+    if servers.student:
+        teacher: Any = open_sampling(pair, servers, rollouts, of_teacher=True, check=False).engine
+        return lambda rules, own: ServedGrafter(student, teacher, rules, own)
+    models: Any = sampling.facts
+    teacher = make_sampler(models, rollouts, of_teacher=True)
+    return lambda rules, own: GraftSampler(student, teacher, rules, own)  # type: ignore[return-value]
+
+
+class ServedGrafter:
+    """Grafts on servers: the student's servers write, and where a rule says so one token comes from the teacher's.
+
+    A stretch is asked of the student's servers, its first token that the rule draws again is looked for, the teacher's
+    servers draw that one token, and the student continues behind it. The coins are those of the local grafter; a draw's
+    law does not depend on how the stretches are cut. `rules`: (K, V) redraw probabilities; `own`: (K,), rules under
+    which the student itself draws again.
+    """
+
+    def __init__(self, student: VllmEngine, teacher: VllmEngine, rules: Floats, own: Floats) -> None:
+        self.student, self.teacher, self.rules, self.own = student, teacher, rules, own
+        self.redraws = 0
+
+    def generate(
+        self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in order; refused where one of the models' servers has no room for it."""
+        for request in requests:
+            self.student.check(request)
+            room, theirs = self._room(request), self.teacher.context
+            self.teacher.check(replace(request, max_new_tokens=room))  # it is asked up to where the student ends
+            if theirs is not None and theirs < len(request.prefix) + room:
+                raise ConfigError(
+                    f"the teacher's context is {theirs} tokens, and grafts need up to {len(request.prefix) + room}; "
+                    "lower max_new_tokens"
+                )
+        before = self.redraws
+        found = self.student.pool.map(self._complete, requests, progress=progress)
+        each = 2 * (self.redraws - before) / max(len(requests), 1)
+        if each > NOT_WORTH_IT:
+            log.info(
+                "grafts took %.0f requests a rollout: rules that redraw so much are quicker with both models in this "
+                "process (leave --servers.student out)",
+                each,
+            )
+        return found
+
+    def _room(self, request: GraftRequest) -> int:
+        own = self.student.context
+        return request.max_new_tokens if own is None else min(request.max_new_tokens, own - len(request.prefix))
+
+    async def _complete(self, request: GraftRequest) -> Continuation:
+        from rocktokens.sample.graft_sampler import graft_numbers
+
+        room = self._room(request)
+        coin_T = graft_numbers(request.graft_seed, request.skip, room)[:, 0]
+        done: list[int] = []
+        again = request.forced
+
+        async def ask(engine: VllmEngine, length: int, who: str) -> tuple[int, ...]:
+            # Every stretch has a seed of its own.
+            seed = derive_seed(request.graft_seed, who, request.seed, request.skip + len(done))
+            return (await engine.complete(Request((*request.prefix, *done), length, seed))).token_ids
+
+        while True:
+            if again:
+                self.redraws += 1
+                done += await ask(self.student if self.own[request.rule] else self.teacher, 1, "redraw")
+                again = False
+            else:
+                drawn = await ask(self.student, room - len(done), "student")
+                rule_T = self.rules[request.rule][list(drawn)]
+                hits = (coin_T[len(done) : len(done) + len(drawn)] < rule_T).nonzero()[0]
+                done += drawn[: hits[0]] if len(hits) else drawn
+                again = len(hits) > 0
+            if not again and (len(done) >= room or done[-1] in self.student.eos_ids):
+                return Continuation(tuple(done), truncated=done[-1] not in self.student.eos_ids)
+
+
+# ---------------------------------------------------------------- gains
+
+
+class GraftRow(NamedTuple):
+    """One arm's result."""
+
+    arm: str
+    num_types: int
+    share_positions: float
+    """Share of the baseline's positions that the rule draws again."""
+    accuracy: Estimate
+    gain: Estimate
+    num_resumed: int
+    num_rollouts: int
+    num_tokens: int
+    members: tuple[int, ...] = ()
+    """Token types of the set, where it was named by its members: the rocks, or those that would be skipped."""
+
+
+@dataclass(frozen=True)
+class GraftResult:
+    """Gains of every arm, and what they rest on."""
+
+    rows: tuple[GraftRow, ...]
+    accuracy: float
+    """Of the baseline: the arm `none`."""
+    baseline: pa.Table
+    grafts: pa.Table
+    """One row per resumption; a rollout without a row for an arm was copied."""
 
 
 def graft(
@@ -183,91 +355,53 @@ def graft(
         bar: shows progress.
     """
     config, base = config or GraftConfig(), baseline or BaselineConfig()
-    problems = shuffled(answerable(prompts, checker), base.seed)[: min(config.problems, base.problems)]
+    problems = answerable(prompts, checker, base.seed)[: base.problems]
     assert checker is not None
-    judge, limit = Judge(decode, checker), base.max_new_tokens or RolloutConfig.max_new_tokens
-    start, rows = sample_baseline(
-        engine,
-        problems,
-        first_problem=0,
-        rollouts=base.rollouts,
-        max_new_tokens=limit,
-        seed=base.seed,
-        judge=judge,
-        keep=keep,
-        bar=bar,
-        chunk=chunk_of(keep),
-        known=known,
-    )
+    work = Work(Bench(engine, decode, checker, make_grafter=make_grafter), keep, bar)
     sets = rocks if isinstance(rocks, GraftSets) else GraftSets(tuple(rocks), clusters=clusters)
-    arms = make_arms(sets, vocabulary, _shares(start, vocabulary))
-    grafter = make_grafter(np.stack([arm.redraw_V for arm in arms]), np.array([arm.own for arm in arms]))
-    table = _run(grafter, arms, start, judge, limit=limit, seed=base.seed, keep=keep, bar=bar)
-    rng = np.random.default_rng(derive_seed(base.seed, "graft"))
-    found = tuple(_result(arm, start, table, base.rollouts, _shares(start, vocabulary), config, rng) for arm in arms)
-    return GraftResult(found, float(start.correct_N().mean()), rows, table)
+    return _graft_all(work, problems, sets, vocabulary, config, base, known)
 
 
-def _shares(baseline: Baseline, vocabulary: int) -> Floats:
-    """Each token type's share of the baseline's positions."""
+def _graft_all(
+    work: Work,
+    problems: Sequence[Prompt],
+    sets: GraftSets,
+    vocabulary: int,
+    config: GraftConfig,
+    base: BaselineConfig,
+    known: Mapping[str, Sequence[Row]] | None,
+) -> GraftResult:
+    """Sample the baseline, resume for every arm, compare."""
+    rows = sample_baseline(work, problems[: config.problems], base, known=known)
+    start = Baseline(rollouts_of(rows))
     count_V = np.zeros(vocabulary)
-    for rollout in baseline.rollouts:
+    for rollout in start.rollouts:
         np.add.at(count_V, np.asarray(rollout.token_ids, int), 1)
-    return count_V / max(count_V.sum(), 1)
-
-
-def _run(
-    grafter: Grafter,
-    arms: Sequence[GraftArm],
-    baseline: Baseline,
-    judge: Judge,
-    *,
-    limit: int,
-    seed: int,
-    keep: Keep,
-    bar: Bar,
-) -> pa.Table:
-    """All arms' resumptions, sharing batches, in chunks that are each kept."""
-    jobs: list[tuple[int, BaseRollout, int, int]] = []
+    share_V = count_V / max(count_V.sum(), 1)
+    arms = make_arms(sets, vocabulary, share_V)
+    planned: list[tuple[int, int, int, int]] = []
     for index, arm in enumerate(arms):
-        for rollout in baseline.rollouts:
-            own = derive_seed(seed, "graft", arm.name, rollout.rollout_id)
-            at = first_redraw(rollout, arm, own)
+        for number, rollout in enumerate(start.rollouts):
+            seed = derive_seed(base.seed, "graft", arm.name, rollout.rollout_id)
+            at = first_redraw(rollout, arm, seed)
             if at is not None:
-                jobs.append((index, rollout, at, own))
-    jobs.sort(key=lambda job: (job[1].problem, job[1].rollout_id, job[2], job[0]))
-
-    def make(some: list[tuple[int, BaseRollout, int, int]], advance: Callable[[int], None]) -> pa.Table:
-        asked = [
-            GraftRequest(
-                (*rollout.prompt.prompt_ids, *rollout.token_ids[:at]),
-                limit - at,
-                rollout.seed,
-                skip=at,
-                graft_seed=own,
-                rule=index,
-                forced=True,
-            )
-            for index, rollout, at, own in some
-        ]
-        made = []
-        answers = grafter.generate(asked)
-        responses = [(*job[1].token_ids[: job[2]], *answer.token_ids) for job, answer in zip(some, answers)]
-        judge.learn([(job[1].prompt, response) for job, response in zip(some, responses)])
-        for (index, rollout, at, _), answer, response in zip(some, answers, responses):
-            right = judge(rollout.prompt, response)
-            names = (rollout.prompt.prompt_id, rollout.rollout_id, arms[index].name)
-            kept = response if rollout.problem < SHOWN_PROMPTS else None
-            made.append(dict(zip(GRAFTS.names, (*names, at, right, len(answer.token_ids), kept))))
-        advance(len(some))
-        return pa.Table.from_pylist(made, schema=GRAFTS)
-
-    with bar("grafts", len(jobs)) as advance:
-        makers = {
-            f"grafts-{start:08d}": partial(make, jobs[start : start + chunk_of(keep)], advance)
-            for start in range(0, len(jobs), chunk_of(keep))
-        }
-        return pa.concat_tables([GRAFTS.empty_table(), *keep_all(keep, makers)])
+                planned.append((index, number, at, seed))
+    # All arms' resumptions share batches.
+    planned.sort(key=lambda own: (start.rollouts[own[1]].problem, start.rollouts[own[1]].rollout_id, own[2], own[0]))
+    columns = zip(*planned) if planned else ((), (), (), ())
+    plan_table = pa.table({name: list(own) for name, own in zip(("arm", "rollout", "at", "seed"), columns)})
+    rules = {"name": [arm.name for arm in arms], "own": [arm.own for arm in arms]}
+    arms_table = pa.table({**rules, "redraw": [arm.redraw_V for arm in arms]})
+    shared_by_all = work.share("grafts", {"rollouts": rows, "plan": plan_table, "arms": arms_table}, 0)
+    pieces = {}
+    for begin in range(0, len(planned), CHUNK):
+        end = min(begin + CHUNK, len(planned))
+        given = {"known": shared_by_all, "base": base, "start": begin, "stop": end}
+        pieces[f"grafts-{begin:08d}"] = (end - begin, given)
+    table = pa.concat_tables([GRAFTS.empty_table(), *work.make("grafts", pieces, graft_piece)])
+    rng = np.random.default_rng(derive_seed(base.seed, "graft"))
+    found = tuple(_result(arm, start, table, base.rollouts, share_V, config, rng) for arm in arms)
+    return GraftResult(found, float(start.correct_N().mean()), rows, table)
 
 
 def _result(
@@ -296,3 +430,141 @@ def _result(
         num_tokens=int(sum(row["num_tokens"] for row in mine)),
         members=arm.members,
     )
+
+
+def graft_table(
+    rows: Sequence[GraftRow],
+    types: Sequence[Mapping[str, Any]],
+    rocks: Iterable[int],
+    clusters: Mapping[str, Iterable[int]],
+) -> pa.Table:
+    """grafts.parquet: what each set costs (its shares of loss and gradient), and what learning it would gain.
+
+    `types`: rows of types.parquet, where a run has them.
+    """
+    total = sum(item["r"] or 0.0 for item in types)
+    everything = {item["token_id"] for item in types}
+    members: dict[str, set[int]] = {"rest": everything - set(rocks), "all": everything}
+    members |= {row.arm: set(row.members) for row in rows if row.members}
+    members |= {f"cluster {name}": set(own) for name, own in clusters.items()}
+    made = []
+    for row in rows:
+        own = [item for item in types if item["token_id"] in members.get(row.arm, set())]
+        made.append(
+            {
+                "arm": row.arm,
+                "num_types": row.num_types,
+                "share_positions": row.share_positions,
+                "loss_share": sum(item["r"] or 0.0 for item in own) / total if own and total else None,
+                "grad_share": sum(item["grad_share"] or 0.0 for item in own) if own else None,
+                "accuracy": row.accuracy.value,
+                "accuracy_low": row.accuracy.low,
+                "accuracy_high": row.accuracy.high,
+                "gain": row.gain.value,
+                "gain_low": row.gain.low,
+                "gain_high": row.gain.high,
+                "num_problems": row.gain.num_prompts,
+                "num_resumed": row.num_resumed,
+                "num_rollouts": row.num_rollouts,
+                "num_tokens": row.num_tokens,
+            }
+        )
+    ids = pa.array([list(row.members) or None for row in rows], pa.list_(pa.int32()))
+    return pa.Table.from_pylist(made).append_column("members", ids)
+
+
+# ---------------------------------------------------------------- the stage
+
+
+def run_graft(
+    path: Path,
+    config: GraftConfig,
+    baseline: BaselineConfig,
+    *,
+    servers: ServersConfig | None = None,
+    place: Place | None = None,
+    again: bool = False,
+) -> Run:
+    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row per arm, and prints it.
+
+    Args:
+        path: the run directory.
+        config: which sets, and on how many prompts.
+        baseline: the rollouts that grafts start from.
+        servers: where both models are served; without a student's server both are loaded by the workers.
+        place: where the work is done.
+        again: run although the stage is complete.
+    """
+    servers = servers or ServersConfig()
+    with working_on(path):
+        run = open_run(path)
+        stage = causal_stage(run, "graft", {"graft": config, "graft_baseline": baseline}, baseline)
+        to_skip = () if config.rocks else skippable(run)
+        stage.inputs["what the census would let be skipped"] = digest_of_value(list(to_skip))
+        if not stage.due(again):
+            return run
+        _check_servers(servers)
+        setup = Setup.of(run, baseline, servers, grafts=True)
+        clusters: dict[str, list[int]] = {}
+        types = run.types().to_pylist() if run.has("types") else []
+        for row in types if config.clusters else ():
+            if row["cluster"] != "unknown":
+                clusters.setdefault(row["cluster"], []).append(row["token_id"])
+        sets = replace(_target(run, config, setup, to_skip), clusters=dict(sorted(clusters.items())))
+        known: dict[str, list[Row]] = {}  # what the census sampled with the same settings
+        if run.done("knockout") and run.manifest["config"].get("baseline") == to_mapping(baseline):
+            for row in run.read("baseline").to_pylist():
+                known.setdefault(row["prompt_id"], []).append(row)
+        with setup.work(run.path / "grafts.parts" / stage.key, place, grafts=True) as work:
+            found = _graft_all(work, setup.problems, sets, setup.facts.vocabulary, config, setup.baseline, known)
+            table = graft_table(found.rows, types, sets.target, sets.clusters or {})
+            gains = {row.arm: list(row.gain[:3]) for row in found.rows}
+            facts = {"accuracy": found.accuracy, "gains": gains, **setup.served}
+            stage.publish({"grafts": table, "graft_rollouts": found.grafts}, facts)
+    from rocktokens.causal.figures import graft_terminal
+
+    console().print(graft_terminal(table, found.accuracy))
+    return run
+
+
+def _check_servers(servers: ServersConfig) -> None:
+    """Both models on servers, or both loaded here."""
+    from rocktokens.servers.connect import generating
+
+    if servers.student and not generating(servers):
+        raise ConfigError(
+            "grafts on servers need a teacher's server that generates among --servers.teacher; or leave "
+            "--servers.student out, and both models are loaded here"
+        )
+    if servers.teacher and not servers.student:
+        log.info(
+            "graft draws from both models at every position and loads both here: the teacher's servers are not asked. "
+            "Where the teacher does not fit, name the student's servers too (--servers.student)"
+        )
+
+
+def _target(run: Run, config: GraftConfig, setup: Setup, to_skip: tuple[int, ...]) -> GraftSets:
+    """The declared rocks, or the candidates where there are none; and what the tests so far would let be skipped."""
+    if config.rocks:
+        return GraftSets(tuple(named_tokens(config.rocks, texts_of(setup.facts.tokenizer), setup.facts.tokenizer)))
+    rocks = tuple(int(token) for token in run.rocks(config.definition)["token_id"].to_pylist())
+    if rocks:
+        return GraftSets(rocks, skippable=to_skip)
+    ends = set(setup.facts.eos_ids)
+    candidates = [token for token in candidate_types(run.types().to_pylist(), (), config.top) if token not in ends]
+    log.info("no rocks are declared: the %d token types of largest burden are grafted in their place", len(candidates))
+    return GraftSets(tuple(candidates), name="candidates")
+
+
+def skippable(run: Run) -> tuple[int, ...]:
+    """Confirmed rocks that the census would let training skip: the set that has to be grafted together."""
+    if not (run.has("census") and run.has("types")) or "class" not in run.types().column_names:
+        return ()
+    rocks = {
+        row["token_id"]
+        for row in run.types().to_pylist()
+        if row["class"] == "rock" and row["in_certified"] and row["confirmed"]
+    }
+    tested = [row for row in run.read("census").to_pylist() if row["kind"] == "token"]
+    needless = {row["token_id"] for row in tested if row["verdict"] in (NEUTRAL, STUMBLING_BLOCK)}
+    return tuple(sorted(rocks & needless))

@@ -3,61 +3,82 @@
 While a banned token is not drawn, the ban changes nothing; when it is, the draw among the others follows their
 renormalised probabilities. So a knock-out rollout is the baseline rollout up to the first use of the set, and from
 there on a continuation with the set banned; a rollout that never used it is copied whole, with an effect of exactly 0
-(docs/method.md §5). A continuation goes on with the very random numbers its baseline rollout had after that place:
-they are independent of everything before it, so the law stays exact, and what the ban does not touch is alike in both.
+(docs/method.md §5). A continuation takes the very random numbers its baseline rollout had after that place: they are
+independent of everything before it, so the law stays exact, and what the ban does not touch is alike in both.
 
-The placebo goes on AFTER the use, with numbers of its own and nothing banned: exactly the baseline's law, so that its
+The placebo continues AFTER the use, with numbers of its own and nothing banned: exactly the baseline's law, so that its
 mean effect is 0 and its spread is the noise. (Drawing the place itself again would not be: rollouts come here because
-they drew the set.) It is also what further repeats are compared with, number by number.
-
-This module knows engines, prompts and places; models, files and statistics are elsewhere.
+they drew the set.) Further repeats are compared with it, number by number.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.causal.bans import make_sets, named_tokens, texts_of
 from rocktokens.causal.baseline import (
+    CHUNK,
     SHOWN_PROMPTS,
     Bar,
     Baseline,
     BaseRollout,
-    Judge,
+    Bench,
     Keep,
+    Setup,
+    Work,
     answerable,
-    chunk_of,
-    keep_all,
+    candidate_types,
+    causal_stage,
+    limit_of,
     make_now,
     no_bar,
+    rollouts_of,
     sample_baseline,
+    shared,
 )
-from rocktokens.causal.census import BannedSet, Census, Effects, Outcomes, Power, make_schedule, power_of, run_looks
+from rocktokens.causal.census import (
+    BannedSet,
+    Census,
+    Effects,
+    Outcomes,
+    census_facts,
+    census_table,
+    make_schedule,
+    power_of,
+    run_looks,
+)
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.errors import ConfigError
+from rocktokens.jobs import Place
+from rocktokens.lock import working_on
+from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
+from rocktokens.run import Run, open_run
 from rocktokens.sample.requests import Continuation, Engine, Request
-from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed
+from rocktokens.servers.settings import ServersConfig
 from rocktokens.tables import TABLES
 from rocktokens.values import Row
 
-KNOCKOUTS = TABLES["knockouts"].schema
-
 log = logging.getLogger(__name__)
 
-Arm = Literal["knockout", "placebo"]
+KNOCKOUTS = TABLES["knockouts"].schema
+PIECE_POSITIONS = 2_000_000  # scored positions in memory at a time
+
+
+# ---------------------------------------------------------------- what is resumed, and how
 
 
 @dataclass(frozen=True)
-class Job:
+class Resumption:
     """One continuation to ask for."""
 
     column: int
@@ -65,7 +86,7 @@ class Job:
     rollout: int
     at: int
     """Position of the first use: where the knock-out's continuation begins."""
-    arm: Arm
+    arm: Literal["knockout", "placebo"]
     repeat: int
 
 
@@ -77,120 +98,89 @@ def plan(
     exact_resume: bool,
     repeats: int,
     placebo_problems: int,
-) -> tuple[list[Job], np.ndarray]:
+) -> tuple[list[Resumption], np.ndarray]:
     """All continuations that the active sets need on these rollouts, and how many rollouts use each set."""
-    jobs: list[Job] = []
+    found: list[Resumption] = []
     used_V = np.zeros(len(sets), int)
     for column in active:
         uses = baseline.first_uses(sets[column].members)
         used_V[column] = len(uses)
         places = uses if exact_resume else dict.fromkeys(range(len(baseline.rollouts)), 0)
         for rollout, at in places.items():
-            jobs += [Job(column, rollout, at, "knockout", repeat) for repeat in range(repeats)]
+            found += [Resumption(column, rollout, at, "knockout", repeat) for repeat in range(repeats)]
             compared = max(repeats - 1, int(baseline.rollouts[rollout].problem < placebo_problems))
-            jobs += [Job(column, rollout, at, "placebo", repeat) for repeat in range(1, compared + 1)]
-    return jobs, used_V
+            found += [Resumption(column, rollout, at, "placebo", repeat) for repeat in range(1, compared + 1)]
+    # Those of one rollout side by side: what they begin with is then prefilled once.
+    return sorted(found, key=lambda own: (own.rollout, own.at, own.column, own.arm, own.repeat)), used_V
 
 
 def request_for(
-    job: Job, rollout: BaseRollout, members: tuple[int, ...], set_id: str, *, limit: int, seed: int, exact_resume: bool
+    own: Resumption, rollout: BaseRollout, banned: BannedSet, *, limit: int, seed: int, exact_resume: bool
 ) -> Request | None:
     """What to ask the engine for; None where the rollout was cut right after the first use and nothing can follow."""
-    own = derive_seed(seed, "resume", set_id, rollout.rollout_id, job.repeat)
+    fresh = derive_seed(seed, "resume", banned.set_id, rollout.rollout_id, own.repeat)
     prefix = rollout.prompt.prompt_ids
     if not exact_resume:
-        stream = rollout.seed if job.repeat == 0 else own
-        return Request(prefix, limit, stream, members if job.arm == "knockout" else ())
-    if job.arm == "placebo":
+        stream = rollout.seed if own.repeat == 0 else fresh
+        return Request(prefix, limit, stream, banned.members if own.arm == "knockout" else ())
+    if own.arm == "placebo":
         # No set holds an end token, so a rollout whose last token is the first use was cut there, by the length limit
         # or by the model's context: nothing could follow it.
-        if job.at + 1 >= min(limit, len(rollout.token_ids)):
+        if own.at + 1 >= min(limit, len(rollout.token_ids)):
             return None
-        return Request((*prefix, *rollout.token_ids[: job.at + 1]), limit - job.at - 1, own, skip=1)
-    prefix = (*prefix, *rollout.token_ids[: job.at])
-    if job.repeat:
-        return Request(prefix, limit - job.at, own, members)
+        return Request((*prefix, *rollout.token_ids[: own.at + 1]), limit - own.at - 1, fresh, skip=1)
+    prefix = (*prefix, *rollout.token_ids[: own.at])
+    if own.repeat:
+        return Request(prefix, limit - own.at, fresh, banned.members)
     # The baseline's own number chose the banned token, so the first draw takes another; those after it are free.
-    return Request(prefix, limit - job.at, rollout.seed, members, skip=job.at, first_seed=own)
+    return Request(prefix, limit - own.at, rollout.seed, banned.members, skip=own.at, first_seed=fresh)
 
 
-def response_of(job: Job, rollout: BaseRollout, answer: Continuation, exact_resume: bool) -> tuple[int, ...]:
+def response_of(own: Resumption, rollout: BaseRollout, answer: Continuation, exact_resume: bool) -> tuple[int, ...]:
     """The whole response: what was copied, and what was generated."""
     if not exact_resume:
         return answer.token_ids
-    return (*rollout.token_ids[: job.at + (job.arm == "placebo")], *answer.token_ids)
+    return (*rollout.token_ids[: own.at + (own.arm == "placebo")], *answer.token_ids)
 
 
-class Arms:
-    """Carries out jobs in chunks that are each kept, so that a finished resumption is never done again."""
-
-    def __init__(
-        self, engine: Engine, sets: Sequence[BannedSet], judge: Judge, *, limit: int, seed: int, keep: Keep, bar: Bar
-    ) -> None:
-        self.engine, self.sets, self.judge = engine, sets, judge
-        self.limit, self.seed, self.keep, self.bar = limit, seed, keep, bar
-        self.exact = engine.exact_resume
-
-    def run(self, name: str, jobs: Sequence[Job], baseline: Baseline) -> pa.Table:
-        """One row per job: prompt_id, rollout_id, arm, set_id, repeat, resumed_at, correct, num_tokens."""
-        # All sets' resumptions go to the engine together, those of one rollout side by side: what they begin with is
-        # then prefilled once, and the engine puts alike lengths into one batch.
-        jobs = sorted(jobs, key=lambda job: (job.rollout, job.at, job.column, job.arm, job.repeat))
-        size = chunk_of(self.keep)
-        with self.bar(name, len(jobs)) as advance:
-            makers = {
-                f"{name}-{start:08d}": partial(self._do, jobs[start : start + size], baseline, advance)
-                for start in range(0, len(jobs), size)
+def resume_piece(
+    bench: Bench, *, look: Any, sets: Sequence[BannedSet], base: BaselineConfig, start: int, stop: int
+) -> pa.Table:
+    """One row per resumption start…stop of a look's plan: generated, and checked."""
+    known, exact = shared(look), bench.engine.exact_resume
+    wanted = [Resumption(**row) for row in known.tables["plan"].slice(start, stop - start).to_pylist()]
+    rollouts = [known.rollouts[own.rollout] for own in wanted]
+    asked = [
+        request_for(own, rollout, sets[own.column], limit=limit_of(base), seed=base.seed, exact_resume=exact)
+        for own, rollout in zip(wanted, rollouts)
+    ]
+    drawn = iter(bench.engine.generate([request for request in asked if request is not None], progress=bench.progress))
+    answers = [next(drawn) if request is not None else None for request in asked]
+    responses = [
+        rollout.token_ids if answer is None else response_of(own, rollout, answer, exact)
+        for own, rollout, answer in zip(wanted, rollouts, answers)
+    ]
+    right = bench.judge([(rollout.prompt, response) for rollout, response in zip(rollouts, responses)])
+    rows = []
+    for own, rollout, answer, response, correct in zip(wanted, rollouts, answers, responses, right):
+        banned = sets[own.column]
+        rows.append(
+            {
+                "prompt_id": rollout.prompt.prompt_id,
+                "rollout_id": rollout.rollout_id,
+                "arm": "control" if own.arm == "knockout" and banned.role == "control" else own.arm,
+                "set_id": banned.set_id,
+                "repeat": own.repeat,
+                "resumed_at": own.at,
+                "correct": correct,
+                "num_tokens": 0 if answer is None else len(answer.token_ids),
+                "token_ids": response if rollout.problem < SHOWN_PROMPTS else None,
             }
-            tables = keep_all(self.keep, makers)
-        return pa.concat_tables(tables) if tables else _empty()
-
-    def _do(self, jobs: list[Job], baseline: Baseline, advance: Callable[[int], None]) -> pa.Table:
-        rollouts = [baseline.rollouts[job.rollout] for job in jobs]
-        asked = [
-            request_for(
-                job,
-                rollout,
-                self.sets[job.column].members,
-                self.sets[job.column].set_id,
-                limit=self.limit,
-                seed=self.seed,
-                exact_resume=self.exact,
-            )
-            for job, rollout in zip(jobs, rollouts)
-        ]
-        requests = [request for request in asked if request is not None]
-        drawn = iter(self.engine.generate(requests, progress=advance))
-        advance(len(asked) - len(requests))  # copied whole
-        answers = [next(drawn) if request is not None else None for request in asked]
-        responses = [
-            rollout.token_ids if answer is None else response_of(job, rollout, answer, self.exact)
-            for job, rollout, answer in zip(jobs, rollouts, answers)
-        ]
-        made = zip(rollouts, responses, answers)
-        self.judge.learn([(rollout.prompt, ids) for rollout, ids, answer in made if answer is not None])
-        rows = []
-        for job, rollout, answer, response in zip(jobs, rollouts, answers, responses):
-            banned = self.sets[job.column]
-            correct = rollout.correct if answer is None else self.judge(rollout.prompt, response)
-            rows.append(
-                {
-                    "prompt_id": rollout.prompt.prompt_id,
-                    "rollout_id": rollout.rollout_id,
-                    "arm": "control" if job.arm == "knockout" and banned.role == "control" else job.arm,
-                    "set_id": banned.set_id,
-                    "repeat": job.repeat,
-                    "resumed_at": job.at,
-                    "correct": correct,
-                    "num_tokens": 0 if answer is None else len(answer.token_ids),
-                    "token_ids": response if rollout.problem < SHOWN_PROMPTS else None,
-                }
-            )
-        return pa.Table.from_pylist(rows, schema=KNOCKOUTS)
+        )
+    return pa.Table.from_pylist(rows, schema=KNOCKOUTS)
 
 
-def _empty() -> pa.Table:
-    return KNOCKOUTS.empty_table()
+# ---------------------------------------------------------------- the census
 
 
 @dataclass(frozen=True)
@@ -199,7 +189,7 @@ class KnockoutResult:
 
     census: Census
     baseline: pa.Table
-    """Rows of runs/schema.ROLLOUTS."""
+    """Rollouts."""
     knockouts: pa.Table
     """One row per resumption, and one a baseline rollout. A rollout without a row for a set was copied."""
 
@@ -240,8 +230,8 @@ def knockout_census(
         sets: what is banned, each set by itself.
         decode: token ids to text.
         checker: `checker(text, answer)` says whether a rollout is right.
-        eos_ids: tokens that end a rollout; a set that bans all of them is refused.
-        vocabulary: number of token types; a set beyond it is refused.
+        eos_ids: tokens that end a rollout; a set that bans one of them is refused.
+        vocabulary: number of token types; a set of all of them is refused.
         config: looks, error rates and what counts as an effect.
         baseline: the rollouts that knock-outs start from.
         keep: keeps finished parts.
@@ -252,88 +242,54 @@ def knockout_census(
     """
     config, base = config or KnockoutConfig(), baseline or BaselineConfig()
     check_sets(sets, eos_ids, vocabulary)
-    problems = shuffled(answerable(prompts, checker), base.seed)[: base.problems]
+    problems = answerable(prompts, checker, base.seed)[: base.problems]
     assert checker is not None
+    return _take_census(Work(Bench(engine, decode, checker), keep, bar), problems, sets, config, base)
+
+
+def _take_census(
+    work: Work, problems: Sequence[Prompt], sets: Sequence[BannedSet], config: KnockoutConfig, base: BaselineConfig
+) -> KnockoutResult:
+    """Look by look: sample the look's prompts, resume for the sets still open, decide."""
     if base.greedy:
         config = replace(config, repeats=1, placebo_share=0.0)  # greedy rollouts have no noise to show or to average
-    if not engine.exact_resume:
+    if not work.exact_resume:
         log.info(
             "top-k or top-p is set: banning a token then lets others into the cut, so a rollout cannot be resumed "
             "where it first used it; every knock-out is generated in full"
         )
-    schedule = make_schedule(len(problems), config.rounds if config.until == "decided" else 1)
-    work = _Work(engine, problems, sets, Judge(decode, checker), config, base, keep, bar)
-    effects = Effects(sets, len(problems), base.rollouts, config.repeats)
-    census = run_looks(effects, schedule, work.measure, config, seed=derive_seed(base.seed, "census"))
-    census = replace(census, exact_resume=engine.exact_resume)
-    return KnockoutResult(census, pa.concat_tables(work.baselines), pa.concat_tables(work.tables))
+    placebo_problems = int(np.ceil(config.placebo_share * len(problems)))
+    place = {banned.set_id: column for column, banned in enumerate(sets)}
+    baselines: list[pa.Table] = []
+    tables: list[pa.Table] = []
 
-
-def shuffled(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
-    """The prompts, shuffled with a seed."""
-    order = np.random.default_rng(derive_seed(seed, "problems")).permutation(len(prompts))
-    return [prompts[index] for index in order]
-
-
-class _Work:
-    """What a look does: sample its prompts, resume for the sets still open, hand the outcomes over."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        problems: list[Prompt],
-        sets: Sequence[BannedSet],
-        judge: Judge,
-        config: KnockoutConfig,
-        base: BaselineConfig,
-        keep: Keep,
-        bar: Bar,
-    ) -> None:
-        self.engine, self.problems, self.sets, self.judge = engine, problems, sets, judge
-        self.config, self.base, self.keep, self.bar = config, base, keep, bar
-        self.limit = base.max_new_tokens or RolloutConfig.max_new_tokens
-        self.placebo_problems = int(np.ceil(config.placebo_share * len(problems)))
-        self.arms = Arms(engine, sets, judge, limit=self.limit, seed=base.seed, keep=keep, bar=bar)
-        self.baselines: list[pa.Table] = []
-        self.tables: list[pa.Table] = []
-
-    def measure(self, look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
-        """Outcomes of prompts begin…end for the active sets."""
-        self.judge.forget()
-        baseline, rows = sample_baseline(
-            self.engine,
-            self.problems[begin:end],
-            first_problem=begin,
-            rollouts=self.base.rollouts,
-            max_new_tokens=self.limit,
-            seed=self.base.seed,
-            judge=self.judge,
-            keep=self.keep,
-            bar=self.bar,
-            chunk=chunk_of(self.keep),
-        )
-        jobs, used_V = plan(
+    def measure(look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
+        rows = sample_baseline(work, problems[begin:end], base, first_problem=begin)
+        baseline = Baseline(rollouts_of(rows, begin))
+        wanted, used_V = plan(
             baseline,
-            self.sets,
+            sets,
             active,
-            exact_resume=self.engine.exact_resume,
-            repeats=self.config.repeats,
-            placebo_problems=self.placebo_problems,
+            exact_resume=work.exact_resume,
+            repeats=config.repeats,
+            placebo_problems=placebo_problems,
         )
-        if look == 0:
-            used_A = used_V[list(active)]
-            _say_power(power_of(baseline.correct_N(), used_A, self.config, self.base, len(self.problems)), self)
-        table = self.arms.run(f"look {look + 1}", jobs, baseline)
-        self.baselines.append(rows)
-        self.tables += [_baseline_rows(rows), table]
-        return self._outcomes(baseline, table, used_V)
-
-    def _outcomes(self, baseline: Baseline, table: pa.Table, used_V: np.ndarray) -> Outcomes:
-        by_id = {rollout.rollout_id: index for index, rollout in enumerate(baseline.rollouts)}
-        column = {banned.set_id: index for index, banned in enumerate(self.sets)}
-        rollout_J = np.array([by_id[name] for name in table["rollout_id"].to_pylist()], int)
-        problem_N = np.array([rollout.problem for rollout in baseline.rollouts], int)
         correct_N = baseline.correct_N()
+        if look == 0:
+            _say_power(correct_N, used_V[list(active)], config, base, len(problems))
+        columns = ("column", "rollout", "at", "arm", "repeat")
+        plan_table = pa.table({name: [getattr(own, name) for own in wanted] for name in columns})
+        known = work.share(f"look-{look + 1}", {"rollouts": rows, "plan": plan_table}, begin)
+        pieces = {}
+        for start in range(0, len(wanted), CHUNK):
+            stop = min(start + CHUNK, len(wanted))
+            given = {"look": known, "sets": tuple(sets), "base": base, "start": start, "stop": stop}
+            pieces[f"look-{look + 1}-{start:08d}"] = (stop - start, given)
+        table = pa.concat_tables([KNOCKOUTS.empty_table(), *work.make(f"look {look + 1}", pieces, resume_piece)])
+        baselines.append(rows)
+        tables.extend([_baseline_rows(rows), table])
+        rollout_J = np.array([own.rollout for own in wanted], int)
+        problem_N = np.array([rollout.problem for rollout in baseline.rollouts], int)
         return Outcomes(
             problem_N=problem_N,
             correct_N=correct_N,
@@ -341,16 +297,26 @@ class _Work:
             used_V=used_V,
             problem_J=problem_N[rollout_J],
             before_J=correct_N[rollout_J],
-            column_J=np.array([column[name] for name in table["set_id"].to_pylist()], int),
+            column_J=np.array([place[name] for name in table["set_id"].to_pylist()], int),
             is_knockout_J=np.array([arm != "placebo" for arm in table["arm"].to_pylist()], bool),
             repeat_J=table["repeat"].to_numpy().astype(int),
             after_J=np.array(table["correct"].to_pylist(), float),
             num_tokens_J=table["num_tokens"].to_numpy().astype(int),
-            placebo_problems=self.placebo_problems,
+            placebo_problems=placebo_problems,
         )
 
+    schedule = make_schedule(len(problems), config.rounds if config.until == "decided" else 1)
+    effects = Effects(sets, len(problems), base.rollouts, config.repeats)
+    census = run_looks(effects, schedule, measure, config, seed=derive_seed(base.seed, "census"))
+    census = replace(census, exact_resume=work.exact_resume)
+    return KnockoutResult(census, pa.concat_tables(baselines), pa.concat_tables(tables))
 
-def _say_power(found: Power, work: _Work) -> None:
+
+def _say_power(
+    correct_N: np.ndarray, used_A: np.ndarray, config: KnockoutConfig, base: BaselineConfig, num_prompts: int
+) -> None:
+    """Before anything is banned: which effects the planned number of prompts can show."""
+    found = power_of(correct_N, used_A, config, base, num_prompts)
     log.info("baseline: %.1f %% right in the first %d rollouts", 100 * found.accuracy, found.num_rollouts)
     if found.accuracy in (0.0, 1.0):
         log.warning("the baseline is always right or always wrong so far; there is no room for an effect")
@@ -360,15 +326,14 @@ def _say_power(found: Power, work: _Work) -> None:
             "power, or smaller where pairs agree",
             name,
             100 * share,
-            len(work.problems),
+            num_prompts,
             100 * effect,
-            100 * work.config.power,
+            100 * config.power,
         )
 
 
 def _baseline_rows(rollouts: pa.Table) -> pa.Table:
     """Baseline rollouts as rows of the knock-out table."""
-    lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
     count = len(rollouts)
     columns: Row = {
         "prompt_id": rollouts["prompt_id"],
@@ -378,7 +343,104 @@ def _baseline_rows(rollouts: pa.Table) -> pa.Table:
         "repeat": [0] * count,
         "resumed_at": [None] * count,
         "correct": rollouts["correct"],
-        "num_tokens": lengths,
+        "num_tokens": [len(tokens) for tokens in rollouts["token_ids"].to_pylist()],
         "token_ids": [None] * count,
     }
     return TABLES["knockouts"].conform(pa.table(columns))
+
+
+# ---------------------------------------------------------------- the stage
+
+
+def knockout(
+    path: Path,
+    config: KnockoutConfig,
+    baseline: BaselineConfig,
+    *,
+    servers: ServersConfig | None = None,
+    place: Place | None = None,
+    again: bool = False,
+) -> Run:
+    """Ban every candidate in turn; writes baseline, knockouts and census.parquet, and prints the census.
+
+    Args:
+        path: the run directory.
+        config: which token types are banned, and what counts as an effect.
+        baseline: the rollouts that knock-outs start from.
+        servers: where the student is served; unset: it is loaded by the workers.
+        place: where the work is done.
+        again: run although the stage is complete.
+    """
+    with working_on(path):
+        run = open_run(path)
+        stage = causal_stage(run, "knockout", {"knockout": config, "baseline": baseline}, baseline)
+        if not stage.due(again):
+            return run
+        setup = Setup.of(run, baseline, servers or ServersConfig())
+        sets = _sets(run, config, setup)
+        check_sets(sets, setup.facts.eos_ids, setup.facts.vocabulary)
+        with setup.work(run.path / "knockouts.parts" / stage.key, place) as work:
+            found = _take_census(work, setup.problems, sets, config, setup.baseline)
+            for note in found.census.notes:
+                log.warning("%s", note)
+            tables = {"baseline": found.baseline, "knockouts": found.knockouts, "census": census_table(found.census)}
+            stage.publish(tables, {**census_facts(found.census), **setup.served})
+    from rocktokens.causal.figures import census_terminal
+
+    console().print(census_terminal(found.census))
+    return run
+
+
+def _sets(run: Run, config: KnockoutConfig, setup: Setup) -> list[BannedSet]:
+    """What is banned: candidates named or from types.parquet, with windows, families, controls."""
+    texts = texts_of(setup.facts.tokenizer)
+    types = run.types().to_pylist() if run.has("types") else []
+    detected = run.facts("detect") if run.done("detect") else {}
+    if config.candidates:
+        candidates = named_tokens(config.candidates, texts, setup.facts.tokenizer)
+    else:
+        if not types:
+            raise ConfigError(
+                "the run has no types.parquet to take candidates from; run `rocktokens detect` first, or name them "
+                "with --candidates"
+            )
+        declared = detected.get("rocks", [])
+        if detected and config.definition is not None:
+            declared = run.rocks(config.definition)["token_id"].to_pylist()
+        candidates = candidate_types(types, list(map(int, declared)), config.top)
+        if set(candidates) & set(setup.facts.eos_ids):
+            log.info("the end token is among the candidates and is not banned: no rollout could end")
+        candidates = [token for token in candidates if token not in setup.facts.eos_ids]
+    thresholds = detected.get("thresholds", {})
+    return make_sets(
+        candidates,
+        config,
+        texts,
+        eos_ids=setup.facts.eos_ids,
+        rocks=detected.get("rocks", []),
+        count={row["token_id"]: row.get("count_all") or row["count"] or 0 for row in types},
+        occurrences=_pieces(run) if "window" in config.kinds and run.steps() else None,
+        tau=thresholds.get("tau_post"),
+        width=thresholds.get("window", 4),
+    )
+
+
+def _pieces(run: Run) -> Iterator[dict[str, np.ndarray]]:
+    """Token, loss and rollout of every position at the last scored checkpoint, in order, some whole rollouts at a time.
+
+    However the rollouts lie in their files: where they lie in order, only the files of a piece are read for it.
+    """
+    step = run.steps()[-1]
+    rollouts = run.query(
+        f"select rollout_id, count(*) as positions from occurrences where step = {step} group by all order by all"
+    )
+    piece_R = np.cumsum(rollouts["positions"].to_numpy()) // PIECE_POSITIONS
+    starts = np.flatnonzero(np.diff(piece_R, prepend=-1))
+    for start, stop in zip(starts, np.append(starts[1:], len(piece_R))):
+        first, last = (rollouts["rollout_id"][int(place)].as_py() for place in (start, stop - 1))
+        table = run.query(
+            "select dense_rank() over (order by rollout_id) as rollout, token_id as token, kl as loss from occurrences "
+            f"where step = {step} and rollout_id between ? and ? order by rollout_id, position",
+            (first, last),
+        )
+        yield {name: table[name].to_numpy() for name in ("rollout", "token", "loss")}
