@@ -39,6 +39,7 @@ MOST_WORKERS = 256  # on one machine
 _workers = 1  # that share this command's work; a worker is told
 _kept: dict[str, Any] = {}  # see `keep`
 _idle: list[_Worker] | None = None  # see `keeping_workers`
+_holding = False  # see `keeping_loaded`
 _advance: Callable[[int], None] = lambda count: None  # noqa: E731
 
 
@@ -107,7 +108,7 @@ def advance(count: int) -> None:
 def keep(key: object, make: Callable[[], Any]) -> Any:
     """Called inside a job: what an earlier job of this worker has made under the same key, such as a loaded model.
 
-    Only the last thing made is kept, and only while `run` works.
+    Only the last thing made is kept, and only while `run` works, or inside `keeping_loaded`.
     """
     name = repr(key)
     if name not in _kept:
@@ -153,7 +154,8 @@ def _here(jobs: Sequence[Job], work: Callable[..., object], shown: Work) -> None
                 work(job.part, **job.arguments)
             bar.move(job, job.size)
     finally:
-        _kept.clear()
+        if not _holding:
+            _kept.clear()
 
 
 @contextmanager
@@ -191,6 +193,9 @@ class _Worker:
 def keeping_workers() -> Iterator[None]:
     """Inside the block workers stay between calls of `run`: a study's stages import torch once."""
     global _idle
+    if _idle is not None:  # inside another such block
+        yield
+        return
     _idle = []
     try:
         yield
@@ -198,6 +203,22 @@ def keeping_workers() -> Iterator[None]:
         for worker in _idle:
             worker.kill()
         _idle = None
+
+
+@contextmanager
+def keeping_loaded() -> Iterator[None]:
+    """Inside the block workers, and what `keep` keeps, stay between calls of `run`: the steps of one stage."""
+    global _holding
+    with keeping_workers():
+        _holding = True
+        try:
+            yield
+        finally:
+            _holding = False
+            _kept.clear()
+            for worker in _idle or ():
+                with suppress(OSError):
+                    worker.pipe.send(None)
 
 
 def _in_pool(jobs: Sequence[Job], work: Callable[..., object], count: int, shown: Work) -> None:
@@ -230,7 +251,7 @@ def _in_pool(jobs: Sequence[Job], work: Callable[..., object], count: int, shown
                 bar.move(job, said)
                 if kind == "done":
                     idle.append(busy.pop(worker.pipe)[1])
-        for worker in idle:
+        for worker in idle if not _holding else ():
             worker.pipe.send(None)
     finally:
         for worker in [*(idle if _idle is None else ()), *(worker for _, worker in busy.values())]:

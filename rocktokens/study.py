@@ -174,7 +174,7 @@ STAGES: dict[str, StageSpec] = {
         StageSpec(
             name="knockout",
             help="Ban the candidates one at a time and say what each ban does to accuracy.",
-            work="rocktokens.causal.knockout_stage:knockout",
+            work="rocktokens.causal.knockout:knockout",
             takes="config=knockout baseline servers",
             section="knockout",
             reads="the rocks of detect, prompts that detection did not use, the last checkpoint",
@@ -191,7 +191,7 @@ STAGES: dict[str, StageSpec] = {
         StageSpec(
             name="graft",
             help="Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
-            work="rocktokens.causal.graft_stage:graft",
+            work="rocktokens.causal.graft:run_graft",
             takes="config=graft baseline servers",
             section="graft",
             reads="the rocks of detect, the baseline of knockout, the last checkpoint, the teacher",

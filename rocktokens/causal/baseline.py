@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from rocktokens.causal.settings import BaselineConfig
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.jobs import Job, Place, advance, run
+from rocktokens.jobs import Job, Place, advance, keep, keeping_loaded, run
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.checkers import Checker, check_all, make_checker
 from rocktokens.prompts.settings import PromptsConfig
@@ -260,14 +260,13 @@ def shared(handle: Shared | Path) -> Shared:
 
 def do_piece(part: Path, *, bench: Json, piece: Callable[..., pa.Table], given: Json) -> None:
     """A job: make one piece and write it whole."""
-    write_parquet(piece(open_bench(**bench), **given), part)
+    write_parquet(piece(keep(bench, lambda: open_bench(**bench)), **given), part)
 
 
-@lru_cache(maxsize=1)
 def open_bench(
     pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig, grafts: bool
 ) -> Bench:
-    """Load models, or connect to servers, and the checker; kept between the jobs of a worker."""
+    """Load models, or connect to servers, and the checker."""
     from rocktokens.causal.graft import open_grafter
     from rocktokens.models.pair import load_pair
     from rocktokens.sample.rollouts import make_sampler
@@ -388,11 +387,8 @@ class Setup:
         """Work in jobs whose parts lie below a folder, which is removed when the block ends well."""
         given = {"pair": self.pair, "prompts": self.prompts, "rollouts": self.rollouts, "servers": self.servers}
         exact = self.baseline.greedy or (self.baseline.top_k is None and self.baseline.top_p is None)
-        try:
+        with keeping_loaded():
             yield JobWork(folder, {**given, "grafts": grafts}, place, exact)
-        finally:
-            open_bench.cache_clear()  # jobs may have been done in this process: let the models go
-            _read_shared.cache_clear()
         shutil.rmtree(folder.parent, ignore_errors=True)
 
 

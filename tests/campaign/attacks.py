@@ -53,8 +53,7 @@ STAGES = ("distill", "sample", "score", "detect", "geometry", "knockout", "graft
 
 def run_stage(path: Path, name: str, pair: Any, prompts: Any) -> None:
     """One stage with the campaign's settings."""
-    from rocktokens.causal import graft_stage as graft
-    from rocktokens.causal import knockout_stage as knockout
+    from rocktokens.causal import graft, knockout
     from rocktokens.compare import stage as compare
     from rocktokens.detect import stage as detect
     from rocktokens.geometry import stage as geometry
@@ -70,7 +69,7 @@ def run_stage(path: Path, name: str, pair: Any, prompts: Any) -> None:
         "detect": lambda: detect.detect(path, DETECT),
         "geometry": lambda: geometry.geometry(path, GeometryConfig()),
         "knockout": lambda: knockout.knockout(path, KNOCKOUT, BASELINE),
-        "graft": lambda: graft.graft(path, GRAFT, BASELINE),
+        "graft": lambda: graft.run_graft(path, GRAFT, BASELINE),
         "compare": lambda: compare.compare(path, COMPARE),
         "report": lambda: report.report(path),
     }

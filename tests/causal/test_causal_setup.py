@@ -7,15 +7,20 @@ import json
 import pytest
 from tiny import save_model, tiny_model
 
+from rocktokens.causal.baseline import Setup
 from rocktokens.causal.settings import BaselineConfig
-from rocktokens.causal.setup import CausalSetup
 from rocktokens.models.settings import PairConfig
-from rocktokens.prompts.checkers import MathChecker
+from rocktokens.prompts.checkers import MathChecker, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run
+from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
 
 LEGS = "reasoning-gym:leg_counting"
+
+
+def setup_of(run, **baseline):
+    return Setup.of(run, BaselineConfig(max_new_tokens=4, **baseline), ServersConfig())
 
 
 @pytest.fixture
@@ -44,11 +49,12 @@ def test_another_task_has_its_own_checker(own, make_run, sums):
     options = ("min_terms=2", "max_terms=2") if own.startswith("reasoning-gym") else ()
     field = {"prompt_field": "question"} if own == "a file" else {}
     run = make_run(PromptsConfig(source=sums if own == "a file" else own, options=options, **field))
-    setup = CausalSetup.of(run, BaselineConfig(source=LEGS, problems=2, max_new_tokens=4))
+    setup = setup_of(run, source=LEGS, problems=2)
     assert (setup.prompts.source, setup.prompts.options, setup.prompts.limit) == (LEGS, (), 2)
+    checker = make_checker(setup.prompts)
     for prompt in setup.problems:
-        assert setup.checker(f"<answer>{prompt.answer}</answer>", prompt.answer)
-        assert not setup.checker(f"<answer>{prompt.answer}0</answer>", prompt.answer)
+        assert checker(f"<answer>{prompt.answer}</answer>", prompt.answer)
+        assert not checker(f"<answer>{prompt.answer}0</answer>", prompt.answer)
 
 
 def test_a_file_is_not_checked_by_the_runs_own_task(make_run, tmp_path):
@@ -56,8 +62,8 @@ def test_a_file_is_not_checked_by_the_runs_own_task(make_run, tmp_path):
     path = tmp_path / "fresh.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"w{i}", "answer": str(i)}) + "\n" for i in range(4)))
     run = make_run(PromptsConfig(source=LEGS))
-    setup = CausalSetup.of(run, BaselineConfig(source=str(path), problems=4, max_new_tokens=4))
-    assert isinstance(setup.checker, MathChecker)
+    setup = setup_of(run, source=str(path), problems=4)
+    assert isinstance(make_checker(setup.prompts), MathChecker)
     assert len(setup.problems) == 4
 
 
@@ -66,7 +72,5 @@ def test_the_students_of_a_world_answer_in_its_language_on_any_file(make_run, tm
 
     path = tmp_path / "fresh.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"w{i}", "answer": str(i)}) + "\n" for i in range(4)))
-    setup = CausalSetup.of(
-        make_run(PromptsConfig(source="arithmetic")), BaselineConfig(source=str(path), max_new_tokens=4)
-    )
-    assert setup.checker == get_world("arithmetic").check
+    setup = setup_of(make_run(PromptsConfig(source="arithmetic")), source=str(path))
+    assert make_checker(setup.prompts) == get_world("arithmetic").check

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from causal_runs import make_tiny_run
 
-from rocktokens.causal.graft import GraftSets, graft, make_arms
-from rocktokens.causal.graft_report import graft_table
-from rocktokens.causal.graft_terminal import render
+from rocktokens.causal.figures import graft_terminal
+from rocktokens.causal.graft import GraftSets, graft, graft_table, make_arms
 from rocktokens.causal.inference import change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
@@ -174,12 +173,13 @@ def test_cost_stands_beside_benefit():
     assert rows["rest"]["grad_share"] == pytest.approx(0.8)
     assert rows["cluster digits"]["loss_share"] == pytest.approx(2 / 15)
     assert rows["control"]["loss_share"] is None
-    assert render(graft_table(found.rows, [], [2], {}), found.accuracy).row_count == len(found.rows)
+    assert len(graft_terminal(graft_table(found.rows, [], [2], {}), found.accuracy).data) == len(found.rows)
 
 
 def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, caplog):
-    from rocktokens.causal.graft_stage import graft as graft_stage
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal.knockout import knockout
+
+    from rocktokens.causal.graft import run_graft as graft_stage
 
     path = make_tiny_run(tmp_path)
     base = BaselineConfig(problems=30, max_new_tokens=12)
@@ -216,10 +216,11 @@ def declared(run, token_ids, rocks):
 
 
 def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(tmp_path, caplog):
+    from rocktokens.causal.knockout import knockout
+
     from rocktokens.bypass.settings import BypassConfig
     from rocktokens.bypass.stage import bypass
-    from rocktokens.causal.graft_stage import graft as graft_stage
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal.graft import run_graft as graft_stage
     from rocktokens.run import open_run
 
     path = make_tiny_run(tmp_path)
@@ -239,8 +240,9 @@ def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(
 
 def test_a_census_that_changes_what_would_be_skipped_makes_the_graft_due(tmp_path):
     """The set that has to be grafted follows from the census: another verdict, another graft."""
-    from rocktokens.causal.graft_stage import graft as graft_stage
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal.knockout import knockout
+
+    from rocktokens.causal.graft import run_graft as graft_stage
     from rocktokens.run import open_run
 
     path = make_tiny_run(tmp_path)

@@ -145,7 +145,7 @@ def test_resumptions_of_all_sets_go_to_the_engine_together():
     engine = Counting(markov.chain(1))
     engine.calls = []
     census(engine, [banned(1), banned(2), banned(3), banned(4)], config=KnockoutConfig(until="budget", resamples=500))
-    assert engine.calls == [1, 5]  # the baseline; then four bans and the placebos' none
+    assert engine.calls == [1, 5, 4]  # the baseline; four bans and the placebos' none, in two pieces
 
 
 def test_without_exact_resumption_everything_is_generated_again_and_it_says_why(caplog):
@@ -215,7 +215,7 @@ def test_a_first_use_at_the_end_of_the_context_has_no_placebo_and_does_not_crash
 
 
 def test_candidates_are_the_top_by_burden_and_every_declared_rock():
-    from rocktokens.causal.setup import candidate_types
+    from rocktokens.causal.baseline import candidate_types
 
     types = [{"token_id": token, "r": burden} for token, burden in enumerate([1.0, 9.0, None, 5.0, 0.5, 5.0])]
     assert candidate_types(types, [], 3) == [1, 3, 5]
@@ -409,11 +409,12 @@ def tiny_run(tmp_path_factory):
 KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "3000")
 
 
-def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
-    from rocktokens.causal.knockout_stage import knockout
+def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path, monkeypatch):
+    from rocktokens.causal import baseline as causal_baseline
+    from rocktokens.causal.knockout import knockout
     from rocktokens.run import open_run
 
-    config = KnockoutConfig(candidates=("+", "7", " the"), resamples=3000)
+    own, config = causal_baseline.do_piece, KnockoutConfig(candidates=("+", "7", " the"), resamples=3000)
     base = BaselineConfig(problems=120, max_new_tokens=24, batch_size=32)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shutil.copytree(tiny_run, whole)
@@ -431,19 +432,11 @@ def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in killed.glob("knockouts.parts/*/*.parquet")}
     assert len(before) >= 3
 
-    seen = {}
-    original = type(open_run(killed)).write
-
-    def spy(run, name, table):
-        seen[name.rpartition("/")[2]] = True
-        return original(run, name, table)
-
-    type(open_run(killed)).write = spy
-    try:
-        knockout(killed, config, base)
-    finally:
-        type(open_run(killed)).write = original
-    assert not {name.removesuffix(".parquet") for name in before} & seen.keys(), "a finished part was done again"
+    done = []
+    monkeypatch.setattr(causal_baseline, "do_piece", lambda part, **given: [done.append(part.name), own(part, **given)])
+    knockout(killed, config, base)
+    assert done
+    assert not set(before) & set(done), "a finished part was done again"
     for name in ("census", "knockouts", "baseline"):
         assert open_run(killed).read(name).equals(open_run(whole).read(name))
     assert not list(killed.glob("knockouts.parts"))
@@ -474,8 +467,8 @@ def with_detection(path, rocks):
 
 
 def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypatch):
-    from rocktokens.causal import setup as causal_setup
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal import baseline as causal_baseline
+    from rocktokens.causal.knockout import knockout
 
     config = KnockoutConfig(top=3, until="budget", resamples=200)
     base = BaselineConfig(problems=40, max_new_tokens=12, batch_size=32)
@@ -484,7 +477,7 @@ def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypa
     shutil.copytree(tiny_run, changed)
     wanted = knockout(with_detection(fresh, [20, 21, 22]), config, base)
     with monkeypatch.context() as killed:  # as if it had been killed at the very end, with all its parts on disk
-        killed.setattr(causal_setup.Parts, "clear", lambda parts: None)
+        killed.setattr(causal_baseline.shutil, "rmtree", lambda *_, **__: None)
         first = knockout(with_detection(changed, [20]), config, base)
     assert sum(row["role"] == "control" for row in first.read("census").to_pylist()) == 1
     found = knockout(with_detection(changed, [20, 21, 22]), config, base)
@@ -495,7 +488,7 @@ def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypa
 
 
 def test_what_the_stage_refuses(tiny_run, tmp_path):
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal.knockout import knockout
 
     base = BaselineConfig(problems=20, max_new_tokens=8)
     with pytest.raises(ConfigError, match="ends responses"):
@@ -507,7 +500,7 @@ def test_what_the_stage_refuses(tiny_run, tmp_path):
 
 
 def test_top_p_is_generated_in_full_by_the_stage(tiny_run, tmp_path, caplog):
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal.knockout import knockout
 
     path = tmp_path / "run"
     shutil.copytree(tiny_run, path)
@@ -553,7 +546,7 @@ def used_for_detection(run, prompt_ids):
 
 
 def test_problems_that_detection_used_are_left_out(own_prompts):
-    from rocktokens.causal.setup import _asked_prompts, _problems
+    from rocktokens.causal.baseline import asked_prompts, own_problems
     from rocktokens.models.pair import load_tokenizer
 
     run, prompts, _ = own_prompts
@@ -561,7 +554,7 @@ def test_problems_that_detection_used_are_left_out(own_prompts):
     tokenizer = load_tokenizer(pair.student, pair)
 
     def problems(baseline: BaselineConfig):
-        return _problems(run, _asked_prompts(prompts, baseline), baseline, tokenizer)
+        return own_problems(run, asked_prompts(prompts, baseline), baseline, tokenizer)
 
     share = problems(BASE)
     assert 10 < len(share) < 150  # the part that is set aside for causal tests
@@ -576,7 +569,7 @@ def test_problems_that_detection_used_are_left_out(own_prompts):
 
 
 def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts):
-    from rocktokens.causal.knockout_stage import knockout
+    from rocktokens.causal.knockout import knockout
 
     run, _, _ = own_prompts
     run.manifest["config"]["prompts"]["checker"] = "none"

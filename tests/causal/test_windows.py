@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocktokens.causal import knockout_stage as knockout
+from rocktokens.causal import knockout
 from rocktokens.causal.bans import window_sets
 from rocktokens.run import Run
 from rocktokens.tables import OCCURRENCES

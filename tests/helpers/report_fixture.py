@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 
 from rocktokens.causal.census import BannedSet, Effects, Outcomes, census_facts, census_table, make_schedule, run_looks
-from rocktokens.causal.graft_report import GraftRow, graft_table
+from rocktokens.causal.graft import GraftRow, graft_table
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.stage import write_comparison

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from rocktokens.causal.graft_stage import graft
-from rocktokens.causal.knockout_stage import knockout
+from rocktokens.causal.graft import run_graft as graft
+from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.run import open_run
 from rocktokens.world import get_world, world_names

@@ -47,8 +47,7 @@ def knocked_out(engine, baseline, members, seed, *, repeat=0, limit=LIMIT):
         request_for(
             job,
             baseline.rollouts[job.rollout],
-            banned.members,
-            banned.set_id,
+            banned,
             limit=limit,
             seed=seed,
             exact_resume=True,
@@ -103,7 +102,7 @@ def test_the_placebo_has_the_law_of_the_baseline():
     responses = [rollout.token_ids for rollout in baseline.rollouts]
     for job in (job for job in jobs if job.arm == "placebo"):
         rollout = baseline.rollouts[job.rollout]
-        request = request_for(job, rollout, (2,), "s", limit=LIMIT, seed=3, exact_resume=True)
+        request = request_for(job, rollout, banned, limit=LIMIT, seed=3, exact_resume=True)
         if request is not None:
             responses[job.rollout] = (job, request)
     asked = [(i, pair) for i, pair in enumerate(responses) if not isinstance(pair[0], int)]

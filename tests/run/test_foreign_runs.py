@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from small_runs import save_pair, scored_run
 
-from rocktokens.causal.knockout_stage import knockout
+from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.cli import main, parse
 from rocktokens.errors import ConfigError, DataError, RunError

@@ -12,8 +12,8 @@ import pytest
 import tiny
 from standin_server import StandIn
 
-from rocktokens.causal.graft_stage import graft
-from rocktokens.causal.knockout_stage import knockout
+from rocktokens.causal.graft import run_graft as graft
+from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.check.stage import server_findings
 from rocktokens.errors import ConfigError, DataError, RunError
