@@ -177,9 +177,8 @@ def test_cost_stands_beside_benefit():
 
 
 def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, caplog):
-    from rocktokens.causal.knockout import knockout
-
     from rocktokens.causal.graft import run_graft as graft_stage
+    from rocktokens.causal.knockout import knockout
 
     path = make_tiny_run(tmp_path)
     base = BaselineConfig(problems=30, max_new_tokens=12)
@@ -216,11 +215,10 @@ def declared(run, token_ids, rocks):
 
 
 def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(tmp_path, caplog):
-    from rocktokens.causal.knockout import knockout
-
     from rocktokens.bypass.settings import BypassConfig
     from rocktokens.bypass.stage import bypass
     from rocktokens.causal.graft import run_graft as graft_stage
+    from rocktokens.causal.knockout import knockout
     from rocktokens.run import open_run
 
     path = make_tiny_run(tmp_path)
@@ -240,9 +238,8 @@ def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(
 
 def test_a_census_that_changes_what_would_be_skipped_makes_the_graft_due(tmp_path):
     """The set that has to be grafted follows from the census: another verdict, another graft."""
-    from rocktokens.causal.knockout import knockout
-
     from rocktokens.causal.graft import run_graft as graft_stage
+    from rocktokens.causal.knockout import knockout
     from rocktokens.run import open_run
 
     path = make_tiny_run(tmp_path)
