@@ -320,7 +320,7 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
     print(
         f"\nStudy of {path} ({student} from {teacher}), {clock(time.monotonic() - start)} this time; intervals are 95 %"
     )
-    print(*summary(facts, path / "report.html" if facts.ran("report") else None, width=terminal_width()), sep="\n")
+    print(*summary(facts, path / "report.html" if facts.run.done("report") else None, width=terminal_width()), sep="\n")
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
 
