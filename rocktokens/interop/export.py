@@ -13,7 +13,6 @@ and the file says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -50,14 +49,24 @@ def export(path: Path, form: Format, out: Path | None = None, *, listed: Listed 
     out = out or folder / f"{listed}.{SUFFIX[form]}"
     if form == "json" and out == folder / NAME:
         return out  # it lies there already
-    makers: dict[str, Callable[[BypassList], str]] = {
-        "ids": lambda own: "".join(f"{token_id}\n" for token_id in own.ids),
-        "json": lambda own: _json(own.content),
-        "csv": _csv,
-        "trl": lambda own: _json(_trl(own)),
-        "verl": lambda own: _json(_verl(own)),
+    about = {  # what every form for a trainer holds
+        "ids": list(found.ids),
+        "tokens": list(found.tokens),
+        "tokenizer": found.content.get("tokenizer"),
+        "comparison": found.text,
     }
-    write_text(out, makers[form](found))
+    contents: dict[str, object] = {
+        "json": found.content,
+        # RockDistillationTrainer(..., selector=make_selector(**selector))
+        "trl": {"selector": {"name": "freeze", "rocks": list(found.ids)}, **about},
+        # Loss weights by token id, for a function registered with verl's register_distillation_loss.
+        "verl": {"token_weights": {str(token_id): 0.0 for token_id in found.ids}, "default_weight": 1.0, **about},
+    }
+    if form in contents:
+        text = json.dumps(contents[form], indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = _csv(found) if form == "csv" else "".join(f"{token_id}\n" for token_id in found.ids)
+    write_text(out, text)
     return out
 
 
@@ -81,10 +90,6 @@ def rocks_of(path: Path) -> BypassList:
     return BypassList(tuple(ids), tuple(tokens), mark, "not compared", text, content)
 
 
-def _json(content: object) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
 def _csv(found: BypassList) -> str:
     rows = found.content.get("decisions", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -95,23 +100,3 @@ def _csv(found: BypassList) -> str:
         return to_csv(pa.table(columns))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"the bypass list's decisions cannot be read: {str(error).splitlines()[0]}") from error
-
-
-def _about(found: BypassList) -> dict[str, object]:
-    """What every form for a trainer says beside the ids."""
-    return {
-        "ids": list(found.ids),
-        "tokens": list(found.tokens),
-        "tokenizer": found.content.get("tokenizer"),
-        "comparison": found.text,
-    }
-
-
-def _trl(found: BypassList) -> dict[str, object]:
-    """RockDistillationTrainer(..., selector=make_selector(**selector))."""
-    return {"selector": {"name": "freeze", "rocks": list(found.ids)}, **_about(found)}
-
-
-def _verl(found: BypassList) -> dict[str, object]:
-    """Loss weights by token id, for a function registered with verl's register_distillation_loss."""
-    return {"token_weights": {str(token_id): 0.0 for token_id in found.ids}, "default_weight": 1.0, **_about(found)}

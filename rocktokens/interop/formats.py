@@ -1,21 +1,97 @@
-"""The formats that can be imported, by name; a format's module is loaded when it is used."""
+"""The formats that can be imported: one reader each, and a table of the names that each trainer gives to things.
+
+slime     `--dump-details DIR`: train_data/N.pt, a dictionary with `samples`, each over prompt and rollout (`tokens`,
+          `response_lengths`) with columns over the rollout; rollout_data/N.pt holds Sample.to_dict(). August 2026.
+prime-rl  `trainer.enable_token_export`: token_exports/step_N/rank_R.jsonl, one object per sequence, all columns
+          aligned with `token_ids` of prompt and rollout. It leaves out the teacher's `ref_logprobs`. August 2026.
+trl       `log_completions=True`: completions_N.parquet (text alone), with the telemetry that our trainer writes:
+          telemetry/step=N/part-*.parquet, whose rollout N/i is row i of the completions of step N.
+verl      `trainer.rollout_data_dir`: N.jsonl; every list of `reward_extra_infos_dict` with one entry per sample is
+          a column. Or the batch saved as plain tensors (.pt): `prompts` (B, P) padded on the left, `responses` (B, R)
+          on the right, `attention_mask` (B, P + R), columns (B, R), and `teacher_logprobs` (B, P + R, K), where entry
+          s is of token s + 1. verl 0.9.1.
+jsonl     one rollout per line; only `token_ids` is required.
+
+Nothing of a trainer is imported, and nothing in a file is executed.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from importlib import import_module
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.interop.samples import Dump
+from rocktokens.interop.samples import Dump, Names, Sample, first_of, sample_of, whole_numbers
+from rocktokens.values import Row
 
-FORMATS = {
-    "slime": "slime's --dump-details: train_data/N.pt (or rollout_data/N.pt)",
-    "prime-rl": "prime-rl's enable_token_export: token_exports/step_N/rank_R.jsonl",
-    "trl": "TRL's log_completions Parquet with the telemetry of our trainer",
-    "verl": "verl's rollout_data_dir JSONL, or its batch saved as plain tensors (.pt)",
-    "jsonl": "JSONL of token_ids, student_logprobs and teacher_logprobs",
+NO_TEACHER = (
+    "prime-rl's export has no teacher log-probabilities (ref_logprobs); add them to _export_columns in "
+    "prime_rl/trainer/rl/token_export.py, one line: see docs/other-trainers.md"
+)
+ENGINE_ONLY = "the files hold no log-probabilities of the trainer (log_probs); the engine's stand for the student's"
+# Field of a sample → the trainer's name for it.
+JSONL: Names = {
+    "token_ids": "token_ids",
+    "prompt_ids": "prompt_ids",
+    "prompt_id": "prompt_id",
+    "counts_T": "mask",
+    "student_logprob_T": "student_logprobs",
+    "engine_logprob_T": "engine_logprobs",
+    "teacher_logprob_T": "teacher_logprobs",
+    "kl_T": "kl",
+    "student_entropy_T": "student_entropy",
+    "teacher_entropy_T": "teacher_entropy",
+    "text": "text",
+    "answer": "answer",
+    "correct": "correct",
+    "truncated": "truncated",
+}
+PRIME_RL: Names = {
+    "counts_T": "loss_mask",
+    "student_logprob_T": "trainer_logprobs",
+    "engine_logprob_T": "inference_logprobs",
+    "teacher_logprob_T": ("ref_logprobs", "teacher_logprobs"),
+    "student_entropy_T": "entropy",
+}
+SLIME: Names = {
+    "counts_T": ("loss_masks", "loss_mask"),
+    "student_logprob_T": "log_probs",
+    "engine_logprob_T": "rollout_log_probs",
+    "teacher_logprob_T": "teacher_log_probs",
+    "log_ratio_T": "opd_reverse_kl",
+    "student_entropy_T": "entropy",
+    "text": "response",
+    "answer": "label",
+}
+VERL: Names = {
+    "token_ids": ("responses", "response_ids"),
+    "prompt_ids": ("prompts", "prompt_ids"),
+    "counts_T": "response_mask",
+    "student_logprob_T": "old_log_probs",
+    "engine_logprob_T": "rollout_log_probs",
+    "teacher_logprob_T": "teacher_logprobs",
+    "student_entropy_T": "entropys",
+    "text": "output",
+}
+TRL: Names = {"token_ids": "token_id"} | {
+    f"{name}_T": name
+    for name in (
+        "kl",
+        "log_ratio",
+        "student_logprob",
+        "teacher_logprob",
+        "student_entropy",
+        "teacher_entropy",
+        "grad_norm",
+    )
 }
 
 
@@ -33,26 +109,237 @@ def read_dump(name: str, files: Sequence[Path]) -> Dump:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FORMATS)}"
         raise ConfigError(f"no format is called {name!r}; {hint}")
-    if not files:
-        raise ConfigError(f"give at least one file of {FORMATS[name]}")
-    missing = [path for path in files if not path.exists()]
-    if missing:
-        raise DataError(f"there is no file {missing[0]}")
-    dump: Dump = import_module(f"rocktokens.interop.{name.replace('-', '_')}").read(list(files))
-    if not dump.samples:
-        raise DataError(f"{files[0]} holds no rollouts of {FORMATS[name]}")
-    return dump
+    form, found = FORMATS[name], list[Path]()
+    for path in files:
+        below = sorted({file for pattern in form.patterns for file in path.rglob(pattern)}) if path.is_dir() else [path]
+        if not below or not path.exists():
+            what = f"{path} holds no file {' or '.join(form.patterns)}" if path.exists() else f"there is no file {path}"
+            raise DataError(what)
+        found += below
+    notes, tokenizers = dict[str, None](), set[str]()
+    samples = list(form.read(found, notes, tokenizers))
+    if not samples:
+        raise DataError(f"{', '.join(map(str, files))} holds no rollouts of {form.what}")
+    return Dump(tuple(sorted(samples, key=lambda sample: sample.step)), tuple(notes), frozenset(tokenizers))
 
 
-def files_below(paths: Sequence[Path], *patterns: str) -> list[Path]:
-    """The files given, and those of the patterns below the directories given."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            below = sorted({file for pattern in patterns for file in path.rglob(pattern)})
-            if not below:
-                raise DataError(f"{path} holds no file {' or '.join(patterns)}")
-            found += below
+def _jsonl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
+    known = {*JSONL.values(), "step", "rollout_id", "tokenizer"}
+    for where, name, row in _json_lines(files):
+        if not isinstance(row.get("token_ids"), list):
+            raise DataError(f"{where}: there is no list token_ids; a row has {', '.join(sorted(row)) or 'nothing'}")
+        if row.keys() - known:
+            notes[f"columns that are not read: {', '.join(sorted(row.keys() - known))}"] = None
+        tokenizers |= {str(row["tokenizer"])} if row.get("tokenizer") else set()
+        yield sample_of(row, JSONL, where, step=int(row.get("step") or 0), rollout_id=str(row.get("rollout_id", name)))
+
+
+def _prime_rl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
+    for path in files:
+        if path.parent.name.startswith("step_") and not (path.parent / "STABLE").exists():
+            raise DataError(f"{path.parent} has no file STABLE: prime-rl is still writing it, or was stopped. Wait.")
+    for where, name, row in _json_lines(files):
+        if not {"token_ids", "loss_mask", "trainer_logprobs"} <= row.keys() or row.get("schema_version", 1) != 1:
+            raise DataError(f"{where}: this is no token export of prime-rl in schema version 1")
+        counted = np.flatnonzero(row["loss_mask"])
+        if not len(counted) or len(row["loss_mask"]) != len(row["token_ids"]):
+            raise DataError(f"{where}: loss_mask needs one entry per token, and a token that carries loss")
+        first = int(counted[0])  # the rollout begins where the first token counts
+        cut = {key: value[first:] for key, value in row.items() if isinstance(value, list)}
+        sample = sample_of(
+            cut,
+            PRIME_RL,
+            where,
+            step=int(row.get("step") or 0),
+            rollout_id=f"{row.get('step', 0)}/{name}",
+            token_ids=cut["token_ids"],
+            prompt_ids=row["token_ids"][:first],
+        )
+        if sample.teacher_logprob_T is None:
+            notes[NO_TEACHER] = None
+        yield sample
+
+
+def _slime(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
+    train = {path.name for path in files if path.parent.name == "train_data"}
+    for path in files:
+        if path.name.startswith("eval_") or (path.parent.name == "rollout_data" and path.name in train):
+            continue  # evaluations, and steps whose train dump is there
+        content = _load_tensors(path)
+        if not isinstance(content, dict) or not isinstance(content.get("samples"), list):
+            raise DataError(f"{path} is no dump of slime's --dump-details: it has no list `samples`")
+        step = _digits(path.stem if content.get("rollout_id") is None else str(content["rollout_id"]))
+        for number, row in enumerate(content["samples"]):
+            where, length = f"{path}, sample {number}", first_of(row, ("response_lengths", "response_length"))
+            tokens = whole_numbers(row.get("tokens"), f"{where}: tokens")
+            if length is None or not 0 < int(length) <= len(tokens):
+                raise DataError(f"{where}: a response of {length} tokens does not fit {len(tokens)} tokens in all")
+            index, status = first_of(row, ("sample_index", "index")), row.get("status")
+            yield (
+                sample := sample_of(
+                    row,
+                    SLIME,
+                    where,
+                    step=step,
+                    rollout_id=f"{step}/{number if index is None else int(index)}",
+                    token_ids=tokens[-int(length) :],
+                    prompt_ids=tokens[: -int(length)],
+                    truncated=None if status is None else status == "truncated",
+                )
+            )
+            if sample.student_logprob_T is None:
+                notes[ENGINE_ONLY] = None
+
+
+def _verl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
+    for path in files:
+        if path.suffix == ".pt":
+            yield from _verl_batch(_load_tensors(path), path, notes)
+            continue
+        for where, name, row in _json_lines([path]):
+            if not isinstance(first_of(row, VERL["token_ids"]), list):
+                raise DataError(
+                    f"{path} holds text only, as verl's rollout_data_dir writes it, and the sampled token ids cannot "
+                    "be had back from text. Add responses, old_log_probs and teacher_logprobs to "
+                    "reward_extra_infos_dict, or save the batch as tensors: see docs/other-trainers.md"
+                )
+            score, answer = first_of(row, ("acc", "score")), row.get("gts")
+            yield sample_of(
+                row,
+                VERL,
+                where,
+                step=int(row.get("step") or 0),
+                rollout_id=str(row.get("request_id") or name),
+                answer=None if answer is None else str(answer),
+                correct=None if score is None else float(score) > 0,
+            )
+
+
+def _verl_batch(batch: Any, path: Path, notes: dict[str, None]) -> Iterator[Sample]:
+    if not isinstance(batch, dict) or not {"prompts", "responses", "attention_mask"} <= batch.keys():
+        raise DataError(f"{path} is no batch of verl: it needs tensors prompts, responses and attention_mask")
+    own = {name: np.asarray(values) for name, values in batch.items() if values is not None}
+    prompt_BP, response_BR = own["prompts"], own["responses"]
+    width, seen_BS = prompt_BP.shape[1], own["attention_mask"].astype(bool)
+    columns_BR = {name: own[name] for name in ("old_log_probs", "rollout_log_probs", "entropys") if name in own}
+    columns_BR["response_mask"] = own.get("response_mask", seen_BS[:, width:])
+    if "teacher_logprobs" in own:
+        columns_BR["teacher_logprobs"] = _verl_teacher(own, width, notes)
+    for number in range(len(response_BR)):
+        length = int(seen_BS[number, width:].sum())
+        row: Row = {name: values_BR[number, :length] for name, values_BR in columns_BR.items()}
+        row |= {"responses": response_BR[number, :length], "prompts": prompt_BP[number, seen_BS[number, :width]]}
+        where = f"{path}, sample {number}"
+        yield sample_of(row, VERL, where, step=_digits(path.stem), rollout_id=f"{path.stem}/{number}")
+
+
+def _verl_teacher(own: dict[str, Any], width: int, notes: dict[str, None]) -> Any:
+    """The teacher's log-probability of every response token, out of verl's left-shifted, possibly top-k tensor."""
+    response_BR, found = own["responses"], own["teacher_logprobs"].astype(float)
+    if found.shape == response_BR.shape:
+        return found
+    shifted = slice(width - 1, width - 1 + response_BR.shape[1])
+    own_BRK = (found[..., None] if found.ndim == 2 else found)[:, shifted]
+    if own_BRK.shape[2] == 1:
+        return own_BRK[..., 0]
+    if "teacher_ids" not in own:
+        raise DataError("teacher_logprobs have several columns, but teacher_ids is missing: whose are they?")
+    hit_BRK = own["teacher_ids"][:, shifted] == response_BR[..., None]
+    note = f"teacher_logprobs hold the teacher's top {own_BRK.shape[2]} tokens; other sampled tokens have no value"
+    notes[note] = None
+    return np.where(hit_BRK.any(-1), np.where(hit_BRK, own_BRK, -np.inf).max(-1), np.nan)
+
+
+def _trl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
+    texts, parts = dict[int, list[str]](), list[tuple[int, Path, pa.Table]]()
+    for path in files:
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        if {"step", "completion"} <= set(table.column_names):
+            for step, text in zip(table["step"].to_pylist(), table["completion"].to_pylist()):
+                texts.setdefault(step, []).append(text)
+        elif {"rollout_id", "position", "token_id"} <= set(table.column_names):
+            table = table.sort_by([("rollout_id", "ascending"), ("position", "ascending")])
+            parts.append((_digits(path.parent.name), path, table))
         else:
-            found.append(path)
-    return found
+            raise DataError(f"{path} is neither TRL's completions nor our telemetry")
+    if not parts:
+        raise DataError(
+            f"{files[0]} holds TRL's completions, which are text alone. Give the telemetry parts of the run too "
+            "(RUN/telemetry): RockDistillationTrainer writes them when it has run=."
+        )
+    if not texts:
+        notes["no completions_*.parquet was given: rollouts are shown as their tokens, without prompts"] = None
+    for step, path, table in parts:
+        rollouts = np.asarray(table["rollout_id"].to_pylist())
+        firsts = np.flatnonzero(np.r_[True, rollouts[1:] != rollouts[:-1]])
+        for start, stop in zip(firsts, [*firsts[1:], len(rollouts)]):
+            part, name, own = table.slice(int(start), int(stop - start)), str(rollouts[start]), texts.get(step, [])
+            place = name.rpartition("/")[2]
+            yield sample_of(
+                {column: part[column].to_numpy() for column in part.column_names},
+                TRL,
+                f"{path}, rollout {name}",
+                step=step,
+                rollout_id=name,
+                prompt_id=part["prompt_id"][0].as_py() if "prompt_id" in part.column_names else "",
+                text=own[int(place)] if place.isdigit() and int(place) < len(own) else None,
+            )
+
+
+class Format(NamedTuple):
+    """One kind of dump."""
+
+    what: str
+    patterns: tuple[str, ...]
+    """Names of its files, for a directory that is searched."""
+    read: Callable[[list[Path], dict[str, None], set[str]], Iterator[Sample]]
+    """Files → samples; notes for the user and the names of tokenizers are added to the other two arguments."""
+
+
+FORMATS = {
+    "slime": Format("slime's --dump-details", ("*.pt",), _slime),
+    "prime-rl": Format("prime-rl's enable_token_export", ("rank_*.jsonl",), _prime_rl),
+    "trl": Format("TRL's log_completions with our telemetry", ("completions_*.parquet", "part-*.parquet"), _trl),
+    "verl": Format("verl's rollout_data_dir or its batch as tensors", ("*.jsonl", "*.pt"), _verl),
+    "jsonl": Format("JSONL of token_ids, student_logprobs and teacher_logprobs", ("*.jsonl",), _jsonl),
+}
+
+
+def _digits(text: str) -> int:
+    return int("".join(letter for letter in text if letter.isdigit()) or 0)
+
+
+def _json_lines(files: Sequence[Path]) -> Iterator[tuple[str, str, Row]]:
+    """(place, name, object) of every line of JSONL files; blank lines are passed over."""
+    for path in files:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                where = f"{path}, line {number + 1}"
+                if line.strip():
+                    try:
+                        row = json.loads(line)
+                    except ValueError as error:
+                        raise DataError(f"{where}: not valid JSON ({error})") from None
+                    if not isinstance(row, dict):
+                        raise DataError(f"{where}: a row must be a JSON object, got {type(row).__name__}")
+                    yield where, f"{path.stem}/{number}", row
+
+
+def _load_tensors(path: Path) -> object:
+    """A torch file, read without executing anything in it; DataError where that is not possible."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises its own, pickle's and zip's errors here
+        remedy = (
+            "it holds Python objects, whose loading can execute code; nothing was executed. Save plain dictionaries, "
+            "lists and tensors instead"
+            if zipfile.is_zipfile(path)
+            else "it is damaged or no torch file; nothing was executed"
+        )
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"{path} cannot be read with weights_only: {remedy} ({reason})") from None

@@ -1,7 +1,9 @@
-"""The stage `import`: another trainer's dump becomes a run, with detection and a report.
+"""The command `import`: another trainer's dump becomes a run, with detection and a report.
 
 Imported runs have rollouts and occurrences but no pair: nothing can be sampled, scored or compared in them. The
 tokenizer is copied into the run, so that its tokens have names wherever the run goes.
+
+Shapes: R rollouts, N tokens of all rollouts.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError, RunError
 from rocktokens.interop.formats import read_dump
 from rocktokens.interop.samples import Dump
-from rocktokens.interop.tables import engine_table, occurrences_table, rollouts_table, steps_table
 from rocktokens.models.settings import PairConfig
 from rocktokens.run import MANIFEST, Run, open_run
+from rocktokens.tables import METRICS, OCCURRENCES, ROLLOUTS
 from rocktokens.values import Json
 
 if TYPE_CHECKING:
@@ -50,63 +55,100 @@ def import_dump(name: str, files: Sequence[Path], tokenizer: str, out: Path, *, 
     dump = read_dump(name, files)
     spelling = load_tokenizer(tokenizer, PairConfig())
     _refuse_other_tokenizer(dump, spelling, tokenizer)
-    texts = [
-        sample.text or str(spelling.decode(list(sample.token_ids), skip_special_tokens=True)) for sample in dump.samples
-    ]
-    section = {"format": name, "files": [str(path) for path in files], "tokenizer": tokenizer}
-    run = Run.create(out, {"import": section})
+    run = Run.create(out, {"import": {"format": name, "files": [str(path) for path in files], "tokenizer": tokenizer}})
     spelling.save_pretrained(run.path / "tokenizer")
-    _write(run, dump, texts, spelling)
-    facts = facts_of(dump)
+    facts = _write(run, dump, spelling)
     run.finish("import", facts)
     for note in facts["notes"]:
         log.warning("%s", note)
     if detect and dump.has_teacher:
-        _detect_and_report(run, dump)
+        from rocktokens.detect.stage import detect as detect_in
+        from rocktokens.report.stage import report
+
+        detect_in(run.path, replace(DetectConfig(), signal="kl" if dump.has_kl else "log_ratio"))
+        report(run.path)
     return open_run(out)
 
 
-def _write(run: Run, dump: Dump, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    step = dump.samples[-1].step
-    run.write("rollouts", rollouts_table(dump, texts))
-    run.write("imported", steps_table(dump))
-    engine = engine_table(dump)
-    if engine is not None:
-        run.write("engine", engine)
-    if dump.has_teacher:
-        run.clear_occurrences(step)
-        with run.part_writer(step) as writer:
-            writer.write(occurrences_table(dump, {tokenizer.eos_token_id} - {None}))
+def _write(run: Run, dump: Dump, tokenizer: PreTrainedTokenizerBase) -> Json:
+    """Write rollouts, occurrences and, where both are known, the engine's log-probabilities next to the trainer's.
 
+    Returns:
+        Sizes, what is in the dump, and sentences on what its estimates rest on.
+    """
+    samples, seen, names = dump.samples, dict[str, int](), list[str]()
+    for sample in samples:  # names that several samples share get a number
+        times = seen.get(sample.rollout_id, 0)
+        seen[sample.rollout_id] = times + 1
+        names.append(f"{sample.rollout_id}#{times}" if times else sample.rollout_id)
+    prompts = [sample.prompt_name or rollout for sample, rollout in zip(samples, names)]
+    rows = [
+        {
+            "prompt_id": prompt,
+            "rollout_id": rollout,
+            "prompt_ids": list(sample.prompt_ids),
+            "token_ids": list(sample.token_ids),
+            "text": sample.text or str(tokenizer.decode(list(sample.token_ids), skip_special_tokens=True)),
+            "answer": sample.answer,
+            "correct": sample.correct,
+            "truncated": sample.truncated,
+            "seed": None,
+        }
+        for sample, prompt, rollout in zip(samples, prompts, names)
+    ]
+    run.write("rollouts", pa.Table.from_pylist(rows, schema=ROLLOUTS))
+    steps, sources = pa.array([sample.step for sample in samples], pa.int64()), [sample.source for sample in samples]
+    run.write("imported", pa.table({"prompt_id": prompts, "rollout_id": names, "step": steps, "source": sources}))
 
-def _detect_and_report(run: Run, dump: Dump) -> None:
-    from rocktokens.detect.stage import detect
-    from rocktokens.report.stage import report
+    size_R = np.array([len(sample.token_ids) for sample in samples])
+    rollout_N = pa.array(np.repeat(np.arange(len(size_R)), size_R))
+    keys = {
+        "prompt_id": pa.array(prompts).take(rollout_N),
+        "rollout_id": pa.array(names).take(rollout_N),
+        "position": pa.array(np.concatenate([np.arange(size) for size in size_R]), pa.int32()),
+    }
 
-    detect(run.path, replace(DetectConfig(), signal="kl" if dump.has_kl else "log_ratio"))
-    report(run.path)
+    def column(*fields: str) -> pa.Array:
+        """The first of these fields that a sample has; NaN at tokens that the trainer's loss left out."""
+        parts = []
+        for sample in samples:
+            found: Any = next((own for name in fields if (own := getattr(sample, name)) is not None), None)
+            found = np.full(len(sample.token_ids), np.nan) if found is None else found
+            parts.append(found if sample.counts_T is None else np.where(sample.counts_T, found, np.nan))
+        return pa.array(np.concatenate(parts), pa.float32())
 
-
-def facts_of(dump: Dump) -> Json:
-    """Sizes, what is in the dump, and sentences on what its estimates rest on."""
+    has_both = all(s.engine_logprob_T is not None and s.student_logprob_T is not None for s in samples)
+    if has_both:
+        both = {name: column(f"{name}_T") for name in ("engine_logprob", "student_logprob")}
+        run.write("engine", pa.table({**keys, **both}))
     notes = list(dump.notes)
-    if not dump.has_teacher:
+    if dump.has_teacher:
+        token_N = np.concatenate([np.asarray(sample.token_ids) for sample in samples])
+        # The student's is the trainer's, else the engine's: whichever the ratio was taken from.
+        fields = {"student_logprob": ("student_logprob_T", "engine_logprob_T"), "log_ratio": ("ratio_T",)}
+        measured = {name: column(*fields.get(name, (f"{name}_T",))) for name in METRICS}
+        ends = {"token_id": token_N, "is_eos": token_N == tokenizer.eos_token_id}
+        table = pa.table({**keys, **measured, **ends}).select(OCCURRENCES.names).cast(OCCURRENCES)
+        run.clear_occurrences(samples[-1].step)
+        with run.part_writer(samples[-1].step) as writer:
+            writer.write(table)
+        if not dump.has_kl:
+            notes.append(
+                "every cost is log p_student - log p_teacher of the one token that was sampled: over the student's own "
+                "rollouts its mean is the reverse KL without bias, but at a single token it is noisy and may be "
+                "negative. Token types need many occurrences, and single positions cannot be ranked by it."
+            )
+    else:
         can = ["rollouts with their lengths and repetitions"]
-        can += ["the engine's log-probabilities against the trainer's"] if engine_table(dump) is not None else []
+        can += ["the engine's log-probabilities against the trainer's"] if has_both else []
         notes.append(
             f"the dump has no teacher log-probabilities for every rollout, so no token's cost is known and nothing can "
             f"be detected. What can be had: {' and '.join(can)} (`rocktokens check RUN`)."
         )
-    elif not dump.has_kl:
-        notes.append(
-            "every cost is log p_student - log p_teacher of the one token that was sampled: over the student's own "
-            "rollouts its mean is the reverse KL without bias, but at a single token it is noisy and may be negative. "
-            "Token types need many occurrences, and single positions cannot be ranked by it."
-        )
     return {
-        "rollouts": len(dump.samples),
-        "tokens": sum(len(sample.token_ids) for sample in dump.samples),
-        "steps": [dump.samples[0].step, dump.samples[-1].step],
+        "rollouts": len(samples),
+        "tokens": int(size_R.sum()),
+        "steps": [samples[0].step, samples[-1].step],
         "teacher": dump.has_teacher,
         "exact_kl": dump.has_kl,
         "estimator": "full distributions" if dump.has_kl else "sampled tokens" if dump.has_teacher else None,
@@ -129,20 +171,18 @@ def _refuse_other_tokenizer(dump: Dump, tokenizer: PreTrainedTokenizerBase, name
                 f"{sample.source}: token id {largest} is not one of tokenizer {name}, whose largest is {known}. Name "
                 "the tokenizer of the model that was trained."
             )
-    spelled = [sample for sample in dump.samples if sample.text][:SPELLED]
-    wrong = [sample for sample in spelled if not _spells(tokenizer, sample.token_ids, str(sample.text))]
-    if spelled and len(wrong) > MISSPELLED * len(spelled):
-        found = str(tokenizer.decode(list(wrong[0].token_ids), skip_special_tokens=True))
+
+    def spelled(ids: Sequence[int], skip: bool) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=skip))
+
+    def spells(ids: Sequence[int], text: str) -> bool:
+        return any("".join(spelled(ids, skip).split()) == "".join(text.split()) for skip in (True, False))
+
+    named = [sample for sample in dump.samples if sample.text][:SPELLED]
+    wrong = [sample for sample in named if not spells(sample.token_ids, str(sample.text))]
+    if named and len(wrong) > MISSPELLED * len(named):
         raise DataError(
-            f"{len(wrong)} of {len(spelled)} rollouts do not spell their own text under tokenizer {name}: "
-            f"{wrong[0].source} reads {found[:60]!r}, the dump says {str(wrong[0].text)[:60]!r}. Name the tokenizer of "
-            "the model that was trained; files of different tokenizers need runs of their own."
+            f"{len(wrong)} of {len(named)} rollouts do not spell their own text under tokenizer {name}: "
+            f"{wrong[0].source} reads {spelled(wrong[0].token_ids, True)[:60]!r}, the dump says "
+            f"{str(wrong[0].text)[:60]!r}. Name the tokenizer of the model that was trained."
         )
-
-
-def _spells(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> bool:
-    def letters(given: str) -> str:
-        return "".join(given.split())
-
-    spelled = (str(tokenizer.decode(list(ids), skip_special_tokens=skip)) for skip in (True, False))
-    return any(letters(own) == letters(text) for own in spelled)

@@ -1,7 +1,7 @@
 """What every importer makes of a dump: one sample per rollout, with what was recorded at each of its tokens.
 
-An importer knows the names and shapes of one trainer's files and nothing else. What is not in a dump stays empty here;
-nothing is made up, and text is never tokenised again, because the ids that were sampled cannot be had back from it.
+What is not in a dump stays empty here; nothing is made up, and text is never tokenised again, because the ids that were
+sampled cannot be had back from it.
 
 Shapes: T tokens of one rollout.
 """
@@ -9,19 +9,19 @@ Shapes: T tokens of one rollout.
 from __future__ import annotations
 
 import hashlib
-import json
-import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rocktokens.errors import DataError
+from rocktokens.stats import Floats
+from rocktokens.values import Row
 
-Floats = NDArray[np.float64]
+Names = Mapping[str, str | tuple[str, ...]]
+"""Field of `Sample` → the trainer's name for it, or several names of which the first that is there counts."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,17 @@ class Sample:
             return None
         return student_T - self.teacher_logprob_T
 
+    @property
+    def prompt_name(self) -> str:
+        """A name that rollouts of one prompt share: its own, or a digest of the prompt's ids."""
+        if self.prompt_id or not self.prompt_ids:
+            return self.prompt_id
+        return hashlib.blake2b(np.asarray(self.prompt_ids, np.int64).tobytes(), digest_size=6).hexdigest()
+
 
 @dataclass(frozen=True)
 class Dump:
-    """Everything that was read, and what the reader has to say about it."""
+    """Everything that was read, in the order of its steps, and what the reader has to say about it."""
 
     samples: tuple[Sample, ...]
     notes: tuple[str, ...] = ()
@@ -87,31 +94,40 @@ class Dump:
         return all(sample.kl_T is not None for sample in self.samples)
 
 
-def checked(sample: Sample) -> Sample:
-    """A sample whose columns have one entry per token; DataError names the file and the column where not."""
-    size = len(sample.token_ids)
-    if not size:
-        raise DataError(f"{sample.source}: the rollout has no tokens")
-    if min(sample.token_ids) < 0:
-        raise DataError(f"{sample.source}: token id {min(sample.token_ids)} is negative")
-    for item in fields(sample):
-        column = getattr(sample, item.name)
-        if item.name.endswith("_T") and column is not None and len(column) != size:
+def sample_of(row: Row, names: Names, where: str, **known: Any) -> Sample:
+    """A trainer's row as a sample; DataError names the place and the column that does not fit.
+
+    Args:
+        row: what was read.
+        names: the trainer's names.
+        where: the place, for messages.
+        known: fields that do not stand in the row under a name.
+    """
+    values = {name: first_of(row, theirs) for name, theirs in names.items()} | known
+    for name in ("token_ids", "prompt_ids"):
+        values[name] = whole_numbers(values.get(name, ()), f"{where}: {names.get(name, name)}")
+    ids = values["token_ids"]
+    if not ids or min(ids) < 0:
+        raise DataError(f"{where}: the rollout has {'a negative token id' if ids else 'no tokens'}")
+    for name in [name for name in values if name.endswith("_T")]:
+        column = floats(values[name])
+        if column is not None and len(column) != len(ids):
             raise DataError(
-                f"{sample.source}: {item.name.removesuffix('_T')} has {len(column)} entries for {size} tokens; were "
-                "prompt and rollout cut at different places?"
+                f"{where}: {names.get(name, name)} has {len(column)} entries for {len(ids)} tokens; were prompt and "
+                "rollout cut at different places?"
             )
-    return sample
+        values[name] = column > 0 if name == "counts_T" and column is not None else column
+    return Sample(**{name: value for name, value in values.items() if value is not None}, source=where)
 
 
-def prompt_name(prompt_ids: Sequence[int], fallback: str) -> str:
-    """A name that rollouts of one prompt share: a digest of its ids."""
-    if not len(prompt_ids):
-        return fallback
-    return hashlib.blake2b(np.asarray(prompt_ids, np.int64).tobytes(), digest_size=6).hexdigest()
+def first_of(row: Row, names: str | tuple[str, ...]) -> Any:
+    """The first value that is there under one of these names, or None."""
+    return next(
+        (row[name] for name in ((names,) if isinstance(names, str) else names) if row.get(name) is not None), None
+    )
 
 
-def floats(values: object) -> Floats | None:
+def floats(values: Any) -> Floats | None:
     """A column as numbers; empty entries become NaN, a column that is empty throughout becomes None."""
     if values is None:
         return None
@@ -119,9 +135,9 @@ def floats(values: object) -> Floats | None:
     return None if np.isnan(column).all() and len(column) else column
 
 
-def whole_numbers(values: Any, what: str) -> tuple[int, ...]:
+def whole_numbers(values: Sequence[Any], what: str) -> tuple[int, ...]:
     """A column of ids."""
-    listed = _listed(values)
+    listed = _listed(values if values is not None else ())
     if any(isinstance(value, bool) or int(value) != value for value in listed):
         raise DataError(f"{what} must hold whole numbers")
     return tuple(int(value) for value in listed)
@@ -129,36 +145,3 @@ def whole_numbers(values: Any, what: str) -> tuple[int, ...]:
 
 def _listed(values: Any) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else list(values)
-
-
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Objects of a JSONL file, each with a name for messages; blank lines are passed over."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"{where}: not valid JSON ({error})") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{where}: a row must be a JSON object, got {type(row).__name__}")
-            yield where, row
-
-
-def load_tensors(path: Path) -> object:
-    """A torch file, read without executing anything in it; DataError where that is not possible."""
-    import torch
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises its own, pickle's and zip's errors here
-        reason = " ".join(str(error).split())
-        remedy = (
-            "it holds Python objects, whose loading can execute code; nothing was executed. Save plain dictionaries, "
-            "lists and tensors instead"
-            if zipfile.is_zipfile(path)
-            else "it is damaged or no torch file; nothing was executed"
-        )
-        raise DataError(f"{path} cannot be read with weights_only: {remedy} ({reason[:160]})") from None

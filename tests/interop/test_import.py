@@ -123,9 +123,9 @@ def test_the_command_imports_and_names_the_run(tmp_path, spelling, capsys):
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("import", "slim", "x.pt", "--tokenizer", "t", "--out", "r"), 2, "did you mean 'slime'"),
-        (("import", "slime", "x.pt"), 2, "--tokenizer NAME --out RUN"),
-        (("import", "slime", "x.pt", "--tokenizer", "t", "--out", "r"), 1, "there is no file x.pt"),
+        (("import", "slim", "x.pt", "--tokenizer", "t", "--out", "r"), 2, "slime"),
+        (("import", "slime", "x.pt"), 2, "--tokenizer"),
+        (("import", "slime", "x.pt", "--tokenizer", "t", "--out", "r"), 1, "x.pt"),
     ],
 )
 def test_mistakes_are_named_without_a_traceback(capsys, words, status, says):
