@@ -27,7 +27,7 @@ from rocktokens.progress import console
 from rocktokens.run import MANIFEST, Run, open_run
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
-from rocktokens.tokens import run_tokenizer
+from rocktokens.tokens import spelling
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         if stage.due(again):
             by_step = {step: parquet(_files(run, f"occurrences/step={step}")) for step in run.steps()}
             occurrences = Occurrences.read(by_step or {0: _telemetry(run)}, signal=config.signal)
-            report = detect_rocks(occurrences, run_tokenizer(run), config, embedding_VH=embeddings(source))
+            report = detect_rocks(occurrences, spelling(run), config, embedding_VH=embeddings(source))
             scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
             how = dict.fromkeys(f"scores are {facts['approximate']}" for facts in scored if facts.get("approximate"))
             report = dataclasses.replace(report, notes=(*how, *report.notes))
