@@ -315,12 +315,6 @@ recent_rows float    Effective number of recent occurrences.
 loss_share  float    Share of the total loss.
 grad_norm   float    Sum of gradient norms.
 
-# updates | distill | one row per token type of the output head, at the last kept step
-token_id     int      Vocabulary id of the token type.
-grad_share   float    Share of the squared gradient of the output head.
-update_share float    Share of the squared update by Adam.
-tied         bool     Whether the head shares its weights with the input embeddings.
-
 # compare | compare | one row per optimiser step of a regime and seed; step 0 is the common start
 regime                  text     Name of the training regime.
 seed                    int      Number of the training seed.

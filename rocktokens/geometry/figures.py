@@ -52,24 +52,6 @@ def _regrouped(facts: Facts, rows: list[Row]) -> bool:
     return bool(facts.rock_ids) and then != facts.rock_ids & {row["token_id"] for row in rows}
 
 
-def _optimiser(facts: Facts) -> tuple[str, ...]:
-    """The optimiser hypothesis: do rocks get less of the update than of the gradient?"""
-    table = facts.table("updates")
-    if (
-        table is None
-        or not facts.rock_ids
-        or facts.lacks(table, "the optimiser's share", "token_id", "grad_share", "update_share")
-    ):
-        return ()
-    own = [row for row in table.to_pylist() if row["token_id"] in facts.rock_ids]
-    grad, update = (sum(row[name] or 0.0 for row in own) for name in ("grad_share", "update_share"))
-    tied = " (tied embeddings: the input side counts too)" if any(row.get("tied") for row in own) else ""
-    return (
-        f"On the output head the optimiser gave the rocks {percent(update)} of its update for {percent(grad)} of the "
-        f"gradient{tied}.",
-    )
-
-
 def gradients(facts: Facts) -> Figure | None:
     """Share of the gradient against share of positions; colour and shape by group."""
     table = facts.table("geometry")
@@ -103,7 +85,6 @@ def gradients(facts: Facts) -> Figure | None:
         rows=table,
         data=data,
         layout=shape,
-        notes=_optimiser(facts),
     )
 
 

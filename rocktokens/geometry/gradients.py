@@ -3,14 +3,7 @@
 g_u = p_u (log p_u − log q_u − kl) is the exact gradient of reverse KL in the student's logits. Gradients stream
 through once; per token type only their sum is kept: exactly for vocabularies up to 8k, above that as a sketch (signs
 and a folding of the vocabulary, both random and seeded), whose cosines err by at most 0.02 in 95 of 100 cases at the
-default width. Also the optimiser hypothesis: does Adam shrink the rocks' step? This module knows tensors, not models.
-
-A pipeline stage feeds it the same rows it scores:
-
-    geometry = GradientGeometry(vocab_size, config, types=report.groups' token ids)
-    for batch: geometry.update(token_N, logit_gradient(student_logprob_NV, teacher_logprob_NV))
-    result = geometry.result()
-    run.write("geometry", result.table(report.groups)); compare_groups(result, report.groups)
+default width. This module knows tensors, not models.
 """
 
 from __future__ import annotations
@@ -31,9 +24,7 @@ from rocktokens.errors import DataError
 from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.stats import mann_whitney
 
-# Shapes: N rows, V vocabulary, D width kept (V, or the sketch's), T token types with a gradient of their own, H hidden.
-ROW_BLOCK = 512  # types for which memory is taken at once
-UPDATE_ROWS = 4096  # of an output head that are widened to float64 at once
+# Shapes: N rows, V vocabulary, D width kept (V, or the sketch's), T token types with a gradient of their own.
 METRICS = ("mean_grad_norm", "cos_balanced", "cos_global", "cos_others", "contrib", "grad_share")
 
 
@@ -112,11 +103,10 @@ class GradientGeometry:
         self.vocab_size = vocab_size
         self.sketched = vocab_size > self.config.exact_vocab
         self.width = min(self.config.sketch_dims, vocab_size) if self.sketched else vocab_size
-        self.dtype = torch.float32 if self.sketched else torch.float64
         self._fold = Folding(vocab_size, self.width, self.config.seed) if self.sketched else None
         self._slot_V = torch.full((vocab_size,), -1, dtype=torch.long)
-        self._blocks: list[Tensor] = []
         self._num_types = 0
+        self._sum_TD = torch.zeros(0, self.width, dtype=torch.float32 if self.sketched else torch.float64)
         self._count_V = torch.zeros(vocab_size, dtype=torch.float64)
         self._norm_V = torch.zeros(vocab_size, dtype=torch.float64)
         self._total_D = torch.zeros(self.width, dtype=torch.float64)
@@ -133,13 +123,15 @@ class GradientGeometry:
             raise DataError(f"{int((~torch.isfinite(norm_N)).sum())} gradients are not finite; leave those rows out")
         self._count_V.index_add_(0, token_N, torch.ones_like(norm_N))
         self._norm_V.index_add_(0, token_N, norm_N)
-        kept_ND = (self._fold(grad_NV.float()) if self._fold is not None else grad_NV).to(self.dtype)
+        kept_ND = (self._fold(grad_NV.float()) if self._fold is not None else grad_NV).to(self._sum_TD.dtype)
         self._total_D += kept_ND.sum(0, dtype=torch.float64)
+        self._add(token_N, kept_ND)
+
+    def _add(self, token_N: Tensor, kept_ND: Tensor) -> None:
+        """Add to the sums of those types that have one."""
         self._register(token_N)
         slot_N = self._slot_V[token_N]
-        for number in torch.unique(slot_N[slot_N >= 0] // ROW_BLOCK).tolist():
-            inside = slot_N // ROW_BLOCK == number
-            self._blocks[number].index_add_(0, slot_N[inside] % ROW_BLOCK, kept_ND[inside])
+        self._sum_TD.index_add_(0, slot_N[slot_N >= 0], kept_ND[slot_N >= 0])
 
     def _register(self, token_N: Tensor) -> None:
         """Give types a row of their own, first come first served, up to the limit."""
@@ -147,8 +139,9 @@ class GradientGeometry:
         new = new[self._slot_V[new] < 0][: self.config.max_types - self._num_types]
         self._slot_V[new] = torch.arange(self._num_types, self._num_types + len(new))
         self._num_types += len(new)
-        while len(self._blocks) * ROW_BLOCK < self._num_types:
-            self._blocks.append(torch.zeros(ROW_BLOCK, self.width, dtype=self.dtype))
+        if len(self._sum_TD) < self._num_types:  # in steps of a quarter: a copy at each, and little memory unused
+            more = max(self._num_types - len(self._sum_TD), len(self._sum_TD) // 4)
+            self._sum_TD = torch.cat([self._sum_TD, self._sum_TD.new_zeros(more, self.width)])
 
     def merge(self, other: GradientGeometry) -> None:
         """Add what another job gathered with the same settings."""
@@ -158,42 +151,29 @@ class GradientGeometry:
         self._norm_V += other._norm_V
         self._total_D += other._total_D
         theirs = torch.nonzero(other._slot_V >= 0).flatten()
-        self._register(theirs)
-        for token in theirs.tolist():
-            slot, source = int(self._slot_V[token]), int(other._slot_V[token])
-            if slot >= 0:
-                self._blocks[slot // ROW_BLOCK][slot % ROW_BLOCK] += other._blocks[source // ROW_BLOCK][
-                    source % ROW_BLOCK
-                ]
+        self._add(theirs, other._sum_TD[other._slot_V[theirs]])
 
     def state(self) -> dict[str, Tensor]:
         """What was gathered, as tensors for a file; `restore` takes them back."""
-        blocks_TD = torch.cat([torch.zeros(0, self.width, dtype=self.dtype), *self._blocks])[: self._num_types]
         return {
             "slot_V": self._slot_V.clone(),
             "count_V": self._count_V.clone(),
             "norm_V": self._norm_V.clone(),
             "total_D": self._total_D.clone(),
-            "blocks_TD": blocks_TD.contiguous(),
+            "blocks_TD": self._sum_TD[: self._num_types].clone(),
         }
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor], config: GeometryConfig) -> GradientGeometry:
-        """Go on with what another instance gathered under the same settings."""
+        """Continue with what another instance gathered under the same settings."""
         geometry = cls(len(state["slot_V"]), config)
-        blocks_TD = state["blocks_TD"]
-        if blocks_TD.shape[1] != geometry.width:
+        if state["blocks_TD"].shape[1] != geometry.width:
             raise DataError(
-                f"gradients were gathered {blocks_TD.shape[1]} wide, these settings ask for {geometry.width}; "
+                f"gradients were gathered {state['blocks_TD'].shape[1]} wide, these settings ask for {geometry.width}; "
                 "score again, or use the settings they were gathered with"
             )
-        geometry._register(
-            torch.argsort(state["slot_V"])[-len(blocks_TD) :] if len(blocks_TD) else torch.zeros(0).long()
-        )
-        geometry._slot_V = state["slot_V"].clone()
-        for start in range(0, len(blocks_TD), ROW_BLOCK):
-            rows_TD = blocks_TD[start : start + ROW_BLOCK]
-            geometry._blocks[start // ROW_BLOCK][: len(rows_TD)] = rows_TD
+        geometry._slot_V, geometry._sum_TD = state["slot_V"].clone(), state["blocks_TD"].clone()
+        geometry._num_types = len(geometry._sum_TD)
         geometry._count_V, geometry._norm_V = state["count_V"].clone(), state["norm_V"].clone()
         geometry._total_D = state["total_D"].clone()
         return geometry
@@ -203,21 +183,15 @@ class GradientGeometry:
         token_T = torch.nonzero((self._slot_V >= 0) & (self._count_V > 0)).flatten()
         if len(token_T) == 0:
             raise DataError("no gradients were given")
-        slot_T, count_T = self._slot_V[token_T], self._count_V[token_T]
-        scale = torch.zeros(len(self._blocks) * ROW_BLOCK, dtype=torch.float64)
-        scale[slot_T] = 1.0 / count_T
-        balanced_D = torch.zeros(self.width, dtype=torch.float64)
-        for number, block in enumerate(self._blocks):
-            balanced_D += (scale[number * ROW_BLOCK : (number + 1) * ROW_BLOCK].to(block.dtype) @ block).double()
-        square, with_balanced, with_global = (torch.zeros_like(scale) for _ in range(3))
-        for number, block in enumerate(self._blocks):
-            rows = slice(number * ROW_BLOCK, (number + 1) * ROW_BLOCK)
-            square[rows] = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) ** 2 * scale[rows] ** 2
-            with_balanced[rows] = (block @ balanced_D.to(block.dtype)).double() * scale[rows]
-            with_global[rows] = (block @ self._total_D.to(block.dtype)).double() * scale[rows]
-        norm_T, balanced_T, global_T = square[slot_T].sqrt(), with_balanced[slot_T], with_global[slot_T]
-        own_T = square[slot_T]
-        others_T = (balanced_D.square().sum() - 2 * balanced_T + own_T).clamp_min(0).sqrt()
+        slot_T, count_T, sum_TD = self._slot_V[token_T], self._count_V[token_T], self._sum_TD
+        share = torch.zeros(len(sum_TD), dtype=torch.float64)
+        share[slot_T] = 1.0 / count_T  # makes means of sums
+        balanced_D = (share.to(sum_TD.dtype) @ sum_TD).double()
+        norm_T = torch.linalg.vector_norm(sum_TD, dim=1, dtype=torch.float64)[slot_T] / count_T
+        balanced_T, global_T = (
+            (sum_TD @ sum_D.to(sum_TD.dtype)).double()[slot_T] / count_T for sum_D in (balanced_D, self._total_D)
+        )
+        others_T = (balanced_D.square().sum() - 2 * balanced_T + norm_T**2).clamp_min(0).sqrt()
         cos_balanced_T = balanced_T / (norm_T * balanced_D.norm())
         return GeometryResult(
             token_id_T=token_T.numpy(),
@@ -225,7 +199,7 @@ class GradientGeometry:
             mean_grad_norm_T=norm_T.numpy(),
             cos_balanced_T=cos_balanced_T.numpy(),
             cos_global_T=(global_T / (norm_T * self._total_D.norm())).numpy(),
-            cos_others_T=((balanced_T - own_T) / (norm_T * others_T)).numpy(),
+            cos_others_T=((balanced_T - norm_T**2) / (norm_T * others_T)).numpy(),
             contrib_T=(count_T * norm_T * cos_balanced_T).numpy(),
             grad_share_T=(self._norm_V[token_T] / self._norm_V.sum()).numpy(),
             position_share_T=(count_T / self._count_V.sum()).numpy(),
@@ -269,51 +243,3 @@ def compare_groups(result: GeometryResult, groups: Mapping[str, Array]) -> list[
             medians = float(np.median(found[first])), float(np.median(found[second]))
             rows.append(GroupComparison(metric, first, second, *medians, share, p_value))
     return rows
-
-
-class UpdateShares(NamedTuple):
-    """Per token type (row of the output head): share of the gradient's norm and of the Adam update's norm."""
-
-    grad_share_V: Array
-    update_share_V: Array
-
-    @property
-    def ratio_V(self) -> Array:
-        """Below 1: Adam gives the type less of the step than its share of the gradient. NaN without a gradient."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.grad_share_V > 0, self.update_share_V / self.grad_share_V, np.nan)
-
-    def of(self, token_ids: Array) -> tuple[float, float]:
-        """(share of gradient, share of update) of a set of types."""
-        return float(self.grad_share_V[token_ids].sum()), float(self.update_share_V[token_ids].sum())
-
-
-@torch.no_grad()
-def update_shares(
-    grad_VH: Tensor,
-    exp_avg_VH: Tensor,
-    exp_avg_sq_VH: Tensor,
-    *,
-    step: int,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> UpdateShares:
-    """The optimiser hypothesis: from Adam's state on the output head, share of gradient against share of update.
-
-    The update is m̂ / (√v̂ + ε), both bias-corrected for `step`, the number of steps taken. With tied embeddings the
-    head's state also holds the input side's gradients: the caller should say so.
-    """
-    if not grad_VH.shape == exp_avg_VH.shape == exp_avg_sq_VH.shape:
-        raise DataError("gradient and Adam state have different shapes; give those of one and the same matrix")
-    if step < 1:
-        raise DataError(f"Adam has a state after its first step; step = {step}")
-    update_V, norm_V = (torch.zeros(len(grad_VH), dtype=torch.float64) for _ in range(2))
-    for start in range(0, len(grad_VH), UPDATE_ROWS):  # float64 copies of a whole head would take gigabytes
-        rows = slice(start, start + UPDATE_ROWS)
-        first_RH = exp_avg_VH[rows].double() / (1 - betas[0] ** step)
-        second_RH = exp_avg_sq_VH[rows].double() / (1 - betas[1] ** step)
-        update_V[rows] = (first_RH / (second_RH.sqrt() + eps)).norm(dim=1).cpu()
-        norm_V[rows] = grad_VH[rows].double().norm(dim=1).cpu()
-    if norm_V.sum() == 0 or update_V.sum() == 0:
-        raise DataError("the gradient or the update is zero everywhere; take them after a backward pass and a step")
-    return UpdateShares((norm_V / norm_V.sum()).numpy(), (update_V / update_V.sum()).numpy())

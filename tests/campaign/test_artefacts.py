@@ -29,7 +29,6 @@ READERS = {
     "census.parquet": ("bypass",),
     "grafts.parquet": ("bypass",),
     "baseline.parquet": ("graft", "knockout"),
-    "updates.parquet": ("geometry",),
     "gradients.safetensors": ("geometry",),
     "occurrences": ("detect",),
     "checkpoints": ("score", "sample"),

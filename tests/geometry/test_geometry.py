@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from rocktokens.errors import DataError
-from rocktokens.geometry import gradients as geometry
-from rocktokens.geometry.gradients import GradientGeometry, compare_groups, logit_gradient, update_shares
+from rocktokens.geometry.gradients import GradientGeometry, compare_groups, logit_gradient
 from rocktokens.geometry.settings import GeometryConfig
 
 
@@ -156,43 +155,6 @@ def test_bad_gradients_are_refused():
         geometry.result()
     with pytest.raises(DataError, match="do not add up"):
         geometry.merge(GradientGeometry(5))
-
-
-def test_update_shares_by_hand():
-    """Adam divides by the root of the second moment: after one step, all rows move alike whatever their gradient."""
-    grad = torch.tensor([[3.0, 0.0], [1.0, 0.0]])
-    shares = update_shares(grad, 0.1 * grad, 0.001 * grad**2, step=1, eps=0.0 + 1e-30)
-    np.testing.assert_allclose(shares.grad_share_V, [0.75, 0.25])
-    np.testing.assert_allclose(shares.update_share_V, [0.5, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(shares.ratio_V, [2 / 3, 2], rtol=1e-6)
-    assert shares.of(np.array([0])) == pytest.approx((0.75, 0.5))
-
-
-@pytest.mark.parametrize("rows", [2, 4096])
-def test_update_shares_follow_torch_adam(generator, monkeypatch, rows):
-    """Also where the head is widened a few rows at a time."""
-    monkeypatch.setattr(geometry, "UPDATE_ROWS", rows)
-    head = torch.nn.Parameter(torch.randn(6, 5, generator=generator))
-    optimiser = torch.optim.Adam([head], lr=0.1)
-    for _ in range(4):
-        before = head.detach().clone()
-        optimiser.zero_grad()
-        (head * torch.randn(6, 5, generator=generator)).square().sum().backward()
-        optimiser.step()
-    state = optimiser.state[head]
-    shares = update_shares(head.grad, state["exp_avg"], state["exp_avg_sq"], step=int(state["step"]))
-    moved = (head.detach() - before).norm(dim=1)
-    np.testing.assert_allclose(shares.update_share_V, (moved / moved.sum()).numpy(), rtol=1e-4)
-
-
-def test_update_shares_refuse_what_cannot_be():
-    one = torch.ones(2, 2)
-    with pytest.raises(DataError, match="shapes"):
-        update_shares(one, one[:1], one, step=1)
-    with pytest.raises(DataError, match="first step"):
-        update_shares(one, one, one, step=0)
-    with pytest.raises(DataError, match="zero everywhere"):
-        update_shares(0 * one, one, one, step=1)
 
 
 def test_the_stage_follows_the_detection_it_rests_on(tmp_path, caplog):
