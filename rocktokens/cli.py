@@ -276,7 +276,7 @@ class Compare(StageCommand):
     def work(self, spec: StageSpec, **options: Any) -> Any:
         """Compare, and write the results."""
         from rocktokens.compare.stage import save_results
-        from rocktokens.files import require_writable
+        from rocktokens.run import require_writable
 
         require_writable(self.results)  # said before anything is trained
         run = super().work(spec, **options)

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RockTokensError, RunError
-from rocktokens.files import first_line
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, first_line, open_run
 from rocktokens.show import at_home, visible
 
 # Stage → (the table that shows it ran, what it answers).

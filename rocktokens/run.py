@@ -1,56 +1,282 @@
 """A run is a directory: a manifest and Parquet that DuckDB reads where it lies.
 
-Every file is written under a draft name and renamed when it is whole; the manifest is written last. So what the
-manifest lists exists and is complete, and a killed run continues. It does not know what tables and stages mean.
+Every file is written under a draft name and renamed when it is whole; the manifest, run.json, is written last. So what
+it lists exists and is complete, and a killed run continues. One command at a time works on a run. `writing` and
+`reading` are the two places where errors of the operating system and of file formats become RunError and DataError.
+This module does not know what tables and stages mean.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import glob
+import hashlib
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from importlib.metadata import version
+import socket
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from rocktokens.display import Displayed
-from rocktokens.errors import DataError, RunError
-from rocktokens.files import (
-    digest,
-    digest_of_value,
-    drafting,
-    failing,
-    is_draft,
-    reading,
-    write_text,
-    writing,
-)
-from rocktokens.lock import LOCK
-from rocktokens.manifest import MANIFEST, read_manifest
-from rocktokens.ranks import SIGNS, ranks
-from rocktokens.sql import query
-from rocktokens.table_files import (
-    PART_ROWS,
-    PartWriter,
-    link_all,
-    read_parquet,
-    read_schema,
-    write_draft,
-    write_parquet,
-)
+from rocktokens.errors import DataError, RockTokensError, RunError
 from rocktokens.tables import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, table_of
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
+MANIFEST, LOCK = "run.json", ".lock"
+LOCKED = "ROCKTOKENS_LOCK"  # environment variable: directories that this command has locked, for its children
 SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored checkpoint
+STEP_FOLDERS = (*SCORED, "telemetry")
+PACKAGES = ("rocktokens", "torch", "transformers", "trl", "pyarrow", "duckdb")
+PART_ROWS = 1_000_000  # rows buffered before a Parquet part is written: about 50 MB
+# A larger file is told apart by its size and evenly spaced blocks: reading 50 GB to say "nothing to do" takes minutes.
+WHOLE_DIGEST_BYTES = 256 * 2**20
+BLOCK_BYTES, BLOCKS = 2**20, 64
+REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space, then repeat the command",
+    errno.EDQUOT: "the disk quota is used up; free some space, then repeat the command",
+    errno.EROFS: "the file system is read-only; choose another directory",
+    errno.EACCES: "you may not write there; change its permissions or choose another directory",
+    errno.EPERM: "you may not write there; change its permissions or choose another directory",
+    errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
+    errno.ENOENT: "the directory is gone; was the run moved or deleted?",
+    errno.EEXIST: "a file stands where a directory is needed; choose another directory",
+    errno.ENOTDIR: "a part of the path is a file; choose another directory",
+    errno.EISDIR: "a directory has that name; remove it or choose another directory",
+    errno.EIO: "the disk reports an error; check it, then repeat the command",
+}
 
 
-class Run(Displayed):
+# ---------------------------------------------------------------- files: written whole or not at all
+
+
+@contextmanager
+def failing(path: Path) -> Iterator[None]:
+    """Errors of the operating system inside become RunError: what could not be written and what to do."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error)  # pyarrow, torch and safetensors put the number of an error into their text
+        foreign = type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in text
+        if not isinstance(error, OSError) and not foreign and "inline_container" not in text:
+            raise
+        number = getattr(error, "errno", None)
+        if number is None:
+            number = next((n for n in REMEDIES if os.strerror(n) in text or f"errno {n}" in text), None)
+        reason = os.strerror(number) if number is not None else first_line(error)
+        remedy = REMEDIES.get(number or 0, "make it writable or choose another directory, then repeat the command")
+        raise RunError(f"cannot write {path}: {reason}; {remedy}") from error
+
+
+@contextmanager
+def drafting(path: Path) -> Iterator[Path]:
+    """Yields a name of this process's own to write under; what still has that name at the end is removed."""
+    with failing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_drafts(path.parent, glob.escape(path.name))
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:6]}.tmp")
+    try:
+        yield draft
+    finally:
+        with suppress(OSError):  # the next process that writes this file removes it
+            shutil.rmtree(draft) if draft.is_dir() else draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yields the draft to write, a file or folder; it takes the place of `path` when the block ends well."""
+    with drafting(path) as draft, failing(path):
+        yield draft
+        draft.replace(path)
+
+
+def remove_left_drafts(folder: Path, pattern: str = "*") -> None:
+    """Remove the drafts in a folder, of files whose names fit the pattern, that ended processes left."""
+    for left in folder.glob(f".{pattern}.*.tmp"):
+        owner = left.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
+        if not owner.isdigit() or int(owner) == os.getpid() or not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def require_writable(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold; None is no file."""
+    if path is not None:
+        with failing(path), drafting(path) as draft:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            draft.touch()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole, and to the disk before it takes the old one's place."""
+    with writing(path) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a Parquet file whole, in place of what was there."""
+    with writing(path) as draft:
+        write_draft(table, draft)
+
+
+def write_draft(table: pa.Table, draft: Path) -> None:
+    """Write a Parquet file with a checksum for every page, under exactly this name."""
+    # Parquet's min and max pass over NaN, and DuckDB concludes from them that no row is NaN: none for floats.
+    plain = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+    pq.write_table(table, draft, compression="zstd", write_statistics=plain, write_page_checksum=True)
+
+
+def read_parquet(
+    path: Path, columns: list[str] | None = None, remedy: str = "remove it and run its stage again"
+) -> pa.Table:
+    """A Parquet file as an Arrow table; DataError with the remedy where it is damaged."""
+    with reading(path, remedy):
+        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+
+
+@contextmanager
+def reading(path: Path, remedy: str = "remove it and run its stage again") -> Iterator[None]:
+    """Whatever fails inside becomes DataError: the file is damaged, and what to do about it."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a directory read as many files
+            raise ValueError("it is not a regular file")
+        yield
+    except (RockTokensError, MemoryError, AssertionError):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; {remedy}") from error
+    except PermissionError as error:
+        raise DataError(f"{path} may not be read: {error.strerror}; change its permissions") from error
+    except Exception as error:
+        raise DataError(f"{path} is damaged and cannot be read ({first_line(error)}); {remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its kind where it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def digest(path: Path) -> str | None:
+    """What a file or directory holds, in 16 letters; None where there is nothing.
+
+    A directory's digest is over the names, sizes and contents of its files; drafts and hidden files do not count.
+    """
+    try:
+        if not path.is_dir():
+            return _file_digest(path) if path.is_file() else None
+        parts = []
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path)
+            if file.is_file() and not any(part.startswith(".") for part in name.parts):
+                parts.append(f"{name}:{file.stat().st_size}:{_file_digest(file)}")
+        return _short("\n".join(parts).encode("utf-8", "surrogateescape")) if parts else None
+    except OSError:
+        return None
+
+
+def _file_digest(path: Path) -> str:
+    stat = path.stat()
+    return _known_digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_digest(path: str, size: int, _mtime: int, _inode: int) -> str:
+    """Computed once per process as long as size and time of the file stay."""
+    found = hashlib.blake2b(str(size).encode(), digest_size=8)
+    with open(path, "rb") as file:
+        if size <= WHOLE_DIGEST_BYTES:
+            while block := file.read(BLOCK_BYTES):
+                found.update(block)
+        else:
+            for number in range(BLOCKS):
+                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS - 1))
+                found.update(file.read(BLOCK_BYTES))
+    return found.hexdigest()
+
+
+def _short(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def digest_of_value(value: object) -> str:
+    """The digest of plain values: settings, facts."""
+    return _short(json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+
+
+# ---------------------------------------------------------------- one command at a time
+
+
+@contextmanager
+def working_on(path: Path) -> Iterator[None]:
+    """Hold the run at `path` inside the block; RunError where another command works on it.
+
+    A killed process frees the lock; what RUN/.lock holds is for the message. Children of the command share it. Where
+    the directory cannot be written no lock is needed.
+    """
+    from filelock import FileLock, Timeout
+
+    own, file, is_new = str(path.resolve()), path / LOCK, not path.exists()
+    before = os.environ.get(LOCKED, "")
+    lock = FileLock(file, blocking=False)
+    if own in before.split(os.pathsep):
+        yield
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        with reading(file):
+            said = file.read_text(encoding="utf-8")[:300] or "another process"
+        raise RunError(
+            f"{path} is in use: {said} works on it. Wait until it has ended, or choose another directory for this run."
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RunError(f"{file} is a symbolic link; remove it") from None
+        yield  # what writes next says why
+        return
+    os.environ[LOCKED] = os.pathsep.join(filter(None, [before, own]))
+    refused = False
+    try:
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            if file.stat().st_size:
+                log.info("%s: the last command was stopped; this one continues", path)
+                remove_left_drafts(path)
+            words = " ".join(sys.argv[1:])[:200]
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()} (rocktokens {words})", encoding="utf-8")
+        yield
+    except (RockTokensError, OSError):
+        refused = True
+        raise
+    finally:
+        os.environ[LOCKED] = before
+        with suppress(OSError):
+            file.write_text("")
+            # A command that was refused before it made anything leaves no directory, and no manifest to obey.
+            if is_new and {item.name for item in path.iterdir()} <= {LOCK, *((MANIFEST,) if refused else ())}:
+                shutil.rmtree(path)
+        lock.release()
+
+
+# ---------------------------------------------------------------- the run
+
+
+class Run:
     """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
 
     def __init__(self, path: str | Path, manifest: Json) -> None:
@@ -60,45 +286,50 @@ class Run(Displayed):
 
     @classmethod
     def create(cls, path: str | Path, config: Json | None = None) -> Run:
-        """Start a run, or go on with the one that is there if it was made with the same configuration.
+        """Start a run, or continue the one that is there if it was made with the same configuration.
 
         `config` holds one entry per section. A section the run already has must be the same; new ones are added.
         """
         path, config = Path(path), json.loads(json.dumps(config or {}, default=str))
-        if (path / MANIFEST).exists():
-            run = open_run(path)
-            known = run.manifest["config"]
-            if not any(item.name != MANIFEST for item in _content(path)):
-                known.update(config)  # nothing was made yet (the first command failed early): nothing to protect
-                run.save(only_first=True)
-            for section in sorted(known.keys() & config.keys()):
-                difference = _first_difference(section, known[section], config[section])
-                if difference is not None:
-                    raise RunError(
-                        f"{path} was made with another configuration: {difference}. "
-                        "Choose another directory, or repeat the first command to go on."
-                    )
-            if config.keys() - known.keys():
-                known.update({section: config[section] for section in config.keys() - known.keys()})
-                run.save(only_first=True)
-            return run
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is a directory. Choose another path.")
-        if path.exists() and _content(path):
+        found = [item.name for item in path.iterdir()] if path.exists() else []
+        content = {name for name in found if name != LOCK and not name.endswith(".tmp")}
+        if MANIFEST in content:
+            run = open_run(path)
+            known = run.manifest["config"]
+            if content == {MANIFEST}:  # nothing was made yet (the first command failed early): nothing to protect
+                known = run.manifest["config"] = {**known, **config}
+                run.save()
+            shared = {name: config[name] for name in config.keys() & known.keys()}
+            difference = next(differences("", known, shared), None)
+            if difference is not None:
+                raise RunError(
+                    f"{path} was made with another configuration: {difference}. "
+                    "Choose another directory, or repeat the first command to continue."
+                )
+            run.describe(config)
+            return run
+        if content:
             raise RunError(f"{path} is not empty and holds no {MANIFEST}; choose another directory for the run")
-        run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": _versions(), "stages": {}})
+        versions = {}
+        for name in PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
+        run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": versions, "stages": {}})
         run.save()
         return run
 
-    def save(self, *, only_first: bool = False) -> None:
-        """Write the manifest, whole, in place of the one that is there; of several processes only by the first."""
-        if ranks().is_first or not only_first:
-            write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
+    def save(self) -> None:
+        """Write the manifest, whole, in place of the one that is there."""
+        write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
 
     def describe(self, sections: Json) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
-        self.manifest["config"] = json.loads(json.dumps({**sections, **self.manifest["config"]}, default=str))
-        self.save()
+        config = json.loads(json.dumps({**sections, **self.manifest["config"]}, default=str))
+        if config != self.manifest["config"] or not (self.path / MANIFEST).exists():
+            self.manifest["config"] = config
+            self.save()
 
     def finish(self, stage: str, facts: Json | None = None) -> None:
         """Record a stage as complete. Written last and atomically: what is not listed here does not exist.
@@ -107,15 +338,13 @@ class Run(Displayed):
         """
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} is gone: the run was moved or deleted while {stage} worked on it")
-        stages, files = dict(self.manifest["stages"]), self._files()
-        stages[stage] = facts or {}
+        files = dict(self.manifest.get("files", {}))
         for path in self._written:
-            name = str(path.relative_to(self.path))
-            found = None if ".parts/" in name else digest(path)  # parts are removed when their stage is complete
+            name, found = str(path.relative_to(self.path)), digest(path)
             if found is not None:
                 files[name] = {"size": path.stat().st_size, "digest": found, "stage": stage}
         before = self.manifest
-        self.manifest = {**before, "stages": stages, "files": files} if files else {**before, "stages": stages}
+        self.manifest = {**before, "stages": {**before["stages"], stage: facts or {}}, "files": files}
         try:
             self.save()
         except BaseException:
@@ -127,7 +356,8 @@ class Run(Displayed):
         """Forget that a stage was completed, so that it runs again."""
         if self.manifest["stages"].pop(stage, None) is not None:
             self.manifest.get("records", {}).pop(stage, None)
-            self._forget_files(lambda known: known.get("stage") == stage)
+            files = self.manifest.get("files", {})
+            self.manifest["files"] = {name: known for name, known in files.items() if known.get("stage") != stage}
             self.save()
 
     def forget_stages(self) -> None:
@@ -137,20 +367,10 @@ class Run(Displayed):
 
     def adopt(self, other: Run, stage: str) -> None:
         """Record a stage as another run recorded it, whose files have been moved here."""
-        known = other.manifest
-        self.manifest["config"].update(known["config"])
-        self.manifest.setdefault("records", {}).update(known.get("records", {}))
-        self.manifest["files"] = {**self._files(), **other._files()}
+        self.manifest["config"].update(other.manifest["config"])
+        for kind in ("records", "files"):
+            self.manifest[kind] = {**self.manifest.get(kind, {}), **other.manifest.get(kind, {})}
         self.finish(stage, other.facts(stage))
-
-    def _files(self) -> Json:
-        known = self.manifest.get("files", {})
-        return dict(known) if isinstance(known, dict) else {}
-
-    def _forget_files(self, which: Callable[[Json], bool]) -> None:
-        kept = {name: known for name, known in self._files().items() if not (isinstance(known, dict) and which(known))}
-        if "files" in self.manifest:
-            self.manifest["files"] = kept
 
     def done(self, stage: str) -> bool:
         """Whether a stage is complete."""
@@ -171,14 +391,14 @@ class Run(Displayed):
     # Tables
 
     def write(self, name: str, table: pa.Table) -> Path:
-        """Write NAME.parquet whole, in place of what was there; columns as runs/schema.py has them."""
+        """Write NAME.parquet whole, in place of what was there; columns as tables.py has them."""
         path = self.path / f"{name}.parquet"
         write_parquet(_conforming(name, table), path)
         self._written.add(path)
         return path
 
     def write_all(self, tables: Mapping[str, pa.Table], *, stage: str) -> None:
-        """Write tables of a stage beside the old ones, forget that the stage was complete, then swap them in."""
+        """Write tables of a stage under draft names, forget that the stage was complete, then swap them in."""
         with ExitStack() as drafts:
             waiting = [(drafts.enter_context(drafting(self.path / f"{name}.parquet")), name) for name in tables]
             for draft, name in waiting:
@@ -191,7 +411,7 @@ class Run(Displayed):
                     draft.replace(path)
                 self._written.add(path)
 
-    def write_tensors(self, name: str, tensors: Json) -> Path:
+    def write_tensors(self, name: str, tensors: Json) -> None:
         """Write NAME.safetensors whole, in place of what was there."""
         from safetensors.torch import save_file
 
@@ -199,7 +419,6 @@ class Run(Displayed):
         with writing(path) as draft:
             save_file(tensors, draft)
         self._written.add(path)
-        return path
 
     def has(self, name: str) -> bool:
         """Whether NAME.parquet exists."""
@@ -223,93 +442,86 @@ class Run(Displayed):
             return load_file(path)
 
     def verify(self, path: Path) -> None:
-        """Refuse a file whose bytes are not those that its stage wrote.
+        """Refuse a file whose bytes are not those that its stage wrote, or whose columns are not those of tables.py.
 
-        Only a file of the recorded size counts as damaged: one of another size was replaced on purpose, or is cut short
+        Only a file of the recorded size counts as changed: one of another size was replaced on purpose, or is cut short
         and cannot be read at all.
         """
-        known = self._files().get(str(path.relative_to(self.path)))
+        name = str(path.relative_to(self.path))
         if path in self._written or not path.exists():
             return
-        known = known if isinstance(known, dict) else {}
-        if path.stat().st_size == known.get("size") and digest(path) != known.get("digest"):
+        if self._is_changed(name, path):
             raise DataError(f"{path} is damaged: its content is not what was written; {self._remedy(path)}")
-        self._verify_columns(path)
-
-    def _verify_columns(self, path: Path) -> None:
-        """Refuse a table of this run whose columns hold values of another kind than runs/schema.py says."""
-        known = table_of(str(path.relative_to(self.path)).removesuffix(".parquet")) if path.is_file() else None
-        if known is not None and path.suffix == ".parquet":
-            with reading(path, self._remedy(path)):
-                wrong = known.misfit(read_schema(path))
-            if wrong:
-                raise DataError(f"{path} is damaged: {wrong}; {self._remedy(path)}")
+        known = table_of(name.removesuffix(".parquet")) if path.suffix == ".parquet" else None
+        with reading(path, self._remedy(path)):
+            wrong = None if known is None else known.misfit(pq.read_schema(path))
+        if wrong:
+            raise DataError(f"{path} is damaged: {wrong}; {self._remedy(path)}")
 
     def damaged_files(self, stage: str) -> list[str]:
         """Files that a stage wrote and that are gone, or hold something else at the same size."""
-        found = []
-        for name, known in self._files().items():
-            if isinstance(known, dict) and known.get("stage") == stage:
-                path = self.path / name
-                size = path.stat().st_size if path.is_file() else None
-                if size is None or (size == known.get("size") and digest(path) != known.get("digest")):
-                    found.append(name)
-        return sorted(found)
+        own = [name for name, known in self.manifest.get("files", {}).items() if known.get("stage") == stage]
+        return sorted(n for n in own if not (self.path / n).is_file() or self._is_changed(n, self.path / n))
+
+    def _is_changed(self, name: str, path: Path) -> bool:
+        known = self.manifest.get("files", {}).get(name, {})
+        return path.stat().st_size == known.get("size") and digest(path) != known.get("digest")
 
     def _remedy(self, path: Path) -> str:
-        known = self._files().get(str(path.relative_to(self.path)), {})
-        stage = str(known.get("stage", "") if isinstance(known, dict) else "").split("/")[0]
+        known = self.manifest.get("files", {}).get(str(path.relative_to(self.path)), {})
+        stage = str(known.get("stage", "")).split("/")[0]
         return f"run `rocktokens {stage} {self.path} --again`" if stage else "remove it and run its stage again"
+
+    # Occurrences, one folder per checkpoint or training step
 
     def steps(self) -> list[int]:
         """Checkpoints whose occurrences are recorded, in order."""
         return _steps_in(self.path / "occurrences")
 
-    def part_writer(self, step: int, *, part: str = "", part_rows: int = PART_ROWS) -> PartWriter:
+    def part_writer(
+        self, step: int, *, folder: str = "occurrences", part: str = "", part_rows: int = PART_ROWS
+    ) -> PartWriter:
         """Writes occurrences of one checkpoint in parts; flush it at the end.
 
         Args:
-            step: the checkpoint.
-            part: tells apart ranks that write side by side.
+            step: the checkpoint, or the training step.
+            folder: occurrences, or telemetry for a training step's own rollouts: other texts at every step.
+            part: tells apart processes that write at the same time.
             part_rows: rows of one Parquet file.
         """
-        folder = self._step_folder("occurrences", step, False)
-        return PartWriter(folder, OCCURRENCES, prefix=part, part_rows=part_rows, written=self._written)
-
-    def telemetry_writer(self, step: int, *, part: str = "") -> PartWriter:
-        """The same for one training step's own rollouts: other texts at every step, unlike `occurrences`."""
-        folder = self._step_folder("telemetry", step, False)
-        return PartWriter(folder, OCCURRENCES, prefix=part, written=self._written)
+        home = self.path / folder / f"step={step}"
+        return PartWriter(home, OCCURRENCES, prefix=part, part_rows=part_rows, written=self._written)
 
     def clear_occurrences(self, step: int) -> None:
         """Remove a checkpoint's occurrences and top tokens (those of a stage that did not complete)."""
         for folder in SCORED:
-            shutil.rmtree(self._step_folder(folder, step, False), ignore_errors=True)
+            shutil.rmtree(self.path / folder / f"step={step}", ignore_errors=True)
 
-    def clear_new_occurrences(self, step: int) -> None:
-        """Remove what a stopped stage wrote beside a checkpoint's occurrences and top tokens."""
-        for folder in SCORED:
-            shutil.rmtree(self._step_folder(folder, step, True), ignore_errors=True)
+    def replace_occurrences(self, step: int, files: Mapping[str, Sequence[Path]], *, stage: str) -> None:
+        """Put finished parts in place of a checkpoint's occurrences and top tokens: linked first, then swapped in.
 
-    def replace_occurrences(self, step: int) -> None:
-        """Put the parts that were written beside in place of a checkpoint's occurrences and top tokens."""
+        Args:
+            step: the checkpoint.
+            files: occurrences, and top_tokens where there are any → the parts, in order.
+            stage: forgotten to be complete before anything is replaced.
+        """
+        for folder, parts in files.items():
+            new = self.path / folder / f".new-step={step}"
+            shutil.rmtree(new, ignore_errors=True)
+            with failing(new):
+                new.mkdir(parents=True)
+                for number, part in enumerate(parts):
+                    try:
+                        os.link(part, new / f"part-{number:05d}.parquet")
+                    except OSError:  # a file system without links
+                        shutil.copyfile(part, new / f"part-{number:05d}.parquet")
+        self.reopen(stage)
         self.clear_occurrences(step)
-        for folder in SCORED:
-            new, final = self._step_folder(folder, step, True), self._step_folder(folder, step, False)
-            if folder == "occurrences" or new.exists():
-                with failing(final):
-                    new.mkdir(parents=True, exist_ok=True)
-                    new.replace(final)
-            moved = {path for path in self._written if path.parent == new}
-            self._written.difference_update(moved)
-            self._written.update(final / path.name for path in moved)
-
-    def link_parts(self, folder: str, step: int, files: Sequence[Path]) -> None:
-        """Take finished parts over, beside a checkpoint's table, as part-00000.parquet and so on."""
-        self._written.update(link_all(files, self._step_folder(folder, step, True)))
-
-    def _step_folder(self, folder: str, step: int, beside: bool) -> Path:
-        return self.path / folder / (f".new-step={step}" if beside else f"step={step}")
+        for folder in files:
+            final = self.path / folder / f"step={step}"
+            with failing(final):
+                (self.path / folder / f".new-step={step}").replace(final)
+            self._written.update(final.iterdir())
 
     def occurrences(self, sql: str | None = None) -> pa.Table:
         """All occurrences, with their checkpoint as `step`; or the answer to a query over the view `occurrences`."""
@@ -318,11 +530,46 @@ class Run(Displayed):
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
         """Ask DuckDB; every table of the run is a view, the scored checkpoints `occurrences`, training `telemetry`.
 
+        One SELECT over the run's own files; nothing is written. Names of tables and values in them are somebody else's
+        text: identifiers are quoted, values are bound.
+
         Args:
             sql: a query; values that are not ours (ids, texts) go in as `?`.
             parameters: what the question marks stand for.
         """
-        return query(self.path, sql, parameters, self.verify)
+        import duckdb
+
+        with duckdb.connect() as connection:
+            try:
+                for name, source in self._views(sql):
+                    connection.execute(f"create view {_quoted(name, chr(34))} as select * from {source}")
+                homes = sorted({f"{form}/" for form in (str(self.path), str(self.path.resolve()), _escape(self.path))})
+                connection.execute(f"set allowed_directories = [{', '.join(_quoted(home) for home in homes)}]")
+                connection.execute("set enable_external_access = false")
+                connection.execute("set lock_configuration = true")
+                statements = connection.extract_statements(sql)
+                if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                    raise DataError("the query failed: only one SELECT statement is allowed")
+                return connection.sql(sql, params=list(parameters)).to_arrow_table()
+            except duckdb.CatalogException as error:
+                raise RunError(f"{self.path}: {first_line(error)}; the stage that writes it has not run") from error
+            except duckdb.Error as error:
+                raise DataError(f"the query of {self.path} failed: {first_line(error)}") from error
+
+    def _views(self, sql: str) -> Iterator[tuple[str, str]]:
+        """Name and source of every table that the query mentions; a damaged table must not hide the others."""
+        asked = sql.lower()
+        for table in sorted(self.path.glob("*.parquet")):
+            if table.stem.lower() in asked:
+                self.verify(table)
+                yield table.stem, f"read_parquet({_quoted(_escape(table))})"
+        for folder in STEP_FOLDERS:
+            parts = sorted(self.path.glob(f"{folder}/step=*/*.parquet")) if folder in asked else []
+            for part in parts:
+                self.verify(part)
+            if parts:
+                pattern = _quoted(f"{_escape(self.path)}/{folder}/step=*/*.parquet")
+                yield folder, f"read_parquet({pattern}, hive_partitioning = true, hive_types = {{'step': bigint}})"
 
     def types(self) -> pa.Table:
         """One row per token type, as `detect` wrote it."""
@@ -343,15 +590,55 @@ class Run(Displayed):
         """Steps of the kept checkpoints, in order."""
         return _steps_in(self.path / "checkpoints")
 
+    # In a notebook; the pictures are made by the report, which is found by its name.
+
+    def _repr_html_(self) -> str:
+        return str(import_module("rocktokens.report.notebook").run_html(self))
+
+    def plot(self, name: str) -> Any:
+        """A figure of the report by its name, e.g. `funnel`, as a plotly figure."""
+        return import_module("rocktokens.report.notebook").plot(self, name)
+
 
 def open_run(path: str | Path) -> Run:
-    """Open an existing run directory."""
+    """Open an existing run directory; one sentence says what is wrong with its manifest."""
     path = Path(path)
-    return Run(path, read_manifest(path))
+    file, remedy = path / MANIFEST, "restore it or start a new run"
+    if not file.exists():
+        raise RunError(f"{path} is no run: it holds no {MANIFEST}")
+    try:
+        with reading(file, remedy):
+            manifest = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except DataError as error:
+        raise RunError(str(error)) from error
+    if not isinstance(manifest, dict) or not {"schema_version", "config", "stages"} <= manifest.keys():
+        raise RunError(f"{file} is not the manifest of a run; {remedy}")
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        made_by = dict(manifest.get("versions") or {}).get("rocktokens", "another version")
+        raise RunError(
+            f"{path} was made by rocktokens {made_by} in schema version {manifest['schema_version']}, and this version "
+            f"reads {SCHEMA_VERSION}; `pip install rocktokens=={made_by}` reads it"
+        )
+    sections = [manifest.get(name, {}) for name in ("config", "stages", "records", "files", "versions")]
+    inner = [*_values(sections[1]), *_values(sections[2]), *_values(sections[3])]
+    inner += [
+        own.get(name, {}) for own in _values(sections[2]) if isinstance(own, dict) for name in ("settings", "inputs")
+    ]
+    if not all(isinstance(part, dict) for part in [*sections, *inner]):
+        raise RunError(f"{file} is not the manifest of a run: a section of it is not a mapping; {remedy}")
+    return Run(path, manifest)
+
+
+def _values(section: object) -> list[Any]:
+    return list(section.values()) if isinstance(section, dict) else []
+
+
+def _no_number(constant: str) -> None:
+    """NaN and infinities are no JSON, and no manifest of ours has them."""
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _conforming(name: str, table: pa.Table) -> pa.Table:
-    """A table with its columns as runs/schema.py has them."""
     known = table_of(name)
     return table if known is None else known.conform(table)
 
@@ -361,18 +648,13 @@ def _steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def _content(path: Path) -> list[Path]:
-    """What lies in a directory, but for the lock and drafts that a killed process left."""
-    return [item for item in path.iterdir() if item.name not in (LOCK, SIGNS) and not is_draft(item)]
+def _escape(path: Path) -> str:
+    """A path taken literally; DuckDB reads every path as a pattern."""
+    return "".join(f"[{letter}]" if letter in "[*?" else letter for letter in str(path))
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("rocktokens", "torch", "transformers", "trl", "pyarrow", "duckdb")}
-
-
-def _first_difference(section: str, old: Any, new: Any) -> str | None:
-    """The first of `differences`, or None."""
-    return next(differences(section, old, new), None)
+def _quoted(text: str, mark: str = "'") -> str:
+    return mark + text.replace(mark, mark * 2) + mark
 
 
 def differences(section: str, old: object, new: object) -> Iterator[str]:
@@ -385,3 +667,52 @@ def differences(section: str, old: object, new: object) -> Iterator[str]:
             yield from differences(f"{section}.{key}" if section else key, old.get(key), new[key])
     elif old != new:
         yield f"{section} was {old!r}, now {new!r}"
+
+
+class PartWriter:
+    """Buffers rows and writes them as Parquet parts, each whole or absent.
+
+    Args:
+        directory: where the parts lie.
+        schema: their columns.
+        prefix: tells apart processes that write at the same time.
+        part_rows: rows of one Parquet file.
+        written: the run's list of files that the next finished stage records.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        schema: pa.Schema,
+        *,
+        prefix: str = "",
+        part_rows: int = PART_ROWS,
+        written: set[Path] | None = None,
+    ) -> None:
+        self.written = set() if written is None else written
+        self.directory, self.schema, self.part_rows = directory, schema, part_rows
+        self.prefix = f"{prefix}-" if prefix else ""
+        self._tables: list[pa.Table] = []
+        self._buffered = self._parts = 0
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self.flush()
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows; a part is written when enough have gathered."""
+        self._tables.append(table.select(self.schema.names).cast(self.schema))
+        self._buffered += len(table)
+        if self._buffered >= self.part_rows:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered as a part."""
+        if self._buffered:
+            path = self.directory / f"part-{self.prefix}{self._parts:05d}.parquet"
+            write_parquet(pa.concat_tables(self._tables), path)
+            self.written.add(path)
+            self._tables, self._buffered, self._parts = [], 0, self._parts + 1

@@ -4,7 +4,7 @@
     if not stage.due(again):
         return run                       # complete; it has said so
     ...                                  # validate and compute everything, then
-    stage.publish({"types": table}, facts)   # write beside, swap, record
+    stage.publish({"types": table}, facts)   # write under draft names, swap, record
 
 A stage is complete if its settings and the digests of everything it read are those recorded when it finished, and what
 it wrote is still there. Where something changed, the stage says what. It runs again by itself, unless that would throw
@@ -15,22 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import logging
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.files import digest, digest_of_value
+from rocktokens.errors import ConfigError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.permissions import is_granted, refuse_code
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.ranks import FirstHasFinished, greet, has_sign, ranks, sign, wait_for
-from rocktokens.run import MANIFEST, Run, differences, open_run
+from rocktokens.run import MANIFEST, Run, differences, digest, digest_of_value, open_run
 from rocktokens.settings import from_manifest, to_mapping
 from rocktokens.values import Json
 
@@ -45,7 +44,7 @@ class Stage:
 
     Args:
         run: the run it works on.
-        name: its name in the manifest.
+        name: its name in the manifest: its command, or command/part.
         settings: section → configuration dataclass or plain mapping. The sections go to the manifest's `config`, too.
         inputs: what it reads → digest (see `inputs_of`). None: cannot be told now, and counts as unchanged.
         guards: changes after which the stage refuses to run again without `--again`.
@@ -63,8 +62,9 @@ class Stage:
         checks_outputs: bool = True,
     ) -> None:
         self.run, self.name, self.guards, self.checks_outputs = run, name, guards, checks_outputs
-        self.settings = {section: _plain(own) for section, own in settings.items()}
-        self.inputs = dict(inputs)
+        self.command, self.inputs = name.partition("/")[0], dict(inputs)
+        plain = {key: to_mapping(own) if dataclasses.is_dataclass(own) else own for key, own in settings.items()}
+        self.settings: Json = json.loads(json.dumps(plain, default=str))
 
     @property
     def key(self) -> str:
@@ -73,17 +73,16 @@ class Stage:
 
     def changed_settings(self) -> list[str]:
         """Settings that differ from those of the recorded stage, each as “a.b was 1, now 2”."""
-        record = self._record()
-        known: Json = record["settings"] if "settings" in record else self.run.manifest["config"]
-        if not record:  # made by an older version, or by hand: believed where it does not say
-            known = {**self.settings, **{name: own for name, own in known.items() if name in self.settings}}
+        record, config = self._record(), self.run.manifest["config"]
+        # What was made by hand is believed where it does not say.
+        known = record.get("settings") or {name: config.get(name, own) for name, own in self.settings.items()}
         return list(differences("", known, self.settings))
 
     def changed_inputs(self) -> list[str]:
         """Names of inputs that are not what the recorded stage read."""
         known = self._record().get("inputs", self.inputs)
-        names = sorted({*known, *self.inputs})
-        return [name for name in names if _differ(known.get(name, ""), self.inputs.get(name, ""))]
+        pairs = {name: (known.get(name, ""), self.inputs.get(name, "")) for name in sorted({*known, *self.inputs})}
+        return [name for name, (old, new) in pairs.items() if old != new and old is not None and new is not None]
 
     def missing_outputs(self) -> list[str]:
         """Tables that the recorded stage wrote and that are gone or damaged."""
@@ -96,33 +95,29 @@ class Stage:
 
     def due(self, again: bool = False) -> bool:
         """Whether the stage has to run. Says why it runs again or why not; RunError where it must be asked for."""
-        greet(self.run.path)
         if again or not self.run.done(self.name):
             return True
         settings, inputs, missing = self.changed_settings(), self.changed_inputs(), self.missing_outputs()
         if not settings and not inputs and not missing:
             log.info("%s: %s is complete; nothing to do", self.run.path, self.name)
-            remove_parts(self.run, self.name)
+            self.remove_parts()
             return False
-        if settings and "settings" in self.guards:
+        changes = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in missing)]
+        said = "; ".join(changes[:SHOWN]) + (f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
+        if (settings and "settings" in self.guards) or (inputs and "inputs" in self.guards):
             raise RunError(
-                f"{self.run.path}: {self.name} is complete with another configuration: {_listed(settings)}. Pass "
-                f"--again to `{self._command()}` to replace its result, repeat the first command to keep it, or choose "
-                "another directory."
+                f"{self.run.path}: {self.name} is complete, but {said}. Pass --again to `rocktokens {self.command} "
+                f"{shlex.quote(str(self.run.path))}` to replace its result, repeat the first command to keep it, or "
+                "choose another directory."
             )
-        if inputs and "inputs" in self.guards:
-            raise RunError(
-                f"{self.run.path}: {self.name} is complete, but what it read has changed since: {_listed(inputs)}. "
-                f"Pass --again to `{self._command()}` to replace its result, or choose another directory."
-            )
-        reasons = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in missing)]
-        log.info("%s: %s runs again: %s", self.run.path, self.name, _listed(reasons))
+        log.info("%s: %s runs again: %s", self.run.path, self.name, said)
         return True
 
     def publish(self, tables: Mapping[str, pa.Table], facts: dict[str, object] | None = None) -> None:
-        """Put the stage's tables in place of the old ones, whole, and record it as complete."""
+        """Put the stage's tables in place of the old ones, whole, record it as complete, and remove its parts."""
         self.run.write_all(tables, stage=self.name)
         self.finish(facts)
+        self.remove_parts()
 
     def finish(self, facts: Json | None = None) -> None:
         """Record the stage as complete, with its settings and what it read."""
@@ -131,97 +126,17 @@ class Stage:
         self.run.manifest.setdefault("records", {})[self.name] = record
         self.run.finish(self.name, facts)
 
-    def parts(self, name: str) -> Parts:
-        """Finished pieces of this stage on disk; those of other settings or inputs are never taken."""
-        return Parts(self.run, name, self.key)
+    @property
+    def parts(self) -> Path:
+        """Where jobs write the parts of this stage; those of other settings or inputs are never taken."""
+        return self.run.path / f"{self.command}.parts" / self.key
 
-    def _command(self) -> str:
-        """The command that takes --again; a study has no such flag."""
-        return f"rocktokens {self.name.partition('/')[0]} {shlex.quote(str(self.run.path))}"
+    def remove_parts(self) -> None:
+        """Remove the parts of this stage, once what they made up is recorded."""
+        shutil.rmtree(self.parts.parent, ignore_errors=True)
 
     def _record(self) -> Json:
-        found = self.run.manifest.get("records", {}).get(self.name, {})
-        return found if isinstance(found, dict) else {}
-
-
-# Stage → what its parts are of.
-PARTS_OF = {"distill": "distill", "sample": "rollouts", "score": "scores", "knockout": "knockouts", "graft": "grafts"}
-
-
-def remove_parts(run: Run, stage: str) -> None:
-    """Remove the parts of a stage that is complete: its process was killed before it came to that."""
-    if stage in PARTS_OF and ranks().is_first and ranks().world == 1:  # others may still be reading them
-        shutil.rmtree(run.path / f"{PARTS_OF[stage]}.parts", ignore_errors=True)
-
-
-class Parts:
-    """Finished pieces of a stage on disk, under the settings and inputs they belong to."""
-
-    def __init__(self, run: Run, name: str, key: str) -> None:
-        self.run, self.folder = run, f"{name}.parts"
-        self.name = f"{self.folder}/{key}"
-
-    def has(self, name: str) -> bool:
-        """Whether the part of that name is there."""
-        return self.run.has(self.path(name))
-
-    def keep(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-        """The part of that name, made and written if it is not there; among several processes by the first."""
-        return self.keep_all({name: make})[0]
-
-    def __call__(self, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-        """The same, for callers that are given a function alone."""
-        return self.keep(name, make)
-
-    def keep_all(self, makers: Mapping[str, Callable[[], pa.Table]]) -> list[pa.Table]:
-        """All parts of these names, in order; those that are not there are made, shared out among the processes."""
-        self.make_own(makers)
-        return [self.wait(name) for name in makers]
-
-    def make_own(self, makers: Mapping[str, Callable[[], pa.Table]]) -> None:
-        """Make and write this process's share of the parts that are not there."""
-        own = ranks()
-        for number, (name, make) in enumerate(makers.items()):
-            if own.owns(number) and not self.has(name):
-                self.run.write(self.path(name), make())
-
-    def wait(self, name: str) -> pa.Table:
-        """The part of that name, as soon as the process that it belongs to has written it."""
-        wait_for(lambda: self.has(name) or self._first_has_finished(), f"part {name} of {self.folder}")
-        try:
-            return self.run.read(self.path(name))
-        except (DataError, RunError, FileNotFoundError):
-            if self._first_has_finished():  # and has removed the parts, before or while this one was read
-                raise FirstHasFinished from None
-            raise
-
-    def _first_has_finished(self) -> bool:
-        """Whether the first process has completed the stage; it knows of itself that it has not."""
-        return not ranks().is_first and has_sign(self.run.path, self._finished())
-
-    def clear(self) -> None:
-        """Remove the pieces; what they made up is written whole. Other processes are told."""
-        sign(self.run.path, self._finished())
-        shutil.rmtree(self.run.path / self.folder, ignore_errors=True)
-
-    def remove(self) -> None:
-        """Remove the pieces under these settings, to make them anew; other processes are not told."""
-        shutil.rmtree(self.run.path / self.name, ignore_errors=True)
-
-    def _finished(self) -> str:
-        return f"finished-{self.name.replace('/', '-')}"
-
-    def file(self, name: str, suffix: str = ".parquet") -> Path:
-        """The file that a job writes as the part of that name."""
-        return self.run.path / f"{self.path(name)}{suffix}"
-
-    def read(self, name: str) -> pa.Table:
-        """The part of that name."""
-        return self.run.read(self.path(name))
-
-    def path(self, name: str) -> str:
-        """Where the part of that name lies, below the run."""
-        return f"{self.name}/{name.replace(' ', '-')}"
+        return self.run.manifest.get("records", {}).get(self.name, {})
 
 
 # ---------------------------------------------------------------- what a stage reads
@@ -255,41 +170,23 @@ def inputs_of(
 def stale_stages(run: Run) -> list[str]:
     """Complete stages of which a file or another stage that they read has changed since, directly or further down."""
     stale: set[str] = set()
+
+    def has_changed(label: str, before: object) -> bool:
+        """Whether an input that lies in the run, a file or a stage, is not what it was; models are not looked at."""
+        if label.startswith("stage "):
+            stage = label.removeprefix("stage ")
+            return stage in stale or (run.mark(stage) or "absent") != before
+        if label == "occurrences" and any(name.startswith("score/") for name in stale):
+            return True
+        in_run = "." in label or label in ("occurrences", "telemetry")
+        return in_run and (digest(run.path / label) or "absent") != before
+
     for _ in run.manifest["stages"]:  # as often as a change can pass from stage to stage
         for name in run.manifest["stages"]:
-            record = run.manifest.get("records", {}).get(name, {})
-            known = record.get("inputs", {}) if isinstance(record, dict) else {}
-            if any(_has_changed(run, label, before, stale) for label, before in known.items()):
+            inputs = run.manifest.get("records", {}).get(name, {}).get("inputs", {})
+            if any(has_changed(label, before) for label, before in inputs.items()):
                 stale.add(name)
     return sorted(stale)
-
-
-def _has_changed(run: Run, label: str, before: object, stale: set[str]) -> bool:
-    """Whether an input that lies in the run, a file or a stage, is not what it was; models are not looked at."""
-    if label.startswith("stage "):
-        stage = label.removeprefix("stage ")
-        return stage in stale or (run.mark(stage) or "absent") != before
-    if label == "occurrences" and any(name.startswith("score/") for name in stale):
-        return True
-    if "." not in label and label not in ("occurrences", "telemetry"):
-        return False
-    return (digest(run.path / label) or "absent") != before
-
-
-def _differ(known: str | None, now: str | None) -> bool:
-    return known != now and known is not None and now is not None
-
-
-def _plain(settings: Any) -> Any:
-    import json
-
-    mapping = to_mapping(settings) if dataclasses.is_dataclass(settings) else settings
-    return json.loads(json.dumps(mapping, default=str))
-
-
-def _listed(changes: list[str]) -> str:
-    more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-    return "; ".join(changes[:SHOWN]) + more
 
 
 # ---------------------------------------------------------------- which pair, prompts and student a run names

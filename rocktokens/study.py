@@ -293,9 +293,8 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
     """
     from rocktokens.facts import Facts
     from rocktokens.jobs import keeping_workers
-    from rocktokens.lock import working_on
     from rocktokens.progress import clock, stages, terminal_width
-    from rocktokens.run import open_run
+    from rocktokens.run import open_run, working_on
     from rocktokens.study_terminal import found_by, summary
 
     start, path = time.monotonic(), config.path
@@ -423,8 +422,7 @@ def load_settings(path: Path) -> StudyConfig:
 
     What permits code or pickles is asked for on the command line of every call and never taken from a run.
     """
-    from rocktokens.files import reading
-    from rocktokens.run import MANIFEST, open_run
+    from rocktokens.run import MANIFEST, open_run, reading
 
     kept, values = path / SETTINGS, open_run(path).manifest["config"]
     if kept.is_file():

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.errors import RockTokensError
-from rocktokens.files import reading
 from rocktokens.models.settings import PairConfig
 from rocktokens.permissions import is_granted
-from rocktokens.run import Run
+from rocktokens.run import Run, reading
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from tiny import tiny_tokenizer
 
 from rocktokens.cli import main
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.files import require_writable
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import load_prompts
+from rocktokens.run import require_writable
 from rocktokens.train.stage import distill
 
 

@@ -123,8 +123,8 @@ def test_sampling_goes_on_where_it_stopped(pair: Path, scored: Path, tmp_path: P
     del manifest["stages"]["sample"]
     (run / "run.json").write_text(json.dumps(manifest))
     (run / "rollouts.parquet").unlink()
-    (run / "rollouts.parts").mkdir()
-    pq.write_table(whole, run / "rollouts.parts" / "00000.parquet")
+    (run / "sample.parts").mkdir()
+    pq.write_table(whole, run / "sample.parts" / "00000.parquet")
     assert rocktokens("sample", run, *flags(pair)).returncode == 0
     assert open_run(run).read("rollouts").equals(whole)
 
@@ -206,7 +206,7 @@ def test_bad_prompt_files(pair: Path, tmp_path: Path, text: str, parts: list[str
 
 def test_a_run_made_with_another_configuration(pair: Path, scored: Path) -> None:
     result = rocktokens("sample", scored, *flags(pair), "--rollouts.seed", "9")
-    refused(result, 1, "another configuration", "rollouts.seed was 0, now 9")
+    refused(result, 1, "--again", "rollouts.seed was 0, now 9")
 
 
 def test_a_directory_that_is_no_run(tmp_path: Path) -> None:

@@ -25,11 +25,9 @@ from rocktokens.bypass.settings import BypassConfig
 from rocktokens.bypass.store import FORMAT, NAME, VERSION, BypassList, fingerprint, read_bypass
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
-from rocktokens.files import write_text
-from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, open_run, working_on, write_text
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import from_mapping
 from rocktokens.stage import Stage, inputs_of

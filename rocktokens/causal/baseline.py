@@ -28,14 +28,13 @@ from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.checkers import Checker, check_all, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import Prompt, is_endless, load_prompts
-from rocktokens.run import Run
+from rocktokens.run import Run, read_parquet, write_parquet
 from rocktokens.sample.requests import Engine, Request
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.stage import Stage, inputs_of, pair_of, prompts_of, student_source
 from rocktokens.stats import Floats
-from rocktokens.table_files import read_parquet, write_parquet
 from rocktokens.tables import ROLLOUTS
 from rocktokens.values import Json, Row
 

@@ -46,14 +46,12 @@ from rocktokens.causal.baseline import (
 from rocktokens.causal.inference import NEUTRAL, STUMBLING_BLOCK, change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.errors import ConfigError
-from rocktokens.files import digest_of_value
 from rocktokens.jobs import Place
-from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, digest_of_value, open_run, working_on
 from rocktokens.sample.requests import Continuation, Engine, GraftRequest, Request
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed, uniforms
@@ -515,7 +513,7 @@ def run_graft(
         if run.done("knockout") and run.manifest["config"].get("baseline") == to_mapping(baseline):
             for row in run.read("baseline").to_pylist():
                 known.setdefault(row["prompt_id"], []).append(row)
-        with setup.work(run.path / "grafts.parts" / stage.key, place, grafts=True) as work:
+        with setup.work(stage.parts, place, grafts=True) as work:
             found = _graft_all(work, setup.problems, sets, setup.facts.vocabulary, config, setup.baseline, known)
             table = graft_table(found.rows, types, sets.target, sets.clusters or {})
             gains = {row.arm: list(row.gain[:3]) for row in found.rows}

@@ -57,11 +57,10 @@ from rocktokens.causal.census import (
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.errors import ConfigError
 from rocktokens.jobs import Place
-from rocktokens.lock import working_on
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, open_run, working_on
 from rocktokens.sample.requests import Continuation, Engine, Request
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.settings import ServersConfig
@@ -379,7 +378,7 @@ def knockout(
         setup = Setup.of(run, baseline, servers or ServersConfig())
         sets = _sets(run, config, setup)
         check_sets(sets, setup.facts.eos_ids, setup.facts.vocabulary)
-        with setup.work(run.path / "knockouts.parts" / stage.key, place) as work:
+        with setup.work(stage.parts, place) as work:
             found = _take_census(work, setup.problems, sets, config, setup.baseline)
             for note in found.census.notes:
                 log.warning("%s", note)

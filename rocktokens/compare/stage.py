@@ -49,13 +49,11 @@ from rocktokens.compare.trainings import (
     train_and_evaluate,
 )
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.files import digest_of_value, write_text
 from rocktokens.jobs import Job, Place
 from rocktokens.jobs import run as run_jobs
-from rocktokens.lock import working_on
 from rocktokens.permissions import refuse_code
 from rocktokens.progress import console
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, digest_of_value, open_run, working_on, write_text
 from rocktokens.seeds import derive_seed
 from rocktokens.select.adaptive import least_updates
 from rocktokens.servers.settings import ServersConfig

@@ -22,10 +22,9 @@ import pyarrow as pa
 from rocktokens import jobs
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.errors import ConfigError
-from rocktokens.files import write_text
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, open_run, write_text
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
@@ -92,8 +91,8 @@ class Training:
 def sample_contexts(part: Path, common: Common, seed: int) -> None:
     """Sample the common rollouts from the start, for a run that has no rollouts of its own."""
     from rocktokens.models.pair import load_model
+    from rocktokens.run import write_parquet
     from rocktokens.sample.rollouts import make_sampler, sample_rollouts
-    from rocktokens.table_files import write_parquet
 
     bench = _bench(replace(common, contexts=Path()))
     models = replace(bench.models, student=load_model(common.pair.student, common.pair))
@@ -235,10 +234,10 @@ def _bench(common: Common) -> _Bench:
     from rocktokens.models.states import RememberedStates, Sequences, source_of
     from rocktokens.prompts.checkers import make_checker
     from rocktokens.prompts.tasks import load_prompts
+    from rocktokens.run import read_parquet
     from rocktokens.sample.rollouts import rollouts_of
     from rocktokens.servers.connect import open_pair, require_room
     from rocktokens.servers.states import ServedStates
-    from rocktokens.table_files import read_parquet
 
     asked, checker = common.compare, make_checker(common.prompts)
     models = open_pair(common.pair, common.servers, trains=True)

@@ -20,11 +20,9 @@ from rocktokens.detect.occurrences import Occurrences, parquet
 from rocktokens.detect.rocks import RockReport, detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError, RunError
-from rocktokens.files import digest, reading
-from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
-from rocktokens.run import MANIFEST, Run, open_run
+from rocktokens.run import MANIFEST, Run, digest, open_run, reading, working_on
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
 from rocktokens.tokens import spelling

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from rocktokens.errors import ConfigError
-from rocktokens.files import reading
 from rocktokens.geometry.settings import GeometryConfig
-from rocktokens.lock import working_on
 from rocktokens.progress import console
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, open_run, reading, working_on
 from rocktokens.show import Column, Table, p_value, percent, significant
 from rocktokens.stage import Stage, inputs_of
 

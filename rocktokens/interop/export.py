@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from rocktokens.bypass.store import NAME, BypassList, fingerprint, read_bypass
 from rocktokens.errors import DataError
-from rocktokens.files import write_text
-from rocktokens.run import open_run
+from rocktokens.run import open_run, write_text
 from rocktokens.show import to_csv
 from rocktokens.tokens import run_tokenizer
 

@@ -14,12 +14,11 @@ from rocktokens.compare import figures as compare
 from rocktokens.detect import figures as detect
 from rocktokens.errors import DataError
 from rocktokens.facts import Facts, understood
-from rocktokens.files import digest_of_value, write_text
 from rocktokens.geometry import figures as geometry
 from rocktokens.report.page import as_json, packed, page
 from rocktokens.report.run_conclusions import answer
 from rocktokens.report.viewer import Decode, fitted, payload
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, digest_of_value, open_run, write_text
 from rocktokens.show import Figure, to_csv
 from rocktokens.train import figures as distill
 

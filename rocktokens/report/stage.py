@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rocktokens.lock import working_on
 from rocktokens.report.build import REPORT, contents
 from rocktokens.report.build import report as build
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, open_run, working_on
 from rocktokens.stage import Stage, stale_stages
 from rocktokens.tokens import FOLDER, run_tokenizer
 

@@ -11,15 +11,13 @@ import pyarrow.compute as pc
 
 from rocktokens.jobs import Job, Place, advance, keep
 from rocktokens.jobs import run as run_jobs
-from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.run import Run
+from rocktokens.run import Run, read_parquet, working_on, write_parquet
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_manifest, to_mapping
 from rocktokens.stage import Stage, inputs_of, resolve, student_source
-from rocktokens.table_files import write_parquet
 from rocktokens.tables import ROLLOUTS
 
 if TYPE_CHECKING:
@@ -103,13 +101,14 @@ def _sample(
     else:
         check_lengths(asked, context_of(meant.teacher if of_teacher else meant.student, meant))
     how = {"pair": meant, "prompts": prompts, "rollouts": rollouts, "servers": servers, "of_teacher": of_teacher}
-    parts = stage.parts("rollouts")
     jobs = []
     for number, start in enumerate(range(0, len(asked), PART_PROMPTS)):
         group, name = asked[start : start + PART_PROMPTS], f"{number:05d}"
-        jobs.append(Job(name, parts.file(name), {"group": group, **how}, size=len(group) * rollouts.num_rollouts))
+        jobs.append(
+            Job(name, stage.parts / f"{name}.parquet", {"group": group, **how}, size=len(group) * rollouts.num_rollouts)
+        )
     run_jobs(jobs, sample_part, place, what="sampling", unit="rollouts")
-    table = pa.concat_tables([parts.read(job.name) for job in jobs])
+    table = pa.concat_tables([read_parquet(job.part) for job in jobs])
     checked = pc.count(table["correct"]).as_py()
     facts = {
         "checkpoint": checkpoint,
@@ -122,7 +121,6 @@ def _sample(
         **({"served": served} if served is not None else {}),
     }
     stage.publish({"rollouts": table}, facts)
-    parts.clear()
 
 
 def sample_part(

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.files import digest_of_value, writing
 from rocktokens.jobs import Job, Place, advance, keep
 from rocktokens.jobs import run as run_jobs
-from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run, digest_of_value, open_run, working_on, write_draft, writing
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.score.shown import shown_rollouts
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.stage import Parts, Stage, inputs_of, pair_of, remove_parts
-from rocktokens.table_files import write_draft
+from rocktokens.stage import Stage, inputs_of, pair_of
 from rocktokens.tables import OCCURRENCES, TOP_TOKENS
 
 if TYPE_CHECKING:
@@ -78,7 +75,7 @@ def score(
         missing = [step for step in steps if again or not stages[step].is_complete()]
         if not missing and run.done("score"):
             log.info("%s: score is complete; nothing to do", path)
-            remove_parts(run, "score")
+            whole.remove_parts()
             return run
         for step in missing:
             stages[step].due(again)  # says why, or refuses
@@ -89,7 +86,7 @@ def score(
                 run.reopen(f"score/step={step}")
                 run.clear_occurrences(step)
         whole.finish({"steps": run.steps()})
-        remove_parts(run, "score")
+        whole.remove_parts()
         return run
 
 
@@ -154,11 +151,11 @@ def _score(
         "servers": servers,
         "shown": [ids[at] for at in shown_rollouts(rollouts["correct"].to_pylist(), lengths)],
     }
-    parts = Parts(run, "scores", digest_of_value([stage.key for stage in stages.values()]))
+    parts = run.path / "score.parts" / digest_of_value([stage.key for stage in stages.values()])
     jobs, count = [], len(rollouts_of(rollouts))
     for number, start in enumerate(range(0, count, PART_ROLLOUTS)):
         name, stop = f"{number:05d}", min(start + PART_ROLLOUTS, count)
-        jobs.append(Job(name, parts.file(name, ""), {"start": start, "stop": stop, **how}, size=stop - start))
+        jobs.append(Job(name, parts / name, {"start": start, "stop": stop, **how}, size=stop - start))
     what = f"scoring checkpoint {', '.join(map(str, stages))}"
     run_jobs(jobs, score_part, place, what=what, unit="rollouts")
     for step, stage in stages.items():
@@ -252,12 +249,10 @@ def _finish(
     run: Run, stage: Stage, step: int, config: ScoreConfig, served: dict[str, object], parts: list[Path]
 ) -> None:
     """Put a checkpoint's parts in place of its old occurrences and record it."""
-    run.clear_new_occurrences(step)
-    run.link_parts("occurrences", step, [part / f"{step}.parquet" for part in parts])
+    files = {"occurrences": [part / f"{step}.parquet" for part in parts]}
     if config.top:
-        run.link_parts("top_tokens", step, [part / f"top-{step}.parquet" for part in parts])
-    run.reopen(stage.name)
-    run.replace_occurrences(step)
+        files["top_tokens"] = [part / f"top-{step}.parquet" for part in parts]
+    run.replace_occurrences(step, files, stage=stage.name)
     if "gradients" in stage.settings["scoring"] and config.gradients and parts:
         from rocktokens.geometry.gradients import gathered
 

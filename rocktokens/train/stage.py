@@ -12,11 +12,9 @@ from pathlib import Path
 
 from rocktokens.bypass.stage import list_for
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.files import failing
-from rocktokens.lock import working_on
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.run import MANIFEST, Run, open_run
+from rocktokens.run import MANIFEST, Run, failing, open_run, working_on
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import to_mapping
 from rocktokens.stage import Stage, inputs_of, resolve

@@ -220,7 +220,9 @@ class StepHooks(TrainerCallback):
         names = ("log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy", "grad_norm")
         columns |= {name: getattr(rows, f"{name}_K").numpy() for name in names}
         columns["is_eos"] = np.isin(rows.token_K.numpy(), list(trainer.eos_token_ids))
-        with trainer.run.telemetry_writer(step, part=f"rank{trainer.accelerator.process_index}") as writer:
+        with trainer.run.part_writer(
+            step, folder="telemetry", part=f"rank{trainer.accelerator.process_index}"
+        ) as writer:
             writer.write(pa.table(columns))
 
     def _evaluate(self) -> Row:

@@ -251,7 +251,7 @@ def test_the_live_page_follows_a_training_record(driver, tmp_path):
     run = make_run(tmp_path / "run", prompts=6)
     table = run.read("training")
     run.write("training", table.slice(0, 20))
-    with run.telemetry_writer(10) as writer:
+    with run.part_writer(10, folder="telemetry") as writer:
         writer.write(run.occurrences("select * exclude (step) from occurrences where step = 100"))
     server = Viewer(tmp_path, port=0)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -424,12 +424,12 @@ def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path, monkeypat
     flags = ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32", "--allow-code")
     process = fork(lambda: main(["knockout", str(killed), *KNOCKOUT, *flags]), tmp_path / "killed.log")
     deadline = time.monotonic() + 120
-    while len(list(killed.glob("knockouts.parts/*/*.parquet"))) < 3 and time.monotonic() < deadline:
+    while len(list(killed.glob("knockout.parts/*/*.parquet"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
     os.kill(process, signal.SIGKILL)
     assert ending(process) == -signal.SIGKILL
     assert not open_run(killed).done("knockout")
-    before = {path.name: path.stat().st_mtime_ns for path in killed.glob("knockouts.parts/*/*.parquet")}
+    before = {path.name: path.stat().st_mtime_ns for path in killed.glob("knockout.parts/*/*.parquet")}
     assert len(before) >= 3
 
     done = []
@@ -439,7 +439,7 @@ def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path, monkeypat
     assert not set(before) & set(done), "a finished part was done again"
     for name in ("census", "knockouts", "baseline"):
         assert open_run(killed).read(name).equals(open_run(whole).read(name))
-    assert not list(killed.glob("knockouts.parts"))
+    assert not list(killed.glob("knockout.parts"))
 
 
 def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_path, capfd):

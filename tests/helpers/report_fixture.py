@@ -26,11 +26,10 @@ from rocktokens.compare.stage import write_comparison
 from rocktokens.detect.rocks import Occurrences, detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.geometry.gradients import GradientGeometry, compare_groups
-from rocktokens.run import Run, open_run
+from rocktokens.run import PartWriter, Run, open_run
 from rocktokens.score.shown import shown_rollouts
 from rocktokens.stage import Stage
 from rocktokens.stats import Estimate
-from rocktokens.table_files import PartWriter
 from rocktokens.tables import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
 from rocktokens.train.record import TrainingRecord
 

@@ -265,7 +265,7 @@ def test_the_live_page_may_ask_this_server_and_nobody_else(server):
 def test_live_numbers_are_those_of_the_training_record(tmp_path):
     run = make_run(tmp_path / "run", prompts=6)
     occurrences = run.occurrences("select * exclude (step) from occurrences where step = 100")
-    with run.telemetry_writer(20) as writer:
+    with run.part_writer(20, folder="telemetry") as writer:
         writer.write(occurrences)
     found = live_data(run.path)
     curve, table = found["curves"]["distillation"], run.read("training").to_pylist()

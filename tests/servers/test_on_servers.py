@@ -104,7 +104,7 @@ def test_scoring_goes_on_inside_a_checkpoint(run, pair, prompts, tmp_path, monke
     open_run(path).write("rollouts", open_run(run).read("rollouts"))
     with StandIn(TEACHER, pooling=True, die_after=70) as dying, pytest.raises(RunError, match="Finished parts stay"):
         score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url,), retries=0))
-    parts = len(list(path.glob("scores.parts/*/0*")))
+    parts = len(list(path.glob("score.parts/*/0*")))
     assert 1 <= parts < 6
     other, says = tiny.tiny_model("qwen3", seed=98, width=48), pytest.raises(ConfigError, match="serves another model")
     with StandIn(other, pooling=True) as server, says:
@@ -206,12 +206,12 @@ def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp
     path = tmp_path / "run"
     with StandIn(STUDENT, die_after=70) as dying, pytest.raises(RunError, match="Finished parts stay"):
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(dying.url,), retries=0))
-    parts = len(list(path.glob("rollouts.parts/*/0*.parquet")))
+    parts = len(list(path.glob("sample.parts/*/0*.parquet")))
     assert 1 <= parts < 6
     with StandIn(tiny.tiny_model(seed=99)) as other, pytest.raises(ConfigError, match="another model") as error:
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))
     assert other.url in str(error.value)
-    assert len(list(path.glob("rollouts.parts/*/0*.parquet"))) == parts
+    assert len(list(path.glob("sample.parts/*/0*.parquet"))) == parts
     with StandIn(STUDENT) as again:
         sample(path, pair, prompts, ROLLOUTS, servers=ServersConfig(student=(again.url,)))
         assert len([body for body in again.requests if "prompt_logprobs" not in body]) <= 120 - 20 * parts + 5
