@@ -196,7 +196,8 @@ class StageCommand:
             refuse_torchrun()
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
             run = self.work(STAGES[name], **({"place": place} if place else {}))
-            print(f"run: {run.path}")
+            if os.environ.get("RANK", "0") == "0":  # under torchrun: say it once
+                print(f"run: {run.path}")
         if self.json:
             stages = run.manifest["stages"].items()
             print(json.dumps({own: facts for own, facts in stages if own.split("/")[0] == name}, indent=2))
@@ -233,7 +234,8 @@ class Distill(StageCommand):
         if "RANK" in os.environ:
             from torch import distributed
 
-            distributed.destroy_process_group()
+            if distributed.is_initialized():  # a stage that was complete has started nothing
+                distributed.destroy_process_group()
         return run
 
 

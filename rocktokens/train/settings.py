@@ -115,6 +115,8 @@ class DistillConfig(Settings, section="distill"):
     """Selectors that are recorded but not in force, by name, with their default settings."""
     off_policy: OffPolicyConfig = field(default_factory=OffPolicyConfig)
     """The stage before."""
+    processes: Count = immaterial(1)
+    """Processes that train together on this machine, started by torchrun for this stage alone."""
     lora_rank: Count | None = None
     """Train adapters of this rank instead of the whole student."""
     keep: Annotated[int, Meta(ge=1, le=10_000)] = 7

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rocktokens.bypass.stage import list_for
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.models.settings import PairConfig
+from rocktokens.progress import console
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, failing, open_run, working_on
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import to_mapping
+from rocktokens.settings import from_mapping, to_mapping
+from rocktokens.show import Column, Table, number, percent, significant
 from rocktokens.stage import Stage, inputs_of, resolve
+from rocktokens.tables import STEP_STAGES
+from rocktokens.train.record import Saturation
 from rocktokens.train.settings import DistillConfig
-from rocktokens.train.terminal import show_account
 
 log = logging.getLogger(__name__)
 
-# `--again` trains here, beside the old training, which is replaced when the new one is complete.
+# `--again` trains here; the old training is replaced when the new one is complete.
 BESIDE, OLD = ".again", ".replaced"
-# What a training and the stages after it leave in a run, beside its Parquet tables.
+# What a training and the stages after it leave in a run, apart from Parquet tables.
 FOLDERS = ("checkpoints", "telemetry", "occurrences", "top_tokens", "compare", "figures")
 FILES = ("gradients.safetensors", "report.html", "bypass.json")
 
@@ -42,18 +50,21 @@ def distill(
 ) -> Run:
     """Distil the pair into checkpoints/step=N, with every step in training.parquet.
 
-    Under torchrun every process calls this; only the first writes the run's manifest.
+    Under torchrun or `accelerate launch` every process calls this; only the first writes the run's manifest.
     """
-    with working_on(path):
+    is_first = os.environ.get("RANK", "0") == "0"
+    with working_on(path) if is_first else nullcontext():
         pair, prompts = resolve(path, pair, prompts)
-        if _is_first_rank() and (path / BESIDE / MANIFEST).exists() and open_run(path / BESIDE).done("distill"):
+        if is_first and (path / BESIDE / MANIFEST).exists() and open_run(path / BESIDE).done("distill"):
             _take_over(open_run(path), open_run(path / BESIDE))  # a killed process had not come to this
             again = False
         asked = Request(pair, prompts, config, problems, servers or ServersConfig())
         if (path / MANIFEST).exists():
-            run = Run.create(path, _identity(pair, prompts))
-            if not _stage(run, asked).due(again):
+            run = Run.create(path, asked.identity())
+            if not asked.stage(run).due(again):
                 return run
+        if config.processes > 1 and "RANK" not in os.environ:
+            return _launch(path, asked, again)
         return _train(path, asked, again)
 
 
@@ -68,6 +79,37 @@ class Request:
     servers: ServersConfig
     """Where the teacher is served; the student is in this process while it trains."""
 
+    def identity(self) -> dict[str, object]:
+        """The sections of the run's configuration that stay the same for all its stages."""
+        return {"pair": to_mapping(self.pair), "prompts": to_mapping(self.prompts)}
+
+    def stage(self, run: Run) -> Stage:
+        """The stage in a run, with what it is set to and what it reads."""
+        models = {"student": self.pair.student, "teacher": self.pair.teacher}
+        return Stage(
+            run,
+            "distill",
+            {"distill": self.config, "evaluation": {"problems": self.problems}},
+            inputs_of(run, models=models, prompts=self.prompts),
+            guards=("settings", "inputs"),
+            checks_outputs=False,  # a deleted telemetry is no reason to train for hours
+        )
+
+
+def _launch(path: Path, asked: Request, again: bool) -> Run:
+    """Start `config.processes` processes of torchrun for this stage alone, and continue when they have trained."""
+    import torch
+
+    given = {name: to_mapping(getattr(asked, name)) for name in ("pair", "prompts", "config", "servers")}
+    words = json.dumps({**given, "path": str(path), "problems": asked.problems, "again": again})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(asked.config.processes), "-m", "rocktokens.train.stage", words]
+    on_cpu = {} if torch.cuda.is_available() else {"ACCELERATE_USE_CPU": "true"}
+    ended = subprocess.run(command, check=False, env={**os.environ, **on_cpu})
+    if ended.returncode:
+        raise RunError(f"the {asked.config.processes} training processes ended with status {ended.returncode}")
+    return open_run(path)
+
 
 def _train(path: Path, asked: Request, again: bool) -> Run:
     from rocktokens.prompts.checkers import make_checker
@@ -77,7 +119,12 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
     from rocktokens.train.trainer import processes
 
     # Everything that can be refused is refused before anything is written.
-    _require_tools(asked.config)
+    if asked.config.generation == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("generation=vllm needs the package vllm; install it, or leave --generation out")
+    modules = {"tensorboard": ("tensorboard", "tensorboardX")}
+    for name in asked.config.report_to:
+        if not any(find_spec(module) for module in modules.get(name, (name,)) if module.isidentifier()):
+            raise ConfigError(f"report_to names {name}, which is not installed; install it or leave it out")
     models = open_pair(asked.pair, asked.servers, trains=True)
     prompts = load_prompts(asked.prompts, models.tokenizer, part="train")
     require_room(models, prompts, asked.config.max_new_tokens)
@@ -91,51 +138,35 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
     ranks = processes()
     with ranks.main_process_first():  # the others open what the first has made
         run, target = _target(path, asked, again)
-        rocks = asked.config.selector.rocks or _known_rocks(run)
     found = train(
         asked.config,
         models,
         prompts,
         target,
-        rocks=rocks,
+        rocks=asked.config.selector.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()),
         bypass=list_for(run, asked.config.selector, models.tokenizer),
         problems=held_out,
         check=checker if held_out else None,
         on_end=show_account,
     )
     if ranks.is_main_process:
-        _stage(target, asked).finish(found.facts)
+        asked.stage(target).finish(found.facts)
         if target.path != run.path:
             _take_over(run, target)
     ranks.wait_for_everyone()
     return run if ranks.is_main_process else open_run(path)
 
 
-def _require_tools(config: DistillConfig) -> None:
-    """Trackers and an engine that are asked for must be installed."""
-    from importlib.util import find_spec
-
-    if config.generation == "vllm" and find_spec("vllm") is None:
-        raise ConfigError(
-            "generation=vllm needs the package vllm, which is not installed; install it, or leave --generation out"
-        )
-
-    modules = {"tensorboard": ("tensorboard", "tensorboardX")}
-    for name in config.report_to:
-        if not any(find_spec(module) for module in modules.get(name, (name,)) if module.isidentifier()):
-            raise ConfigError(f"report_to names {name}, which is not installed; install it or leave it out")
-
-
 def _target(path: Path, asked: Request, again: bool) -> tuple[Run, Run]:
-    """The run, and where the training is written: the run itself, or beside it where it replaces an older one."""
-    sections = {**_identity(asked.pair, asked.prompts), "distill": to_mapping(asked.config)}
+    """The run, and where the training is written: the run itself, or a folder of it where it replaces an older one."""
+    sections = {**asked.identity(), "distill": to_mapping(asked.config)}
     if not again or not (path / MANIFEST).exists():
         try:
             run = Run.create(path, sections)
         except RunError as error:
             raise RunError(f"{error} Or pass --again to train anew.") from error
         return run, run
-    run = Run.create(path, _identity(asked.pair, asked.prompts))
+    run = Run.create(path, asked.identity())
     try:
         return run, Run.create(path / BESIDE, sections)
     except RunError:  # a training with other settings that was stopped
@@ -143,34 +174,10 @@ def _target(path: Path, asked: Request, again: bool) -> tuple[Run, Run]:
         return run, Run.create(path / BESIDE, sections)
 
 
-def _stage(run: Run, asked: Request) -> Stage:
-    models = {"student": asked.pair.student, "teacher": asked.pair.teacher}
-    return Stage(
-        run,
-        "distill",
-        {"distill": asked.config, "evaluation": {"problems": asked.problems}},
-        inputs_of(run, models=models, prompts=asked.prompts),
-        guards=("settings", "inputs"),
-        checks_outputs=False,  # a deleted telemetry is no reason to train for hours
-    )
-
-
-def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _identity(pair: PairConfig, prompts: PromptsConfig) -> dict[str, object]:
-    return {"pair": to_mapping(pair), "prompts": to_mapping(prompts)}
-
-
-def _known_rocks(run: Run) -> tuple[int, ...]:
-    return tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()
-
-
 def _take_over(run: Run, new: Run) -> None:
     """Put a complete training in place of the run's own, and with it remove every stage that rested on the old one.
 
-    Each step can be repeated: a process that is killed in between goes on here the next time.
+    Each step can be repeated: a process that is killed in between continues here the next time.
     """
     run.forget_stages()
     old, moving = run.path / OLD, run.path / f"{OLD}.part"
@@ -187,6 +194,64 @@ def _take_over(run: Run, new: Run) -> None:
     shutil.rmtree(new.path, ignore_errors=True)
 
 
-def _artefacts(path: Path) -> Iterator[Path]:
+def _artefacts(path: Path) -> list[Path]:
     names = {*FOLDERS, *FILES, *(item.name for pattern in ("*.parquet", "*.parts") for item in path.glob(pattern))}
-    return iter([path / name for name in sorted(names) if (path / name).exists()])
+    return [path / name for name in sorted(names) if (path / name).exists()]
+
+
+def show_account(title: str, summary: Mapping[str, float], saturation: Saturation | None) -> None:
+    """Print to standard error where time and work of a training went, and whether the loss had stopped falling.
+
+    Args:
+        title: which training.
+        summary: totals over the training (`TrainingRecord.summary`); empty if there was no step.
+        saturation: the slope test at the end; None where the training was too short for it.
+    """
+    if summary:
+        console(stderr=True).print(account_table(title, summary))
+    if saturation is not None:
+        verdict = "the loss has stopped falling" if saturation.saturated else "the loss may still fall"
+        print(
+            f"saturation: {verdict}: over the last {saturation.num_steps} steps it fell by {percent(saturation.fall)} "
+            f"[{percent(saturation.low)}, {percent(saturation.high)}] of its level; over {saturation.horizon} more its "
+            f"slope would bring at most {percent(max(saturation.still_high, 0.0))}",
+            file=sys.stderr,
+        )
+
+
+def account_table(title: str, summary: Mapping[str, float]) -> Table:
+    """Seconds and floating-point operations by stage of a step."""
+    total = summary["seconds"]
+    seconds = {stage: summary[f"seconds_{stage}"] for stage in STEP_STAGES if summary[f"seconds_{stage}"] > 0}
+    seconds |= {"other": total - sum(summary[f"seconds_{stage}"] for stage in STEP_STAGES), "all": total}
+    flops = {stage: summary.get(f"flops_{stage}") or None for stage in seconds}
+    rows = [
+        {
+            "stage": stage,
+            "seconds": own,
+            "share": own / total,
+            "tflop": None if flops[stage] is None else flops[stage] / 1e12,
+            "speed": None if flops[stage] is None else flops[stage] / own / 1e9,
+        }
+        for stage, own in seconds.items()
+    ]
+    columns = [
+        Column("stage", "stage"),
+        Column("seconds", "seconds", number, {"digits": 1}),
+        Column("share of time", "share", percent),
+        Column("TFLOP", "tflop", significant),
+        Column("GFLOP/s", "speed", number, {"digits": 1}),
+    ]
+    caption = (
+        f"{summary['steps']:.0f} steps, {summary['tokens']:.0f} rollout tokens, {summary['tokens_per_second']:.0f} per "
+        f"second; {percent(summary['kept_share'])} of them carried loss, which allows at most "
+        f"{summary['ceiling']:.2f}× the speed"
+    )
+    return Table(columns, rows, title, [caption])
+
+
+if __name__ == "__main__":  # one of the processes that `_launch` started
+    asked = json.loads(sys.argv[1])
+    kinds = {"pair": PairConfig, "prompts": PromptsConfig, "config": DistillConfig, "servers": ServersConfig}
+    settings = {name: from_mapping(kind, asked.pop(name)) for name, kind in kinds.items()}
+    distill(Path(asked.pop("path")), **settings, **asked)

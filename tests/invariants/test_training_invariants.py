@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import pytest
 import torch
 from forking import as_torchrun
 from safetensors.torch import load_file
+from small_runs import DISTILL, save_pair
 from transformers import AutoModelForCausalLM
 
 from rocktokens import cli, make_selector
@@ -29,6 +31,7 @@ from rocktokens.run import Run, open_run
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.distill import distill
 from rocktokens.train.settings import DistillConfig
+from rocktokens.train.stage import distill as distill_stage
 from rocktokens.train.trainer import RockDistillationTrainer
 from rocktokens.world import get_world
 
@@ -99,6 +102,18 @@ def test_the_command_under_torchrun_makes_one_run(tmp_path, how):
     assert run.query("select count(distinct rollout_id) from telemetry where step = 2").column(0).to_pylist() == [8]
     assert on_two_processes("again").count("run: ") == 1  # complete: a second call trains nothing
     assert open_run(tmp_path / "run").manifest == run.manifest
+
+
+@pytest.mark.slow
+def test_a_stage_starts_its_own_processes_and_trains_what_one_trains(tmp_path):
+    """--distill.processes 2: torchrun for this stage alone."""
+    pair, prompts = save_pair(tmp_path)
+    for processes in (1, 2):
+        config = dataclasses.replace(DISTILL, processes=processes)
+        run = distill_stage(tmp_path / str(processes), pair, prompts, config, problems=4)
+        assert run.done("distill")
+    one, two = (load_file(tmp_path / name / "checkpoints" / "step=2" / "model.safetensors") for name in "12")
+    assert distilling.furthest(one, two) < 1e-6
 
 
 def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from rocktokens.train.checkpoints import last_complete_checkpoint
 from rocktokens.train.distill import distill, off_policy
 from rocktokens.train.record import TrainingRecord
 from rocktokens.train.settings import DistillConfig, OffPolicyConfig
-from rocktokens.train.terminal import account_table
+from rocktokens.train.stage import account_table
 from rocktokens.train.trainer import OffPolicyTrainer, _head_in_full
 
 ROCKS = (5, 6, 7, 8, 9, 10, 11, 12)
@@ -217,7 +217,7 @@ def test_a_run_holds_what_was_promised(tmp_path):
     assert found.facts["steps"] == 6
     assert found.facts["stopped"] == "steps"
     json.dumps(found.facts, allow_nan=False)
-    assert "6 steps" in account_table("x", found.record.summary()).caption
+    assert "6 steps" in account_table("x", found.record.summary()).caption[0]
 
 
 def test_frozen_rocks_are_measured_when_occurrences_are_recorded_and_only_then(tmp_path):
