@@ -26,19 +26,14 @@ class Finding:
     remedy: str = ""
 
 
-def fine(check: str, number: str, sentence: str) -> Finding:
-    """Nothing wrong."""
-    return Finding(check, "fine", number, sentence)
+def judge(check: str, fault: bool, number: str, fine: str, wrong: str, remedy: str) -> Finding:
+    """A fault that spoils distillation, with its remedy, or nothing wrong; each with its sentence."""
+    return Finding(check, "wrong", number, wrong, remedy) if fault else Finding(check, "fine", number, fine)
 
 
 def note(check: str, number: str, sentence: str, remedy: str = "") -> Finding:
     """Worth knowing, but no fault."""
     return Finding(check, "note", number, sentence, remedy)
-
-
-def wrong(check: str, number: str, sentence: str, remedy: str) -> Finding:
-    """A fault that spoils distillation."""
-    return Finding(check, "wrong", number, sentence, remedy)
 
 
 def unknown(check: str, why: str) -> Finding:

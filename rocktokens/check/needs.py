@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from rocktokens.check.findings import Finding, fine, wrong
+from rocktokens.check.findings import Finding, judge
 from rocktokens.divergence.fused import CHUNK_BYTES, CHUNK_ELEMENTS
 from rocktokens.models.devices import choose_device, free_memory
 from rocktokens.models.pair import model_config
@@ -70,19 +70,20 @@ def needs_of(config: PairConfig, rollouts: RolloutConfig) -> Needs:
 def memory_and_time(config: PairConfig, rollouts: RolloutConfig) -> Finding:
     """Does the pair fit into this machine, and how long will it take at least?"""
     needs, free = needs_of(config, rollouts), free_memory(torch.device(choose_device(config.device)))
-    number = (
-        f"{needs.score_bytes / 1e9:.2f} GB to sample and score, {needs.distill_bytes / 1e9:.2f} GB to distil, "
-        f"{free / 1e9:.1f} GB free"
-    )
     sentence = (
         f"{needs.student.parameters / 1e6:,.1f} M parameters (student) and {needs.teacher.parameters / 1e6:,.1f} M "
         f"(teacher). 1,000 response tokens take at least {needs.sample_seconds:.2g} s to sample, "
         f"{needs.score_seconds:.2g} s to score, {needs.distill_seconds:.2g} s to train on."
     )
-    if needs.distill_bytes > free:
-        remedy = "Use smaller models, --pair.dtype bfloat16, a served teacher, or a machine with more memory."
-        return wrong("memory and time", number, f"There is too little memory to distil. {sentence}", remedy)
-    return fine("memory and time", number, sentence)
+    return judge(
+        "memory and time",
+        needs.distill_bytes > free,
+        f"{needs.score_bytes / 1e9:.2f} GB to sample and score, {needs.distill_bytes / 1e9:.2f} GB to distil, "
+        f"{free / 1e9:.1f} GB free",
+        sentence,
+        f"There is too little memory to distil. {sentence}",
+        "Use smaller models, --pair.dtype bfloat16, a served teacher, or a machine with more memory.",
+    )
 
 
 def model_size(name: str, config: PairConfig) -> ModelSize:

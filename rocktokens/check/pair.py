@@ -1,4 +1,4 @@
-"""Checks of a pair that need no weights: tokenizer, end tokens, chat templates, round trip, vocabulary, sampling."""
+"""Checks of a pair that need no weights: tokenizer, end tokens, chat templates, vocabulary, sampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.check.findings import Finding, judge, note, unknown
 from rocktokens.errors import ConfigError
 from rocktokens.models.settings import PairConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -87,7 +87,6 @@ def pair_findings(student: Side, teacher: Side, rollouts: RolloutConfig) -> list
         tokenizers(student, teacher),
         end_tokens(student, teacher),
         chat_template(student, teacher),
-        round_trip(student),
         vocabulary(student, teacher),
         sampling(rollouts),
         generation_defaults(student),
@@ -98,48 +97,42 @@ def tokenizers(student: Side, teacher: Side) -> Finding:
     """Do ids mean the same for both?"""
     from rocktokens.models.pair import check_tokenizers
 
-    pair = PairConfig(student=student.name, teacher=teacher.name)
+    names = PairConfig(student=student.name, teacher=teacher.name)
+    number, said = "", ""
     try:
-        _, num_types = check_tokenizers(pair, (student.tokenizer, teacher.tokenizer))
+        number = f"{check_tokenizers(names, (student.tokenizer, teacher.tokenizer))[1]:,} token types"
     except ConfigError as error:
-        remedy = "Choose a teacher of the same tokenizer family; per-token divergence needs one vocabulary."
-        return wrong("tokenizer", "", str(error), remedy)
-    return fine("tokenizer", f"{num_types:,} token types", "Every id means the same for both models.")
+        said = str(error)
+    remedy = "Choose a teacher of the same tokenizer family."
+    return judge("tokenizer", bool(said), number, "Every id means the same for both models.", said, remedy)
 
 
 def end_tokens(student: Side, teacher: Side) -> Finding:
     """Do student, teacher, template and generation config end a rollout with the same token?"""
-    check = "end token"
-    if not student.ends:
-        return wrong(check, "0 end tokens", "The student names no end token.", "Set eos_token in its tokenizer.")
-    if student.ends != teacher.ends:
-        return wrong(
-            check,
-            f"{len(student.ends ^ teacher.ends)} differ",
-            f"The student ends with {student.spell(student.ends)}, the teacher with {teacher.spell(teacher.ends)}.",
-            "Give both the same eos_token_id in generation_config.json: the teacher rewards an end that the student "
-            "does not stop at, and lengths explode.",
-        )
+    only = student.ends ^ teacher.ends
+    said, remedy = "", ""
     for who, side in (("student", student), ("teacher", teacher)):
-        own = side.tokenizer.eos_token_id
+        own, turn = side.tokenizer.eos_token_id, _template_end(side)
         if side.generation_ends is not None and own is not None and own not in side.generation_ends:
-            return wrong(
-                check,
-                "1 differs",
-                f"The {who}'s tokenizer ends with {side.spell([own])}, its generation config with "
-                f"{side.spell(side.generation_ends)}.",
-                "Add the tokenizer's end token to eos_token_id in generation_config.json.",
-            )
-        turn = _template_end(side)
-        if turn is not None and turn not in side.ends:
-            return wrong(
-                check,
-                "1 differs",
+            ends = side.spell(side.generation_ends)
+            said = f"The {who}'s tokenizer ends with {side.spell([own])}, its generation config with {ends}."
+            remedy = "Add the tokenizer's end token to eos_token_id in generation_config.json."
+        elif turn is not None and turn not in side.ends:
+            said = (
                 f"The {who}'s chat template ends a turn with {side.spell([turn])}, which is none of its end tokens "
-                f"{side.spell(side.ends)}.",
-                "Add that token to eos_token_id in generation_config.json, or rollouts run on into the next turn.",
+                f"{side.spell(side.ends)}."
             )
-    return fine(check, "0 differ", f"Rollouts end with {student.spell(student.ends)} everywhere.")
+            remedy = "Add that token to eos_token_id in generation_config.json, or rollouts run on into the next turn."
+    if not student.ends:
+        said, remedy = "The student names no end token.", "Set eos_token in its tokenizer."
+    elif only:
+        said = f"The student ends with {student.spell(student.ends)}, the teacher with {teacher.spell(teacher.ends)}."
+        remedy = (
+            "Give both the same eos_token_id in generation_config.json: the teacher rewards an end that the student "
+            "does not stop at, and lengths explode."
+        )
+    right = f"Rollouts end with {student.spell(student.ends)} everywhere."
+    return judge("end token", bool(said), f"{len(only) or int(bool(said))} differ", right, said, remedy)
 
 
 def _template_end(side: Side) -> int | None:
@@ -158,84 +151,62 @@ def _template_end(side: Side) -> int | None:
 def chat_template(student: Side, teacher: Side) -> Finding:
     """Do both templates render the same messages to the same text?"""
     check = "chat template"
-    have = [bool(side.tokenizer.chat_template) for side in (student, teacher)]
-    if not any(have):
-        return fine(check, "0 templates", "Neither model has a chat template; prompts are plain text.")
-    if not all(have):
-        return wrong(
-            check,
-            "1 template",
-            f"Only the {'student' if have[0] else 'teacher'} has a chat template.",
-            "Render every prompt with one template and give both models the same token ids. rocktokens renders with "
-            "the student's: without one, chat messages are refused.",
-        )
+    ours, theirs = student.tokenizer.chat_template, teacher.tokenizer.chat_template
+    if not ours and not theirs:
+        return Finding(check, "fine", "0 templates", "Neither model has a chat template; prompts are plain text.")
+    said, number = "", "0 differences"
+    if not ours or not theirs:
+        said, number = f"Only the {'student' if ours else 'teacher'} has a chat template.", "1 template"
     cases = [(messages, None, f"{len(messages)} messages") for messages in CONVERSATIONS]
-    for messages, tools, what in [*cases, (CONVERSATIONS[0], [TOOL], "message with a tool")]:
-        ours, theirs = student.render(messages, tools), teacher.render(messages, tools)
-        if ours != theirs:
-            at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
-            return wrong(
-                check,
-                f"first difference at character {at}",
-                f"The same {what} render differently: student …{ours[max(0, at - 20) : at + 40]!r}, "
-                f"teacher …{theirs[max(0, at - 20) : at + 40]!r}.",
-                "Render every prompt with the student's template and give the teacher those token ids (rocktokens "
-                "does); a server that applies the teacher's own template scores another prompt.",
-            )
-    if student.tokenizer.chat_template != teacher.tokenizer.chat_template:
+    for messages, tools, what in [] if said else [*cases, (CONVERSATIONS[0], [TOOL], "message with a tool")]:
+        one, two = student.render(messages, tools), teacher.render(messages, tools)
+        if one != two and not said:
+            at = next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
+            number, shown = f"first difference at character {at}", slice(max(0, at - 20), at + 40)
+            said = f"The same {what} render differently: student …{one[shown]!r}, teacher …{two[shown]!r}."
+    if not said and ours != theirs:
         sentence = "The templates differ in their source, but render four conversations alike, one of them with a tool."
-        return note(check, "0 differences", sentence)
-    return fine(check, "0 differences", "Both models have the same chat template.")
+        return note(check, number, sentence)
+    remedy = (
+        "Render every prompt with the student's template and give the teacher those token ids (rocktokens does); a "
+        "server that applies the teacher's own template scores another prompt."
+    )
+    return judge(check, bool(said), number, "Both models have the same chat template.", said, remedy)
 
 
-def round_trip(student: Side, texts: Sequence[str] = ()) -> Finding:
-    """Does a rendered prompt with its answer tokenise to itself after decoding?"""
-    tokenizer = student.tokenizer
-    if not texts and tokenizer.chat_template:
-        texts = [student.render(messages) + ANSWER for messages in CONVERSATIONS]
-    texts = texts or [f"{QUESTION['content']} {ANSWER}"]
-    changed = []
+def round_trip(student: Side, texts: Sequence[str]) -> Finding:
+    """Do prompts with their answers tokenise to themselves after decoding?"""
+    changed, tokenizer = [], student.tokenizer
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         again = tokenizer(decoded, add_special_tokens=False)["input_ids"]
         if list(ids) != list(again):
-            changed.append((text, next((at for at, (a, b) in enumerate(zip(ids, again)) if a != b), len(ids))))
-    number = f"{len(changed)} of {len(texts)}"
-    if not changed:
-        return fine("round trip", number, "Prompts with answers keep their token ids when they are decoded.")
-    text, at = changed[0]
-    return wrong(
+            at = next((at for at, (a, b) in enumerate(zip(ids, again)) if a != b), len(ids))
+            changed.append(f"first at token {at} of {text[:60]!r}")
+    return judge(
         "round trip",
-        number,
-        f"Decoding and tokenising again changes the ids, first at token {at} of {text[:60]!r}.",
+        bool(changed),
+        f"{len(changed)} of {len(texts)}",
+        "Prompts with answers keep their token ids when they are decoded.",
+        f"Decoding and tokenising again changes the ids, {next(iter(changed), '')}.",
         "Pass token ids from sampler to scorer and never text; a trainer that re-tokenises scores other tokens.",
     )
 
 
 def vocabulary(student: Side, teacher: Side) -> Finding:
     """Do the output heads hold the tokenizer, and do they differ by padding rows?"""
-    check = "vocabulary"
     rows = [int(side.config.get_text_config().vocab_size) for side in (student, teacher)]
     types = max(student.tokenizer.get_vocab().values()) + 1
     if student.name.endswith(".gguf"):  # transformers may append a token that the file does not have
         types = min(types, max(rows))
-    if types > min(rows):
-        return wrong(
-            check,
-            f"{types - min(rows)} ids too many",
-            f"The tokenizer has {types:,} ids, the smaller output head {min(rows):,} rows.",
-            "One of the models does not belong to this tokenizer; choose a teacher of the same family.",
-        )
-    if rows[0] != rows[1]:
-        return note(
-            check,
-            f"{abs(rows[0] - rows[1])} padding rows",
-            f"The student's head has {rows[0]:,} rows, the teacher's {rows[1]:,}, the tokenizer {types:,} ids.",
-            "rocktokens cuts to the shared rows before the softmax. Elsewhere, see that padding is neither filled with "
-            "zeros nor sampled.",
-        )
-    return fine(check, "0 rows differ", f"Both heads have {rows[0]:,} rows for {types:,} ids.")
+    number = f"{abs(rows[0] - rows[1])} padding rows"
+    sentence = f"The student's head has {rows[0]:,} rows, the teacher's {rows[1]:,}, the tokenizer {types:,} ids."
+    if rows[0] != rows[1] and types <= min(rows):
+        remedy = "rocktokens cuts to the shared rows before the softmax; elsewhere, see that padding is not sampled."
+        return note("vocabulary", number, sentence, remedy)
+    remedy = "One of the models does not belong to this tokenizer; choose a teacher of the same family."
+    return judge("vocabulary", types > min(rows), number, sentence, sentence, remedy)
 
 
 def sampling(rollouts: RolloutConfig) -> Finding:
@@ -247,13 +218,11 @@ def sampling(rollouts: RolloutConfig) -> Finding:
         f"top-k {rollouts.top_k}": rollouts.top_k is not None,
     }
     changed = [name for name, is_so in changes.items() if is_so]
-    number = f"{len(changed)} differ"
-    if not changed:
-        sentence = "Rollouts are drawn at temperature 1 from all tokens, as they are scored."
-        return fine("sampling settings", number, sentence)
-    return wrong(
+    return judge(
         "sampling settings",
-        number,
+        bool(changed),
+        f"{len(changed)} differ",
+        "Rollouts are drawn at temperature 1 from all tokens, as they are scored.",
         f"Rollouts are drawn with {' and '.join(changed)}, but scored at temperature 1 over all tokens.",
         "Sample with temperature 1, without top-k and top-p: log-ratios of other samples estimate no KL.",
     )
@@ -269,7 +238,7 @@ def generation_defaults(student: Side) -> Finding:
     if off == {"top_k": 50}:
         off = {}  # transformers' own default, which is written into many files
     if not off:
-        return fine(check, "0 settings", "The student's generation config leaves its distribution alone.")
+        return Finding(check, "fine", "0 settings", "The student's generation config leaves its distribution alone.")
     return note(
         check,
         f"{len(off)} settings",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.check.findings import Finding, judge, note, unknown
 from rocktokens.errors import DataError
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.stats import smallest_detectable_effect
@@ -29,24 +29,30 @@ def prompt_findings(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -
     from rocktokens.prompts.tasks import Part, load_prompts
 
     parts: dict[str, list[Any]] = {}
+    unreadable = ""
     for part in get_args(Part):
         try:
             parts[part] = load_prompts(replace(config, limit=min(config.limit or MOST, MOST)), tokenizer, part=part)
         except DataError as error:
-            if "neither a number nor a formula" in str(error):
-                remedy = "Use --prompts.checker exact, regex or a function of your own; unreadable answers are wrong."
-                return [wrong("readable answers", str(error).partition(" are neither")[0], str(error), remedy)]
-            if "has no prompts" not in str(error):
-                raise
             parts[part] = []
+            if "neither a number nor a formula" in str(error):
+                unreadable = str(error)
+            elif "has no prompts" not in str(error):
+                raise
     prompts = [prompt for own in parts.values() for prompt in own]
-    answers = sum(prompt.answer is not None for prompt in prompts)
-    return [
-        fine("readable answers", f"{answers} answers", "The checker can read every reference answer."),
-        answers_in_prompts(prompts),
-        duplicates({part: [prompt.text for prompt in own] for part, own in parts.items()}),
-        enough(len(parts["detection"]), len(parts["causal"])),
-    ]
+    readable = judge(
+        "readable answers",
+        bool(unreadable),
+        unreadable.partition(" are neither")[0] or f"{sum(prompt.answer is not None for prompt in prompts)} answers",
+        "The checker can read every reference answer.",
+        unreadable,
+        "Use --prompts.checker exact, regex or a function of your own; unreadable answers are wrong.",
+    )
+    if unreadable:
+        return [readable]
+    texts = {part: [prompt.text for prompt in own] for part, own in parts.items()}
+    parted = enough(len(texts["detection"]), len(texts["causal"]))
+    return [readable, answers_in_prompts(prompts), duplicates(texts), parted]
 
 
 def answers_in_prompts(prompts: list[Prompt], seed: int = 0) -> Finding:
@@ -60,13 +66,12 @@ def answers_in_prompts(prompts: list[Prompt], seed: int = 0) -> Finding:
     other = np.array([float(_holds(prompt.text, known[at].answer)) for prompt, at in zip(known, order)])
     excess = own - other
     low = excess.mean() - 1.96 * excess.std(ddof=1) / np.sqrt(len(excess))
-    number = f"{own.mean():.1%} (by chance {other.mean():.1%})"
-    if low <= LEAK:
-        return fine(check, number, "Prompts hold their answer about as often as another prompt's.")
     example = known[int(own.argmax())]
-    return wrong(
+    return judge(
         check,
-        number,
+        low > LEAK,
+        f"{own.mean():.1%} (by chance {other.mean():.1%})",
+        "Prompts hold their answer about as often as another prompt's.",
         f"Prompts hold their own answer, e.g. {example.prompt_id}: {example.answer!r} in {example.text[-80:]!r}.",
         "Remove the answer from the prompt; accuracy measures copying.",
     )
@@ -81,24 +86,20 @@ def duplicates(texts: dict[str, list[str]]) -> Finding:
     """Do two splits share a prompt, up to case and spaces?"""
     seen = {part: {" ".join(text.lower().split()) for text in own} for part, own in texts.items()}
     shared = {f"{a} and {b}": seen[a] & seen[b] for a, b in combinations(seen, 2) if seen[a] & seen[b]}
-    if shared:
-        where, example = next(iter(shared.items()))
-        return wrong(
-            "duplicates",
-            f"{sum(len(both) for both in shared.values())} shared",
-            f"{where} share prompts, e.g. {min(example)[:60]!r}.",
-            "Remove one of each: what is measured on the second was trained on in the first.",
-        )
     total = sum(len(own) for own in texts.values())
     repeated = total - sum(len(own) for own in seen.values())
-    if repeated > 0.01 * total:
-        return note(
-            "duplicates",
-            f"{repeated} of {total}",
-            "Prompts occur several times within a split.",
-            "Intervals over prompts treat them as independent; remove duplicates.",
-        )
-    return fine("duplicates", f"0 shared, {repeated} repeated", "No prompt stands in two splits.")
+    if not shared and repeated > 0.01 * total:
+        remedy = "Intervals over prompts treat them as independent; remove duplicates."
+        return note("duplicates", f"{repeated} of {total}", "Prompts occur several times within a split.", remedy)
+    where, example = next(iter(shared.items()), ("", {""}))
+    return judge(
+        "duplicates",
+        bool(shared),
+        f"{sum(len(both) for both in shared.values())} shared, {repeated} repeated",
+        "No prompt stands in two splits.",
+        f"{where} share prompts, e.g. {min(example)[:60]!r}.",
+        "Remove one of each: what is measured on the second was trained on in the first.",
+    )
 
 
 def enough(detection: int, causal: int) -> Finding:
@@ -107,11 +108,11 @@ def enough(detection: int, causal: int) -> Finding:
     if causal >= 2:
         effect = 100 * smallest_detectable_effect(0.5, causal)
         number += f"; {causal} for causal tests show effects of {effect:.1f} points or more"
-    if detection < FEW or causal < FEW:
-        return wrong(
-            "enough prompts",
-            number,
-            f"Fewer than {FEW} prompts for a stage: its intervals are too short and little can be declared.",
-            "Give more prompts: of a file, 2 of 10 go to detection and 2 of 10 to causal tests.",
-        )
-    return fine("enough prompts", number, "Every stage has enough prompts for honest intervals.")
+    return judge(
+        "enough prompts",
+        detection < FEW or causal < FEW,
+        number,
+        "Every stage has enough prompts for honest intervals.",
+        f"Fewer than {FEW} prompts for a stage: its intervals are too short and little can be declared.",
+        "Give more prompts: of a file, 2 of 10 go to detection and 2 of 10 to causal tests.",
+    )

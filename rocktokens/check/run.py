@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.check.findings import Finding, judge, note, unknown
 from rocktokens.check.pair import sampling
 from rocktokens.check.prompts import FEW
 from rocktokens.run import Run
@@ -44,15 +44,14 @@ def truncation(rollouts: list[Row], ends: set[int]) -> Finding:
     if not known:
         return unknown("truncation", "No rollouts are recorded, or nothing says where they end.")
     found = wilson_interval(int(np.sum(known)), len(known))
-    number = f"{found.value:.0%} [{found.low:.0%}, {found.high:.0%}] of {len(known)} rollouts"
-    if found.value > CUT and found.low > CUT / 2:
-        return wrong(
-            "truncation",
-            number,
-            "Many rollouts are cut at the length limit: the end is never learned from them.",
-            "Raise the length limit, or check that student, teacher and template end with the same token.",
-        )
-    return fine("truncation", number, "Few rollouts are cut at the length limit.")
+    return judge(
+        "truncation",
+        found.value > CUT and found.low > CUT / 2,
+        f"{found.value:.0%} [{found.low:.0%}, {found.high:.0%}] of {len(known)} rollouts",
+        "Few rollouts are cut at the length limit.",
+        "Many rollouts are cut at the length limit: the end is never learned from them.",
+        "Raise the length limit, or check that student, teacher and template end with the same token.",
+    )
 
 
 def repetition(rollouts: list[Row]) -> Finding:
@@ -61,15 +60,14 @@ def repetition(rollouts: list[Row]) -> Finding:
     if not shares:
         return unknown("repetition", "No rollouts are recorded.")
     looping = float(np.mean(np.array(shares) > REPEATED))
-    number = f"{looping:.0%} of rollouts repeat more than {REPEATED:.0%} of their 8-grams"
-    if looping > 0.1:
-        return wrong(
-            "repetition",
-            number,
-            f"Rollouts loop, most of all {rollouts[int(np.argmax(shares))]['rollout_id']}.",
-            "Look at them (`rocktokens view`); a lower learning rate or an earlier checkpoint is the usual cure.",
-        )
-    return fine("repetition", number, "Rollouts do not loop.")
+    return judge(
+        "repetition",
+        looping > 0.1,
+        f"{looping:.0%} of rollouts repeat more than {REPEATED:.0%} of their 8-grams",
+        "Rollouts do not loop.",
+        f"Rollouts loop, most of all {rollouts[int(np.argmax(shares))]['rollout_id']}.",
+        "Look at them (`rocktokens view`); a lower learning rate or an earlier checkpoint is the usual cure.",
+    )
 
 
 def engine(run: Run) -> Finding:
@@ -81,13 +79,12 @@ def engine(run: Run) -> Finding:
     found = mismatch(table["engine_logprob"].to_numpy(), table["student_logprob"].to_numpy())
     if found is None:
         return unknown(check, "No token has log-probabilities of both.")
-    number = f"KL {found.kl:.2g} nats, largest {found.largest:.2g}"
-    if found.kl <= MISMATCH:
-        return fine(check, number, "Engine and trainer give the same log-probabilities.")
     row = table.slice(found.at, 1).to_pylist()[0]
-    return wrong(
+    return judge(
         check,
-        number,
+        found.kl > MISMATCH,
+        f"KL {found.kl:.2g} nats, largest {found.largest:.2g}",
+        "Engine and trainer give the same log-probabilities.",
         f"Engine and trainer disagree, most at position {row['position']} of {row['rollout_id']}.",
         "Check precision, quantisation, weights that are not synchronised, and temperature on both sides: rollouts "
         "come from another policy than the one that is trained.",
@@ -101,15 +98,14 @@ def checker(run: Run) -> Finding:
     if not total:
         return unknown("readable rollouts", "No rollouts were checked by a checker that can fail to read one.")
     share = counts.get("unreadable", 0) / total
-    number = f"{share:.1%} of {total} rollouts"
-    if share > UNREADABLE:
-        return wrong(
-            "readable rollouts",
-            number,
-            "The checker cannot read an answer in these rollouts and counts them as wrong.",
-            "Ask for the answer in a fixed form (\\boxed{}), or use --prompts.checker regex.",
-        )
-    return fine("readable rollouts", number, "The checker reads nearly every rollout.")
+    return judge(
+        "readable rollouts",
+        share > UNREADABLE,
+        f"{share:.1%} of {total} rollouts",
+        "The checker reads nearly every rollout.",
+        "The checker cannot read an answer in these rollouts and counts them as wrong.",
+        "Ask for the answer in a fixed form (\\boxed{}), or use --prompts.checker regex.",
+    )
 
 
 def prompts_measured(run: Run) -> Finding:
@@ -120,7 +116,7 @@ def prompts_measured(run: Run) -> Finding:
     if count < FEW:
         sentence = f"Below {FEW} prompts intervals are too short where the loss is concentrated."
         return note("prompts measured", f"{count} prompts", sentence, "Add prompts before you believe an interval.")
-    return fine("prompts measured", f"{count} prompts", "Detection has enough prompts for its intervals.")
+    return Finding("prompts measured", "fine", f"{count} prompts", "Detection has enough prompts for its intervals.")
 
 
 def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:
@@ -133,12 +129,14 @@ def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:
             np.array(columns.get(name, []), float) for name in ("mean_length", "truncated_share", "entropy")
         )
         tokens, bad = (sum(value or 0 for value in columns[name]) for name in ("tokens", "invalid"))
-        number = f"{bad} of {tokens} tokens"
-        if tokens and bad / tokens > INVALID:
-            remedy = "Lower the learning rate, or use bfloat16 or float32 in place of float16."
-            invalid = wrong("invalid losses", number, "Divergences were not numbers: logits overflowed.", remedy)
-        else:
-            invalid = fine("invalid losses", number, "Every divergence is a number.")
+        invalid = judge(
+            "invalid losses",
+            bool(tokens) and bad / tokens > INVALID,
+            f"{bad} of {tokens} tokens",
+            "Every divergence is a number.",
+            "Divergences were not numbers: logits overflowed.",
+            "Lower the learning rate, or use bfloat16 or float32 in place of float16.",
+        )
     elif run.has("imported"):
         step_R = np.array(run.read("imported")["step"].to_pylist())
         length_R = np.array([len(row["token_ids"]) for row in rollouts], float)
@@ -155,18 +153,22 @@ def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:
     grown, late_cut, fell = change(lengths, window), change(cut, window), change(entropy, window)
     growth = unknown("length growth", "Fewer than two training steps are recorded.")
     if grown is not None:
-        number = f"{grown.early:.0f} → {grown.late:.0f} tokens"
-        growth = fine("length growth", number, "Lengths are steady over training.")
-        if grown.ratio >= GROWTH and (late_cut is None or late_cut.late >= CUT):
-            remedy = (
-                "Check end tokens and templates (`rocktokens check` on the pair), and that the end token is trained."
-            )
-            growth = wrong("length growth", number, "Rollouts grew until many were cut at the limit.", remedy)
+        growth = judge(
+            "length growth",
+            grown.ratio >= GROWTH and (late_cut is None or late_cut.late >= CUT),
+            f"{grown.early:.0f} → {grown.late:.0f} tokens",
+            "Lengths are steady over training.",
+            "Rollouts grew until many were cut at the limit.",
+            "Check end tokens and templates (`rocktokens check` on the pair), and that the end token is trained.",
+        )
     explores = unknown("entropy", "The student's entropy over training is not recorded.")
     if fell is not None:
-        number = f"{fell.early:.3f} → {fell.late:.3f} nats"
-        explores = fine("entropy", number, "The student still explores.")
-        if fell.late < ENTROPY and fell.ratio < ENTROPY_LEFT:
-            remedy = "Lower the learning rate or stop earlier."
-            explores = wrong("entropy", number, "The student's entropy collapsed: it hardly explores.", remedy)
+        explores = judge(
+            "entropy",
+            fell.late < ENTROPY and fell.ratio < ENTROPY_LEFT,
+            f"{fell.early:.3f} → {fell.late:.3f} nats",
+            "The student still explores.",
+            "The student's entropy collapsed: it hardly explores.",
+            "Lower the learning rate or stop earlier.",
+        )
     return [growth, explores, invalid]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocktokens.check.findings import Finding, fine, note, unknown, wrong
+from rocktokens.check.findings import Finding, judge, note, unknown
 from rocktokens.check.run import CUT, run_findings
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.models.settings import PairConfig
@@ -86,10 +86,10 @@ def check(
         if not any(finding.status == "wrong" and finding.check == "readable answers" for finding in found):
             some = load_prompts(replace(prompts, limit=50), student.tokenizer)
             texts = [f"{prompt.text} {prompt.answer or ''}".rstrip() for prompt in some]
-            found.append(replace(round_trip(student, texts), check="round trip of prompts"))
+            found.append(round_trip(student, texts))
             found += probe_findings(pair, prompts, rollouts, probe, learning_rate)
     except RockTokensError as error:
-        found.append(wrong("prompts", "", str(error), "Mend the prompts or the pair, then ask again."))
+        found.append(Finding("prompts", "wrong", "", str(error), "Mend the prompts or the pair, then ask again."))
     return found
 
 
@@ -132,9 +132,9 @@ def server_findings(pair: PairConfig, rollouts: RolloutConfig, servers: ServersC
                 tokens = len(source.response_states(Sequences((ids,) * PROBE_ROLLOUTS, (1,) * PROBE_ROLLOUTS)))
             speed = tokens / (time.perf_counter() - start)
             sentence = f"{url} serves the {role} and {what}; context {context or 'not said'}."
-            found.append(fine("server", f"{speed:,.0f} tokens a second", sentence))
+            found.append(Finding("server", "fine", f"{speed:,.0f} tokens a second", sentence))
         except RockTokensError as error:
-            found.append(wrong("server", "", str(error), f"Mend what {url} serves, then ask again."))
+            found.append(Finding("server", "wrong", "", str(error), f"Mend what {url} serves, then ask again."))
     return found
 
 
@@ -194,32 +194,30 @@ def teacher_ahead(
         shown.append(f"{who} {found.value:.0%} [{found.low:.0%}, {found.high:.0%}]")
     gain = right["teacher"] - right["student"]
     error = 1.96 * gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
-    number = ", ".join(shown)
-    if gain.mean() + error < 0:
-        return wrong(
-            name,
-            number,
-            "The teacher is worse than the student on these prompts.",
-            "Choose another teacher, or check its chat template: distillation moves the student towards it.",
-        )
-    if gain.mean() - error <= 0:
+    if gain.mean() - error <= 0 <= gain.mean() + error:
         sentence = f"On {len(known)} prompts the teacher is not proven to be better than the student."
-        return note(name, number, sentence, "Probe with more prompts (--probe 200).")
-    return fine(name, number, "The teacher is better than the student.")
+        return note(name, ", ".join(shown), sentence, "Probe with more prompts (--probe 200).")
+    return judge(
+        name,
+        gain.mean() < 0,
+        ", ".join(shown),
+        "The teacher is better than the student.",
+        "The teacher is worse than the student on these prompts.",
+        "Choose another teacher, or check its chat template: distillation moves the student towards it.",
+    )
 
 
 def length_limit(cut: list[bool], limit: int) -> Finding:
     """Is the length limit long enough for the teacher?"""
     share = wilson_interval(sum(cut), len(cut))
-    number = f"{share.value:.0%} of {len(cut)} cut at {limit} tokens"
-    if share.low > CUT / 2 and share.value > CUT:
-        return wrong(
-            "length limit",
-            number,
-            "The teacher itself does not finish within the length limit.",
-            "Raise --rollouts.max-new-tokens (and --distill.max-new-tokens), or ask for shorter rollouts.",
-        )
-    return fine("length limit", number, "The teacher finishes within the length limit.")
+    return judge(
+        "length limit",
+        share.low > CUT / 2 and share.value > CUT,
+        f"{share.value:.0%} of {len(cut)} cut at {limit} tokens",
+        "The teacher finishes within the length limit.",
+        "The teacher itself does not finish within the length limit.",
+        "Raise --rollouts.max-new-tokens (and --distill.max-new-tokens), or ask for shorter rollouts.",
+    )
 
 
 def resolution(student: PreTrainedModel, rate: float) -> Finding:
@@ -228,12 +226,11 @@ def resolution(student: PreTrainedModel, rate: float) -> Finding:
     dtype = str(weights[0].dtype).removeprefix("torch.")
     step = max(1, sum(len(own) for own in weights) // WEIGHTS)
     lost = lost_updates(np.concatenate([own[::step].float().cpu().numpy() for own in weights]), rate, dtype)
-    number = f"{lost:.0%} of updates of {rate:g} lost in {dtype}"
-    if lost > LOST:
-        return wrong(
-            "learning rate",
-            number,
-            "Most weights do not change when a step of this size is added to them in their own format.",
-            "Keep float32 weights (--pair.dtype float32, with bf16 for products), or raise the learning rate.",
-        )
-    return fine("learning rate", number, "Updates are larger than the resolution of the weights.")
+    return judge(
+        "learning rate",
+        lost > LOST,
+        f"{lost:.0%} of updates of {rate:g} lost in {dtype}",
+        "Updates are larger than the resolution of the weights.",
+        "Most weights do not change when a step of this size is added to them in their own format.",
+        "Keep float32 weights (--pair.dtype float32, with bf16 for products), or raise the learning rate.",
+    )
