@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rocktokens.errors import DataError
-from rocktokens.stats import Estimate, mean_estimate, wilson_interval
+from rocktokens.stats import Estimate, bootstrap_estimate, wilson_interval
 
 
 def right_shares(
@@ -55,4 +55,6 @@ def accuracy_estimate(
     if np.isin(shares, (0.0, 1.0)).all() or np.ptp(shares) == 0:
         found = wilson_interval(round(float(shares.sum())), len(shares), level=level)
         return found._replace(value=float(shares.mean())).within(0.0, 1.0)
-    return mean_estimate(shares, rng=rng, resamples=resamples, level=level).within(0.0, 1.0)
+    columns = [shares, np.ones_like(shares)]
+    found = bootstrap_estimate(lambda s, n: s / n, columns, rng=rng, resamples=resamples, level=level)
+    return found.within(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Numbers with their errors: bootstrap over prompts, multiple testing, rank tests, power.
+"""Numbers with their errors: bootstrap over prompts, multiple testing, a rank test, power.
 
 Tokens of one prompt are not independent, so prompts are what is resampled, everywhere. This module knows arrays of
 per-prompt sums and outcomes; it does not know what a token, a rock or a model is. Every generator is an argument.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +20,6 @@ from rocktokens.errors import DataError
 Floats = NDArray[Any]
 MAX_PROMPTS = 4096  # beyond, prompts are resampled in groups
 MIN_SEEDS = 3  # trainings: two leave one degree of freedom, and an interval over them would say nothing
-Side = Literal["two-sided", "greater", "less"]
 
 
 class Estimate(NamedTuple):
@@ -157,27 +156,6 @@ def bootstrap_estimate(
     return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), num_prompts)
 
 
-def mean_estimate(
-    value_P: ArrayLike, *, rng: np.random.Generator, resamples: int = 2000, level: float = 0.95
-) -> Estimate:
-    """Mean over prompts with its interval."""
-    value = np.asarray(value_P, float)
-    return bootstrap_estimate(
-        lambda s, n: s / n, [value, np.ones_like(value)], rng=rng, resamples=resamples, level=level
-    )
-
-
-def _paired_difference(with_P: ArrayLike, without_P: ArrayLike) -> Floats:
-    with_values, without_values = np.asarray(with_P, float), np.asarray(without_P, float)
-    if len(with_values) == 0 or len(with_values) != len(without_values):
-        raise DataError(f"a paired effect needs matching prompts, got {len(with_values)} and {len(without_values)}")
-    return with_values - without_values
-
-
-def _flips(resamples: int, num_prompts: int, rng: np.random.Generator) -> Floats:
-    return rng.integers(0, 2, size=(resamples, num_prompts)) * 2.0 - 1.0
-
-
 def bonferroni(p_V: ArrayLike) -> Floats:
     """Adjusted p values that keep the chance of any false rejection."""
     p_values = _p_values(p_V)
@@ -196,34 +174,6 @@ def _p_values(p_V: ArrayLike) -> Floats:
     return p_values
 
 
-def max_t(
-    effect_PV: ArrayLike, *, rng: np.random.Generator, resamples: int = 1000, side: Side = "two-sided", block: int = 512
-) -> Floats:
-    """Adjusted p of "mean effect 0" for V effects measured on the same prompts, by flipping whole prompts.
-
-    The t of each effect is set against the largest t over all effects when every prompt's sign is flipped at random:
-    the chance of any false rejection is kept, whatever the dependence between effects. t divides by the root of the
-    sum of squares, which flips leave as it is, and is at most the root of the number of prompts concerned: an effect
-    seen at few prompts can never look significant by accident.
-    """
-    effects = np.asarray(effect_PV, float)
-    if effects.ndim != 2 or effects.size == 0:
-        raise DataError(f"max-T needs a matrix of prompts by effects, got shape {effects.shape}")
-    flips_BP = _flips(resamples, effects.shape[0], rng)
-    norm_V = np.sqrt((effects**2).sum(0))
-    scaled_PV = np.divide(effects, norm_V, out=np.zeros_like(effects), where=norm_V > 0)
-    sign = -1.0 if side == "less" else 1.0
-    seen_V = sign * scaled_PV.sum(0)
-    seen_V = np.abs(seen_V) if side == "two-sided" else seen_V
-    largest_B = np.full(resamples, -np.inf)
-    for start in range(0, effects.shape[1], block):
-        t_BV = flips_BP @ scaled_PV[:, start : start + block]
-        t_BV = np.abs(t_BV) if side == "two-sided" else t_BV
-        largest_B = np.maximum(largest_B, t_BV.max(1))
-    beaten_V = resamples - np.searchsorted(np.sort(largest_B), seen_V * (1 - 1e-12) - 1e-12)
-    return np.where(norm_V > 0, (1.0 + beaten_V) / (1.0 + resamples), 1.0)
-
-
 def smallest_detectable_effect(
     difference_sd: float, num_prompts: int, *, power: float = 0.8, alpha: float = 0.05
 ) -> float:
@@ -240,14 +190,6 @@ def mann_whitney(first: ArrayLike, second: ArrayLike) -> tuple[float, float]:
         raise DataError(f"Mann-Whitney needs two groups, got {len(a)} and {len(b)} values")
     found = sps.mannwhitneyu(a, b, alternative="two-sided")
     return float(found.statistic / (len(a) * len(b))), float(found.pvalue)
-
-
-def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
-    """Two-sided p of the signed-rank test of paired values; no change anywhere: p = 1."""
-    difference = _paired_difference(after, before)
-    if not np.any(difference):
-        return 1.0
-    return float(sps.wilcoxon(difference).pvalue)
 
 
 def share_estimate(share_P: ArrayLike, *, level: float = 0.95) -> Estimate:

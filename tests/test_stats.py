@@ -8,6 +8,10 @@ from rocktokens import stats
 from rocktokens.errors import DataError
 
 
+def mean(value_P, **options):
+    return stats.bootstrap_estimate(lambda s, n: s / n, [value_P, np.ones(len(value_P))], **options)
+
+
 def test_ratio_error_equals_the_textbook_formula(rng):
     n_P = rng.poisson(20, 4000) + 1.0
     s_P = rng.gamma(2.0, n_P / 2)
@@ -52,46 +56,20 @@ def test_intervals_cover_skewed_prompts(num_prompts):
 
 def test_very_many_prompts_are_resampled_in_groups(rng):
     value_P = rng.normal(3, 1, 50_000)
-    found = stats.mean_estimate(value_P, rng=rng, resamples=300)
+    found = mean(value_P, rng=rng, resamples=300)
     assert found.value == pytest.approx(value_P.mean())
     assert found.num_prompts == 50_000
     assert (found.high - found.low) / 2 == pytest.approx(1.96 / np.sqrt(50_000), rel=0.15)
 
 
 def test_no_variation_gives_no_width(rng):
-    found = stats.mean_estimate(np.full(10, 0.25), rng=rng)
+    found = mean(np.full(10, 0.25), rng=rng)
     assert found == (0.25, 0.25, 0.25, 10)
 
 
 def test_adjusted_p_values_by_hand():
     np.testing.assert_allclose(stats.bonferroni([0.01, 0.02, 0.5]), [0.03, 0.06, 1.0])
     np.testing.assert_allclose(stats.benjamini_hochberg([0.01, 0.02, 0.03, 0.5]), [0.04, 0.04, 0.04, 0.5])
-
-
-def test_max_t_finds_the_one_effect_and_no_other(rng):
-    effect_PV = rng.normal(0, 1, (50, 400))
-    effect_PV[:, 7] += 1.5
-    p_V = stats.max_t(effect_PV, rng=rng, side="greater")
-    assert p_V[7] < 0.01
-    assert (np.delete(p_V, 7) > 0.05).all()
-    assert stats.max_t(-effect_PV, rng=rng, side="greater")[7] == 1.0
-    assert stats.max_t(-effect_PV, rng=rng, side="less")[7] < 0.01
-
-
-def test_max_t_keeps_the_family_error_for_skewed_and_sparse_effects():
-    rng = np.random.default_rng(11)
-    rejected = 0
-    for _ in range(200):
-        effect_PV = (rng.exponential(1, (30, 60)) - 1) * (rng.random((30, 60)) < rng.uniform(0.05, 1, 60))
-        rejected += (stats.max_t(effect_PV, rng=rng, resamples=300, side="greater") <= 0.05).any()
-    assert sps.binomtest(rejected, 200, 0.05, alternative="greater").pvalue > 0.01
-
-
-def test_max_t_cannot_be_moved_by_few_prompts():
-    effect_PV = np.zeros((100, 2))
-    effect_PV[:3, 0] = 1e6
-    assert stats.max_t(effect_PV, rng=np.random.default_rng(0), side="greater")[0] > 0.05
-    assert stats.max_t(effect_PV, rng=np.random.default_rng(0), side="greater")[1] == 1.0
 
 
 def test_power_is_reached():
@@ -101,12 +79,10 @@ def test_power_is_reached():
     assert 0.74 < found < 0.86
 
 
-def test_rank_tests():
+def test_rank_test_and_wilson():
     share, p_value = stats.mann_whitney(range(10, 30), range(10))
     assert share == 1.0
     assert p_value < 1e-4
-    assert stats.wilcoxon([1, 2, 3], [1, 2, 3]) == 1.0
-    assert stats.wilcoxon(np.arange(20.0), np.arange(20.0) + 1) < 1e-3
     assert stats.wilson_interval(5, 100).low == pytest.approx(0.0215, abs=1e-3)
     assert stats.wilson_interval(50, 100)[1:3] == pytest.approx((0.4038, 0.5962), abs=1e-4)
 
@@ -114,13 +90,10 @@ def test_rank_tests():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda rng: stats.mean_estimate([], rng=rng),
-        lambda rng: stats.mean_estimate([1.0], rng=rng),
-        lambda rng: stats.wilcoxon([1, 2], [1]),
-        lambda rng: stats.wilcoxon([], []),
+        lambda rng: mean([], rng=rng),
+        lambda rng: mean([1.0], rng=rng),
         lambda rng: stats.bonferroni([]),
         lambda rng: stats.benjamini_hochberg([1.2]),
-        lambda rng: stats.max_t(np.zeros((0, 3)), rng=rng),
         lambda rng: stats.mann_whitney([], [1]),
         lambda rng: stats.smallest_detectable_effect(1.0, 1),
         lambda rng: stats.wilson_interval(0, 0),
