@@ -387,20 +387,12 @@ flops_ratio          float    Ratio of floating-point operations.
 kept_share           float    Share of response tokens with a weight above 0.
 tokens_ratio         float    Ratio of sampled response tokens.
 ceiling              float    Largest speed-up that the dropped tokens could give.
-seconds_{TRAIN}      float    Seconds of the stage {}, mean over seeds.
 
 # compare_savings | compare | one row per regime that samples less, against the best control that samples less
 regime       text     Name of the training regime.
 control      text     The control of the highest accuracy at equal tokens.
 answer       text     yes where the interval of the difference lies above 0, else no.
 over_control interval Accuracy minus the control's at equal tokens.
-
-# compare_overlap | compare | one row per pair of selectors, on uniform's rollouts, mean over audits and seeds
-first       text     A selector.
-second      text     Another one.
-overlap     float    Overlap of what they keep: sum of the smaller over sum of the larger weights.
-kept_first  float    Share of tokens that the first keeps.
-kept_second float    Share of tokens that the second keeps.
 """
 
 

@@ -185,6 +185,11 @@ def _skipped(row: Row, what: str, margin: float) -> str:
 
 # ---------------------------------------------------------------- curves of accuracy
 
+ACCURACY = "accuracy on held-out prompts, %"
+CURVES = (
+    "Curves: mean over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than three."
+)
+
 
 def finals(facts: Facts) -> dict[str, Row]:
     """Regime → its row of compare_summary without what is unknown; uniform and freeze first."""
@@ -194,8 +199,8 @@ def finals(facts: Facts) -> dict[str, Row]:
     return {row["regime"]: {key: value for key, value in row.items() if value is not None} for row in rows}
 
 
-def _curves(facts: Facts, x: str) -> dict[str, list[tuple[float, Estimate]]]:
-    """Regime → (mean of the column x, mean accuracy with its interval over seeds) at every evaluation."""
+def _curves(facts: Facts, x: str, unit: str) -> dict[str, Json]:
+    """Regime → its curve of accuracy against the column x: means over seeds, with t intervals over them."""
     table, columns = facts.table("compare"), ("regime", "step", "accuracy", x)
     if table is None or facts.lacks(table, f"accuracy against {x}", *columns):
         return {}
@@ -203,56 +208,62 @@ def _curves(facts: Facts, x: str) -> dict[str, list[tuple[float, Estimate]]]:
     for row in table.select(columns).to_pylist():
         if row["accuracy"] is not None:
             seen.setdefault(row["regime"], {}).setdefault(row["step"], []).append(row)
-    order = sorted(seen, key=lambda name: (name != "uniform", name != "freeze", name))
-    return {
-        regime: [
-            (float(np.mean([row[x] for row in rows])), seed_estimate([row["accuracy"] for row in rows]))
-            for _, rows in sorted(seen[regime].items())
-        ]
-        for regime in order
-    }
-
-
-def _curve_data(curves: Mapping[str, list[tuple[float, Estimate]]], unit: str) -> list[Json]:
-    data: list[Json] = []
-    for place, (regime, rows) in enumerate(curves.items()):
-        color, accuracy = SERIES[place % len(SERIES)], [100 * found.value for _, found in rows]
-        low, high = ([None if math.isnan(found[end]) else 100 * found[end] for _, found in rows] for end in (1, 2))
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label(regime, 40),
-                "x": [x for x, _ in rows],
-                "y": accuracy,
-                "error_y": errors(accuracy, low, high, color),
-                "line": {"color": color, "dash": DASHES[place % len(DASHES)], "width": 2},
-                "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": color},
-                "text": [f"{label(regime, 40)}: {percent(y.value)} after {number(x, 0)} {unit}" for x, y in rows],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
-    return data
+    curves: dict[str, Json] = {}
+    for place, regime in enumerate(sorted(seen, key=lambda name: (name != "uniform", name != "freeze", name))):
+        color, evaluations = SERIES[place % len(SERIES)], [rows for _, rows in sorted(seen[regime].items())]
+        x_E = [float(np.mean([row[x] for row in rows])) for rows in evaluations]
+        found = [seed_estimate([row["accuracy"] for row in rows]) for rows in evaluations]
+        value, low, high = ([None if math.isnan(own[end]) else 100 * own[end] for own in found] for end in range(3))
+        curves[regime] = {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": label(regime, 40),
+            "x": x_E,
+            "y": value,
+            "error_y": errors(value, low, high, color),
+            "line": {"color": color, "dash": DASHES[place % len(DASHES)], "width": 2},
+            "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 7, "color": color},
+            "text": [
+                f"{label(regime, 40)}: {percent(own.value)} after {number(at, 0)} {unit}" for at, own in zip(x_E, found)
+            ],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+    return curves
 
 
 def accuracy_seconds(facts: Facts) -> Figure | None:
     """Accuracy against wall-clock seconds for every regime."""
-    curves, table = _curves(facts, "seconds_total"), facts.table("compare")
+    curves, table = _curves(facts, "seconds_total", "s"), facts.table("compare")
     if not curves or table is None:
         return None
-    shape = layout("seconds of training", "accuracy on held-out prompts, %", height=400)
-    shape["xaxis"]["rangemode"] = "tozero"
     return Figure(
         name="accuracy_seconds",
         title="What does training without them cost, and save?",
         sentence=compare_sentence(facts),
-        estimator="Every regime starts from the same checkpoint with the same prompts, seeds and schedule. Curves: "
-        "mean over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than three. "
+        estimator=f"Every regime starts from the same checkpoint with the same prompts, seeds and schedule. {CURVES} "
         "Seconds are wall-clock seconds of training. " + str(facts.stage("compare").get("estimators") or ""),
         rows=table,
-        data=_curve_data(curves, "s"),
-        layout=shape,
+        data=list(curves.values()),
+        layout=layout("seconds of training", ACCURACY, height=400, xaxis={"rangemode": "tozero"}),
         notes=tuple(facts.stage("compare").get("verdicts", ())),
+    )
+
+
+def accuracy_tokens(facts: Facts) -> Figure | None:
+    """Accuracy against tokens sampled and scored, one curve per regime; where one of them samples less."""
+    curves, table = _curves(facts, "tokens_total", "tokens"), facts.table("compare")
+    if table is None or not set(SAMPLE_LESS) & set(curves):  # else all have spent the same
+        return None
+    found = {name: estimate(row, "change_same_tokens") for name, row in finals(facts).items() if name != "uniform"}
+    said = [f"{name} {interval(change, points)} points" for name, change in found.items() if change is not None]
+    return Figure(
+        name="accuracy_tokens",
+        title="What does a token buy?",
+        sentence=f"At equal tokens, against uniform: {listed(said, 6)}.",
+        estimator=f"{CURVES} A token counts once when it is sampled and once when the teacher scores it.",
+        rows=table.select(("regime", "seed", "step", "accuracy", "tokens_total")),
+        data=list(curves.values()),
+        layout=layout("tokens sampled, and scored by the teacher", ACCURACY, height=420, xaxis={"rangemode": "tozero"}),
     )
 
 
@@ -272,27 +283,6 @@ def compare_sentence(facts: Facts) -> str:
     return f"{start}; against it, with their share of its time: {listed(said, 4)}." if said else f"{start}."
 
 
-def accuracy_tokens(facts: Facts) -> Figure | None:
-    """Accuracy against tokens sampled and scored, one curve per regime; where one of them samples less."""
-    curves, table = _curves(facts, "tokens_total"), facts.table("compare")
-    if table is None or not set(SAMPLE_LESS) & set(curves):  # else all have spent the same
-        return None
-    found = {name: estimate(row, "change_same_tokens") for name, row in finals(facts).items() if name != "uniform"}
-    said = [f"{name} {interval(change, points)} points" for name, change in found.items() if change is not None]
-    shape = layout("tokens sampled, and scored by the teacher", "accuracy on held-out prompts, %", height=420)
-    shape["xaxis"]["rangemode"] = "tozero"
-    return Figure(
-        name="accuracy_tokens",
-        title="What does a token buy?",
-        sentence=f"At equal tokens, against uniform: {listed(said, 6)}.",
-        estimator="Means over seeds at every evaluation; bars are 95 % t intervals over seeds, absent with fewer than "
-        "three. A token counts once when it is sampled and once when the teacher scores it.",
-        rows=table.select(("regime", "seed", "step", "accuracy", "tokens_total")),
-        data=_curve_data(curves, "tokens"),
-        layout=shape,
-    )
-
-
 # ---------------------------------------------------------------- where the time went
 
 
@@ -310,16 +300,7 @@ def time_spent(facts: Facts) -> Figure | None:
             "name": STAGE_TITLES[stage],
             "x": [rows[name].get(stage, 0.0) for name in names],
             "y": list(range(len(names))),
-            "marker": {
-                "color": STAGE_COLORS[index % len(STAGE_COLORS)],
-                "pattern": {
-                    "shape": ("", "/", ".", "x", "", "\\", "-")[index % 7],
-                    "fillmode": "overlay",
-                    "fgcolor": "@paper",
-                    "fgopacity": 0.6,
-                },
-                "line": {"color": "@paper", "width": 1},
-            },
+            "marker": {"color": STAGE_COLORS[index % len(STAGE_COLORS)], "line": {"color": "@paper", "width": 1}},
             "text": [
                 f"{label(name, 40)}, {STAGE_TITLES[stage]}: {number(rows[name].get(stage, 0.0), 1)} s, "
                 f"{percent(rows[name].get(stage, 0.0) / sum(rows[name].values()))}"

@@ -143,8 +143,6 @@ class Trained:
     length_P: Floats | None = None
     truncated_P: Floats | None = None
     """Mean length of each prompt's rollouts at the last evaluation, and the share that was cut."""
-    stages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by stage of a step."""
     audit: Mapping[str, float | None] = field(default_factory=dict)
     """What the record says of how much the regime changed: shares of tokens, of loss, and of end tokens dropped."""
 
@@ -304,7 +302,6 @@ def summary_row(own: Sequence[Trained], uniform: Sequence[Trained], config: Comp
     flops, spent = (
         [sum(float(t.x[axis][-1]) for t in side) for side in (own, uniform)] for axis in ("flops", "tokens")
     )
-    stages = {stage: float(np.mean([t.stages.get(stage, 0.0) for t in own])) for stage in own[0].stages}
     return row | {
         "flops_ratio": flops[0] / flops[1] if flops[1] > 0 else None,
         "kept_share": kept,
@@ -312,7 +309,6 @@ def summary_row(own: Sequence[Trained], uniform: Sequence[Trained], config: Comp
         "spent_ratio": spent[0] / spent[1],
         "ceiling": 1.0 / max(min(left, 1.0), float(np.finfo(float).tiny)),  # dropping f saves at most 1 / (1 - f)
         **bite,
-        **{f"seconds_{stage}": value for stage, value in stages.items()},
     }
 
 

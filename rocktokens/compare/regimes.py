@@ -1,18 +1,13 @@
-"""Which regimes a comparison trains, as configurations of one distillation, and the proof that nothing else differs.
+"""Which regimes a comparison trains, as configurations of one distillation.
 
-    sets = frozen_sets(run, settings)
-    configs = {name: regime_config(name, base, settings, seed=0, sets=sets) for name in settings.regimes}
-    check_regimes(configs)     # refuses a difference that is not the regime's own
-
-This module turns settings into settings; it trains nothing.
+Regimes of one seed differ in their selector, in the loss (todi, srkl) or in the rollouts per prompt (small), and in
+nothing else: a test holds this. This module turns settings into settings; it trains nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from rocktokens.compare.settings import CompareConfig, Regime
 from rocktokens.errors import ConfigError, RunError
@@ -28,16 +23,6 @@ SAVERS: tuple[Regime, ...] = ("prefix",)
 CONTROLS_OF_SAVING: tuple[Regime, ...] = ("uniform", "small")
 SAMPLE_LESS: tuple[Regime, ...] = (*SAVERS, "small")
 OTHER_LOSS: tuple[Regime, ...] = ("todi", "srkl")
-# What a regime may set differently from uniform, its selector aside.
-OWN_SETTINGS: dict[str, frozenset[str]] = {
-    "small": frozenset({"rollouts_per_prompt", "micro_batch"}),
-    "todi": frozenset({"loss"}),
-    "srkl": frozenset({"loss"}),
-}
-# Selectors that run in uniform's shadow: what would they keep? Those with a memory, or with a list that may change
-# between two comparisons, do not.
-SHADOWS: tuple[str, ...] = ("freeze_rocks", "entropy", "divergence", "tip", "teachable", "fire", "selectkd")
-SHADOWS += ("iw", "position", "prefix")
 
 
 @dataclass(frozen=True)
@@ -153,26 +138,3 @@ def regime_config(
         fits = base.micro_batch is None or base.prompts_per_step % base.micro_batch == 0
         return replace(config, rollouts_per_prompt=1, micro_batch=base.micro_batch if fits else None)
     return config
-
-
-def differences(first: Any, second: Any) -> set[str]:
-    """Names of the settings in which two configurations differ, a section's fields with a dot."""
-
-    def flat(values: Mapping[str, Any], prefix: str = "") -> Row:
-        found: dict[str, object] = {}
-        for name, value in values.items():
-            found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        return found
-
-    one, other = flat(asdict(first)), flat(asdict(second))
-    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
-
-
-def check_regimes(configs: Mapping[str, DistillConfig]) -> None:
-    """Refuse regimes of one seed that differ from uniform in anything but the selector and their own settings."""
-    for regime, config in configs.items():
-        allowed = OWN_SETTINGS.get(regime, frozenset())
-        found = differences(configs["uniform"], config)
-        wrong = sorted(name for name in found if not name.startswith("selector.") and name not in allowed)
-        if wrong:
-            raise ConfigError(f"regime {regime} differs from uniform in {', '.join(wrong)}: not comparable")

@@ -65,8 +65,6 @@ class CompareConfig(Settings, section="compare"):
     """Peak learning rate in every regime; unset: as in the run's own distillation."""
     prompts_per_step: Count | None = None
     """Prompts of an optimiser step in every regime; unset: as in the run's own distillation."""
-    train_prompts: Count | None = None
-    """Train on so many of the prompts, so that each comes several times; unset: all of them."""
     normalise: Literal["kept", "all"] | None = None
     """What the loss is divided by, the same in every regime; unset: as in the run's own distillation."""
     evaluations: Count = 10

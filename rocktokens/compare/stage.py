@@ -8,7 +8,6 @@ Seconds are those of training: evaluation happens outside of it, and recording a
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import logging
 import os
@@ -20,7 +19,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +29,6 @@ from rocktokens.compare.figures import sentences
 from rocktokens.compare.judgement import Trained, common_tokens, savings, summary_row, values_by_prompt
 from rocktokens.compare.regimes import (
     OTHER_LOSS,
-    SHADOWS,
-    check_regimes,
     common_base,
     frozen_sets,
     regime_config,
@@ -67,7 +63,6 @@ from rocktokens.values import Json, Row
 log = logging.getLogger(__name__)
 
 COMPARED, AGAIN = "compare", ".compare-again"  # `--again` trains in its own folder; the old one stays until it is whole
-EVALUATED = ("heldout_loss_rocks", "heldout_loss_rest", "heldout_length", "heldout_truncated")
 ESTIMATORS = (
     "Accuracy and its change: mean over seeds and prompts, both random and crossed, paired by seed and prompt; t "
     "interval from a two-way layout with Satterthwaite's degrees of freedom. Reaching: monotone (isotonic) mean curve, "
@@ -177,13 +172,11 @@ def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: Serve
     pair = replace(pair_of(run), student=_start(run, trained, config.start))
     contexts = run.path / "rollouts.parquet" if run.done("sample") else folder / "contexts.parquet"
     common = Common(folder, pair, prompts_of(run), config, servers, sets.rocks, base.max_new_tokens, contexts)
-    shadows = tuple(name for name in SHADOWS if name != "freeze_rocks" or sets.rocks)
     trainings = []
     for seed in range(config.first_seed, config.first_seed + config.seeds):
-        configs = {name: regime_config(name, base, config, seed=seed, sets=sets) for name in regimes}
-        check_regimes(configs)
-        configs["uniform"] = replace(configs["uniform"], shadows=shadows)
-        trainings += [Training(name, seed, configs[name], common) for name in regimes]
+        trainings += [
+            Training(name, seed, regime_config(name, base, config, seed=seed, sets=sets), common) for name in regimes
+        ]
     return trainings
 
 
@@ -231,25 +224,16 @@ def write_comparison(stage: Stage, made: Mapping[tuple[int, str], Run], config: 
         outcomes.append(own)
     tokens = common_tokens(by_regime)
     summary = [summary_row(own, by_regime["uniform"], config, tokens=tokens) for own in by_regime.values()]
-    uniform = [run for (_, regime), run in made.items() if regime == "uniform"]
-    lists = {
-        "summary": summary,
-        "savings": savings(by_regime, tokens=tokens, level=config.level),
-        "overlap": _overlap(uniform),
-    }
+    saved = savings(by_regime, tokens=tokens, level=config.level)
     tables = {"compare": pa.concat_tables(steps), "compare_problems": pa.concat_tables(outcomes)}
-    for name, rows in lists.items():
-        tables[f"compare_{name}"] = pa.Table.from_pylist(rows, schema=TABLES[f"compare_{name}"].schema)
+    for name, rows in (("compare_summary", summary), ("compare_savings", saved)):
+        tables[name] = pa.Table.from_pylist(rows, schema=TABLES[name].schema)
     first = [table.slice(0, 1).to_pylist()[0] for table in steps if table["regime"][0].as_py() == "uniform"]
     names = {"accuracy": "accuracy", "loss_rocks": "heldout_loss_rocks", "loss_rest": "heldout_loss_rest"}
     known = {name: [row[column] for row in first if row[column] is not None] for name, column in names.items()}
     before = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    found: Json = {"regimes": summary, "savings": lists["savings"], "overlap": lists["overlap"], "before": before}
-    found |= {
-        "equal_tokens": tokens,
-        "estimators": ESTIMATORS,
-        "verdicts": sentences(summary, lists["savings"], config),
-    }
+    found: Json = {"regimes": summary, "savings": saved, "before": before, "equal_tokens": tokens}
+    found |= {"estimators": ESTIMATORS, "verdicts": sentences(summary, saved, config)}
     stage.publish(tables, {**facts, **found})
 
 
@@ -274,30 +258,20 @@ def _step_rows(run: Run, regime: str, seed: int) -> list[Row]:
                 **{**totals, "tokens_total": int(totals["tokens_total"])},
                 **{name: row.get(name) for name in COPIED},
                 **{**stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops},
-                **_evaluation(run, step),
             }
         )
+        if run.done(f"read/step={step}"):
+            correct_P = run.read(f"problems/step={step}")["correct"].to_numpy()
+            rng = np.random.default_rng(derive_seed("interval", step))
+            ends = accuracy_estimate(correct_P, rng=rng, resamples=500)[:3]
+            made[-1] |= dict(zip(("accuracy", "accuracy_low", "accuracy_high"), ends)) | run.facts(f"read/step={step}")
     return made
-
-
-def _evaluation(run: Run, step: int) -> Row:
-    if not run.done(f"read/step={step}"):
-        return {}
-    correct_P = run.read(f"problems/step={step}")["correct"].to_numpy()
-    interval = accuracy_estimate(correct_P, rng=np.random.default_rng(derive_seed("interval", step)), resamples=500)
-    found = run.facts(f"read/step={step}")
-    return dict(zip(("accuracy", "accuracy_low", "accuracy_high"), interval[:3])) | {n: found.get(n) for n in EVALUATED}
-
-
-def _evaluated(run: Run) -> list[int]:
-    stages = run.manifest["stages"]
-    return sorted(int(name.removeprefix("read/step=")) for name in stages if name.startswith("read/step="))
 
 
 def _outcomes(run: Run, regime: str, seed: int) -> pa.Table:
     """Outcomes of every held-out prompt at every evaluation."""
     parts = []
-    for step in _evaluated(run):
+    for step in sorted(int(name.partition("=")[2]) for name in run.manifest["stages"] if name.startswith("read/")):
         table = run.read(f"problems/step={step}")
         named = {"regime": [regime] * len(table), "seed": [seed] * len(table), "step": [step] * len(table)}
         parts.append(pa.table({**named, **{name: table[name] for name in table.column_names}}))
@@ -342,125 +316,77 @@ def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table, clock: str) -> T
         loss_C=loss_C,
         length_P=length_N[step_N == last],
         truncated_P=cut_N[step_N == last],
-        stages={stage: sum(row[f"seconds_{stage}"] for row in rows) for stage in (*TRAINING_STAGES, "other")},
         audit=audit | {"end_dropped": mean("end_dropped_share")},
     )
-
-
-def _overlap(uniform: Sequence[Run]) -> list[Row]:
-    """What selectors would keep of uniform's rollouts, and how far any two agree: means over audits and seeds."""
-    overlap, kept = dict[tuple[str, str], list[float]](), dict[str, list[float]]()
-    for run in uniform:
-        table = run.read("training")
-        known = {name: [v for v in table[name].to_pylist() if v is not None] for name in table.column_names}
-        shadows = sorted(name.removeprefix("shadow_kept_") for name in known if name.startswith("shadow_kept_"))
-        for name in shadows:
-            kept.setdefault(name, []).extend(known[f"shadow_kept_{name}"])
-        for first, second in itertools.combinations(shadows, 2):
-            values = known.get(f"overlap_{first}_{second}") or known.get(f"overlap_{second}_{first}") or []
-            overlap.setdefault((first, second), []).extend(values)
-    return [
-        {
-            "first": first,
-            "second": second,
-            "overlap": float(np.mean(values)),
-            "kept_first": float(np.mean(kept[first])),
-            "kept_second": float(np.mean(kept[second])),
-        }
-        for (first, second), values in overlap.items()
-        if values
-    ]
 
 
 # ---------------------------------------------------------------- what is printed and saved
 
 
+ACCURACY = (
+    Column("regime", "regime"),
+    Column("accuracy", "accuracy", percent),
+    Column("change", "delta", points, interval=True),
+    Column("same seconds", "change_same_seconds", points, interval=True),
+    Column("loss rocks", "loss_rocks", number, {"digits": 3}),
+    Column("change", "loss_rocks_change", number, {"digits": 3}, interval=True),
+    Column("loss rest", "loss_rest", number, {"digits": 3}),
+    Column("change", "loss_rest_change", number, {"digits": 3}, interval=True),
+    Column("verdict", "verdict"),
+)
+TIME = (
+    Column("regime", "regime"),
+    Column("seconds", "seconds", number, {"digits": 0}),
+    Column("time ×", "seconds_ratio", number, interval=True),
+    Column("FLOPs ×", "flops_ratio", number),
+    Column("kept", "kept_share", percent),
+    Column("ceiling", "ceiling", number),
+    Column("reached: steps", "steps_to", number, {"digits": 0}, interval=True),
+    Column("seconds", "seconds_to", number, {"digits": 0}, interval=True),
+    Column("tokens", "tokens_to", number, {"digits": 0}, interval=True),
+)
+TOKENS = (
+    Column("regime", "regime"),
+    Column("accuracy", "accuracy_same_tokens", percent),
+    Column("change", "change_same_tokens", points, interval=True),
+    Column("tokens × at equal steps", "spent_ratio", number),
+    Column("bite: tokens", "bite_tokens", percent),
+    Column("loss", "bite_loss", percent),
+    Column("end dropped", "end_dropped", percent),
+    Column("lengths grew", "grew"),
+)
+
+
 def _show(facts: Json, config: CompareConfig) -> None:
     """Print the tables (accuracy, time, equal tokens) and the verdicts."""
-    out = console(width=None if sys.stdout.isatty() else 150)
-    for table in tables_of(facts, config):
-        out.print(table)
-    for sentence in facts["verdicts"]:
-        out.print(sentence, markup=False)  # “[never arrives, …]” is an interval, not a style
-
-
-def tables_of(facts: Json, config: CompareConfig) -> list[Table]:
-    """The comparison as tables, from what the stage recorded."""
-    rows, uniform = [dict(row) for row in facts["regimes"]], facts["regimes"][0]
-    for row in rows:
-        if row["regime"] == "uniform":  # against itself there is nothing to say
-            row |= dict.fromkeys(("delta", "change_same_seconds", "change_same_tokens", "verdict"))
-        row["grew"] = {True: "yes", False: "no", None: None}[row["grew"]]
-        for axis in ("steps", "seconds", "tokens"):
-            ends = (number(row[f"{axis}_to{end}"], 0) if row[f"{axis}_to{end}"] is not None else "never"
-                    for end in ("", "_low", "_high"))  # fmt: skip
-            row[f"reached_{axis}"] = "{} [{}, {}]".format(*ends)
+    uniform = facts["regimes"][0]
+    nothing = dict.fromkeys(("delta", "change_same_seconds", "change_same_tokens", "verdict"))  # against itself
+    rows = [uniform | nothing, *facts["regimes"][1:]]
     start = f"the checkpoint at step {facts['start']}" if facts.get("start") else "one start"
+    trained = f"{facts['steps']} steps, {plural(uniform['num_seeds'], 'seed')}, {uniform['num_problems']} prompts"
     over = "seeds and prompts" if uniform["over_seeds"] else "prompts only (an interval over seeds needs three of them)"
-    clock = "wall-clock" if config.clock == "wall" else "processor"
-
-    def column(header: str, key: str, form: Any = None, *, interval: bool = False, **options: Any) -> Column:
-        return Column(header, key, form, options, interval)
-
-    regime = column("regime", "regime")
-    accuracy = Table(
-        title=f"Regimes from {start}: {facts['steps']} steps, {plural(uniform['num_seeds'], 'seed')}, "
-        f"{uniform['num_problems']} prompts",
-        columns=[
-            regime,
-            column("accuracy", "accuracy", percent),
-            column("change", "delta", points, interval=True),
-            column("same seconds", "change_same_seconds", points, interval=True),
-            column("loss rocks", "loss_rocks", number, digits=3),
-            column("change", "loss_rocks_change", number, interval=True, digits=3),
-            column("loss rest", "loss_rest", number, digits=3),
-            column("change", "loss_rest_change", number, interval=True, digits=3),
-            column("verdict", "verdict"),
-        ],
-        data=rows,
-        caption=[
+    tables = {
+        f"Regimes from {start}: {trained}": (
+            ACCURACY,
             f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
-            f"{percent(config.level, 0)} intervals over {over}; losses in nats on common held-out rollouts"
-        ],
-    )
-    time = Table(
-        title="What it took, and when it came to uniform's final accuracy",
-        columns=[
-            regime,
-            column("seconds", "seconds", number, digits=0),
-            column("time ×", "seconds_ratio", number, interval=True),
-            column("FLOPs ×", "flops_ratio", number),
-            column("kept", "kept_share", percent),
-            column("ceiling", "ceiling", number),
-            column("reached: steps", "reached_steps"),
-            column("seconds", "reached_seconds"),
-            column("tokens", "reached_tokens"),
-        ],
-        data=rows,
-        caption=[
-            f"{clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: uniform's "
-            f"final accuracy less {points(config.margin, signed=False)} points"
-        ],
-    )
-    tokens = Table(
-        title=f"At equal tokens: {number(facts['equal_tokens'], 0)} sampled and scored",
-        columns=[
-            regime,
-            column("accuracy", "accuracy_same_tokens", percent),
-            column("change", "change_same_tokens", points, interval=True),
-            column("tokens × at equal steps", "spent_ratio", number),
-            column("bite: tokens", "bite_tokens", percent),
-            column("loss", "bite_loss", percent),
-            column("end dropped", "end_dropped", percent),
-            column("grew", "grew"),
-        ],
-        data=rows,
-        caption=[
+            f"{percent(config.level, 0)} intervals over {over}; losses in nats on common held-out rollouts",
+        ),
+        "What it took, and when it came to uniform's final accuracy": (
+            TIME,
+            f"{config.clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
+            f"uniform's final accuracy less {points(config.margin, signed=False)} points",
+        ),
+        f"At equal tokens: {number(facts['equal_tokens'], 0)} sampled and scored": (
+            TOKENS,
             "bite: share of the tokens, and of the loss, that the regime changed; end dropped: share of end tokens "
-            "without loss; grew: whether lengths or truncation did"
-        ],
-    )
-    return [accuracy, time, tokens]
+            "without loss",
+        ),
+    }
+    out = console(width=None if sys.stdout.isatty() else 150)
+    for title, (columns, caption) in tables.items():
+        out.print(Table(columns, rows, title=title, caption=[caption]))
+    for sentence in facts["verdicts"]:
+        out.print(sentence, markup=False)  # “[not reached, …]” is an interval, not a style
 
 
 def save_results(run: Run, path: Path) -> None:

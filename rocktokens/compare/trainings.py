@@ -80,7 +80,7 @@ class Training:
     def open(self) -> Run:
         """Its run, made if it is not there; RunError where it was made with other settings."""
         asked, common = self.common.compare, self.common
-        names = ("problems", "rollouts", "curve_rollouts", "contexts", "train_prompts", "start")
+        names = ("problems", "rollouts", "curve_rollouts", "contexts", "start")
         reading: Json = {name: getattr(asked, name) for name in names} | {"rocks": list(common.rocks)}
         return Run.create(self.directory, {"distill": to_mapping(self.distill), "reading": reading})
 
@@ -249,10 +249,6 @@ def _bench(common: Common) -> _Bench:
             "or --prompts.answer-field and --prompts.checker"
         )
     prompts = load_prompts(common.prompts, models.tokenizer, part="train")
-    if asked.train_prompts is not None and asked.train_prompts > len(prompts):
-        raise ConfigError(
-            f"train_prompts = {asked.train_prompts}, but the source has {len(prompts)} prompts to train on"
-        )
     require_room(models, prompts, common.max_new_tokens)
     contexts: Sequence[Rollout] = ()
     if common.contexts != Path():
@@ -263,7 +259,7 @@ def _bench(common: Common) -> _Bench:
         starts = tuple(len(rollout.prompt_ids) for rollout in contexts)
         source.check(Sequences(ids, starts, tuple(rollout.rollout_id for rollout in contexts)))
     models = replace(models, student=None)  # type: ignore[arg-type]
-    return _Bench(models, prompts[: asked.train_prompts], problems, checker, contexts, RememberedStates(source))
+    return _Bench(models, prompts, problems, checker, contexts, RememberedStates(source))
 
 
 def forget() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ from rocktokens.compare.judgement import (
     values_by_prompt,
     weights_at,
 )
-from rocktokens.compare.regimes import FrozenSets, check_regimes, common_base, differences, regime_config
+from rocktokens.compare.regimes import FrozenSets, common_base, regime_config
 from rocktokens.compare.settings import CompareConfig, Regime
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.select.settings import SelectorConfig
@@ -370,21 +370,13 @@ def configs(seed: int = 0, **changes) -> dict[str, DistillConfig]:
 
 def test_regimes_differ_in_nothing_but_selector_and_their_own_settings():
     made = configs()
-    check_regimes(made)
     assert set(SUBJECTS) == set(made) - {"uniform"}
     others = {"small": {"rollouts_per_prompt"}, "todi": {"loss"}, "srkl": {"loss"}, "uniform": set()}
     for regime, config in made.items():
-        different = differences(made["uniform"], config)
-        if regime in others:
-            assert different == others[regime], regime
-        else:
-            assert different, regime
-            assert all(name.startswith("selector.") for name in different), (regime, different)
+        uniform, own = asdict(made["uniform"]), asdict(config)
+        assert {name for name in own if own[name] != uniform[name]} == others.get(regime, {"selector"}), regime
     assert made["freeze"].selector.rocks == made["random"].selector.rocks == ROCKS[:1]
     assert made["freeze_rocks"].selector.rocks == made["soft"].selector.rocks == ROCKS
-    made["freeze"] = replace(made["freeze"], learning_rate=1e-3)
-    with pytest.raises(ConfigError, match="learning_rate"):
-        check_regimes(made)
 
 
 def test_all_share_one_schedule_whatever_the_run_had():

@@ -371,7 +371,6 @@ def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: fl
         row |= {"scored": row["tokens"], "changed_share": 1 - kept, "end_dropped_share": 0.0}
         if step % 5 == 1:
             row |= {"changed_loss_share": 0.4 * (kept < 1)}
-            row |= {"shadow_kept_tip": 0.5, "shadow_kept_entropy": 0.5, "overlap_tip_entropy": 0.9}
         record.add(row)
     record.write(arm)
     for step in range(0, 21, 4):
