@@ -69,7 +69,7 @@ def run_detect(rows: int) -> dict[str, float]:
 def run_scores(rows: int) -> dict[str, float]:
     """The part of detection that the peer does too: burden, persistence, contexts, CCR, and intervals of the burden."""
     from rocktokens.detect.occurrences import Occurrences, rng_for
-    from rocktokens.detect.paper import score, type_intervals, type_vectors
+    from rocktokens.detect.paper import burden_intervals, score, type_vectors
     from rocktokens.detect.settings import DetectConfig
 
     columns, _ = corpus(rows)
@@ -81,9 +81,9 @@ def run_scores(rows: int) -> dict[str, float]:
     start = time.perf_counter()
     occurrences = Occurrences.from_table(columns)
     pairs = occurrences.pairs()
-    scores = score(occurrences, pairs, config, vector_VH)
+    score(occurrences, pairs, config, vector_VH)
     scored = time.perf_counter() - start
-    type_intervals(scores, occurrences, pairs, config)
+    burden_intervals(pairs, config)
     return {"rows": rows, "seconds": scored, "seconds_with_intervals": time.perf_counter() - start}
 
 

@@ -110,13 +110,11 @@ prompts_needed   float    For an unclear type: prompts in all that would settle 
 count            int      Occurrences in the half of the prompts that measures.
 count_all        int      Occurrences in all prompts.
 num_prompts      int      Prompts in which the type occurs, of all.
-rock_count       int      Persistent occurrences in recurring contexts.
 loss_pre         float    Mean loss at the first checkpoint, nats; empty where only one was scored.
 loss_post        float    Mean loss at the last checkpoint, nats; empty where the half has no occurrence.
 r                interval Burden, the Rock Score: total loss of the type, nats.
-ccr              interval Share of the type's occurrences that are rock occurrences.
+ccr              float    Share of the type's occurrences that are rock occurrences.
 r_ctx            float    Burden times ccr.
-persistent_share float    Share of occurrences with a high loss before and after; empty if none.
 rho              float    Mean share of similar contexts among the persistent occurrences; empty if none.
 grad_share       float    Share of the total gradient norm; empty where norms were not recorded.
 rank_certified   int      Rank by the definition certified; empty where not eligible.
@@ -135,7 +133,6 @@ share_positions_median interval Median over rollouts of the share of positions.
 share_loss             interval Share of the total loss.
 share_grad             interval Share of the total gradient norm; empty where norms were not recorded.
 enrichment             interval Share of the loss divided by share of the positions; 1 means merely frequent.
-mean_loss              interval Mean loss of an occurrence, nats.
 
 # clusters | detect | one row per kind of token among the rocks
 cluster         text     Kind of token.

@@ -63,7 +63,6 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
         named = row["class"] or ""
         row["said"] = f"{named} (not confirmed)" if named and not row["confirmed"] else named
         row["losses"] = f"{number(row['loss_pre'], 3)} → {number(row['loss_post'], 3)}"
-        row["sets"] = " ".join(name for name in report.sets if row[f"in_{name}"])
     columns = (
         Column("token", "token"),
         Column("class", "said"),
@@ -73,7 +72,6 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
         Column("fall [95 %]", "fall", percent, {"digits": 0}, interval=True),
         Column("R", "r", number, {"digits": 1}),
         Column("CCR", "ccr", number),
-        Column("sets", "sets"),
     )
     lines = [*_footprint_lines(report), *spread_lines(report), *enough_lines(report, command), *report.notes]
     return Table(columns, rows, title=title(report), caption=lines, name="types.parquet", limit=limit)
@@ -105,7 +103,7 @@ def _footprint_lines(report: RockReport) -> list[str]:
             f"(median rollout {percent(found.share_positions_median.value)}), "
             f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment, number)}"
         )
-    named = ", ".join(f"{o.first}/{o.second} {o.jaccard:.2f}" for o in report.overlaps)
+    named = ", ".join(f"{first}/{second} {value:.2f}" for first, second, value in report.overlaps)
     return [*lines, f"overlap (Jaccard): {named}"]
 
 

@@ -51,7 +51,6 @@ class Footprint(NamedTuple):
     share_loss: Estimate
     share_grad: Estimate | None
     enrichment: Estimate
-    mean_loss: Estimate
 
 
 def footprints(
@@ -96,7 +95,6 @@ def footprints(
             share_loss=estimate(_share, own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
             share_grad=share_grad,
             enrichment=estimate(_enrichment, own_loss, all_loss, own_n, all_n).within(least, np.inf),
-            mean_loss=estimate(_share, own_loss, own_n).within(least, np.inf),
         )
     return found
 

@@ -216,15 +216,10 @@ class Occurrences:
         return cls.read({0: table if isinstance(table, pa.Table) else pa.table(dict(table))}, signal=signal)
 
     @classmethod
-    def from_checkpoints(cls, by_step: Mapping[int, pa.Table], *, signal: str = "kl") -> Occurrences:
-        """From the tables of a run, one per checkpoint: the first step is pre, the last is post."""
-        return cls.read(by_step, signal=signal)
-
-    @classmethod
     def read(cls, by_step: Mapping[int, pa.Table | str], *, signal: str = "kl") -> Occurrences:
-        """From one source per checkpoint: an Arrow table, or the SELECT that gives its rows.
+        """From one source per checkpoint, the first is pre, the last post: an Arrow table, or the SELECT for its rows.
 
-        All checkpoints must hold the same occurrences, in whatever order.
+        All must hold the same occurrences, in whatever order.
         """
         if not by_step:
             raise DataError("no scored checkpoint: run `rocktokens score` first")
@@ -314,7 +309,13 @@ class _Reader:
         code_R = rollouts["code"].to_numpy()
         token_M, rollout_M, position_M = self._keys(self.last, code_R)
         for step in self.steps[:-1]:
-            self._compare(step, self._keys(step, code_R), (token_M, rollout_M, position_M))
+            token_m, rollout_m, position_m = self._keys(step, code_R)
+            if not (np.array_equal(rollout_m, rollout_M) and np.array_equal(position_m, position_M)):
+                raise self._differ(step)
+            if not np.array_equal(token_m, token_M):
+                raise DataError(
+                    f"step {step} and {self.last} have other tokens at the same positions: another tokenizer?"
+                )
         token_ids_V = np.unique(token_M)
         code = np.zeros(int(token_ids_V[-1]) + 1, np.int32)
         code[token_ids_V] = np.arange(len(token_ids_V), dtype=np.int32)
@@ -372,7 +373,7 @@ class _Reader:
         starts = np.flatnonzero(np.append(True, code_M[1:] != code_M[:-1]))  # rows of one rollout mostly lie together
         found = by_code[np.minimum(np.searchsorted(code_R[by_code], code_M[starts]), len(code_R) - 1)]
         if (code_R[found] != code_M[starts]).any():
-            self._differ(step)
+            raise self._differ(step)
         rollout_M = np.repeat(found.astype(np.int32), np.diff(starts, append=len(code_M)))
         key_M = rollout_M.astype(np.int64) * (int(position_M.max()) + 1) + position_M
         order: Array | slice = slice(None)
@@ -385,14 +386,8 @@ class _Reader:
         self.order[step] = order
         return token_M[order], rollout_M[order], position_M[order]
 
-    def _compare(self, step: int, found: tuple[Array, Array, Array], last: tuple[Array, Array, Array]) -> None:
-        if not all(np.array_equal(one, other) for one, other in zip(found[1:], last[1:])):
-            self._differ(step)
-        if not np.array_equal(found[0], last[0]):
-            raise DataError(f"step {step} and {self.last} have other tokens at the same positions: another tokenizer?")
-
-    def _differ(self, step: int) -> None:
-        raise DataError(
+    def _differ(self, step: int) -> DataError:
+        return DataError(
             f"step {step} and step {self.last} hold different occurrences; all checkpoints must be scored on the same "
             "rollouts: run `rocktokens score --checkpoints all`"
         )

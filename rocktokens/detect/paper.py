@@ -7,7 +7,7 @@ Everything here is computed on whichever occurrences it is given: on one half to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,21 +53,14 @@ class Scores:
     count_V: Array
     r_V: Array
     """Burden: total loss."""
-    rock_count_V: Array
-    """Rock occurrences: persistent, in contexts that recur."""
-    rock_index: Array
-    """The rock occurrences themselves."""
+    ccr_V: Array
+    """Share of the type's occurrences that are rock occurrences: persistent, in contexts that recur."""
     persistent_V: Array
     """Share of the type's occurrences that persist."""
     rho_V: Array
     """Mean ρ of its persistent occurrences."""
     persistent_share: float
     """Share of all occurrences that persist."""
-
-    @property
-    def ccr_V(self) -> Array:
-        """Share of the type's occurrences that are rock occurrences."""
-        return self.rock_count_V / np.maximum(self.count_V, 1)
 
     @property
     def r_ctx_V(self) -> Array:
@@ -104,8 +97,7 @@ def score(
         thresholds=Thresholds(tau_pre, tau_post, gamma, config.eta, config.window),
         count_V=count_V,
         r_V=pairs.by_type(pairs.loss_S),
-        rock_count_V=np.bincount(type_Q[rock_Q], minlength=size),
-        rock_index=contexts.index_Q[rock_Q],
+        ccr_V=np.bincount(type_Q[rock_Q], minlength=size) / np.maximum(count_V, 1),
         persistent_V=persistent_V / np.maximum(count_V, 1),
         rho_V=np.bincount(type_Q, weights=rho_Q, minlength=size) / np.maximum(persistent_V, 1),
         persistent_share=float(len(type_Q) / count_V.sum()),
@@ -143,38 +135,23 @@ def units_of(num_prompts: int, num_types: int, seed: int) -> Array:
     return rng_for(seed, "units").permutation(num_prompts) % min(num_prompts, limit)
 
 
-def type_intervals(
-    scores: Scores, occurrences: Occurrences, pairs: Pairs, config: DetectConfig
-) -> dict[str, Intervals]:
-    """Bootstrap-t intervals of burden and context-consistency rate for every type, within what is possible."""
+def burden_intervals(pairs: Pairs, config: DetectConfig) -> Intervals:
+    """Bootstrap-t interval of every type's burden; losses that are not negative have no negative sum."""
     unit_P = units_of(pairs.num_prompts, pairs.num_types, config.seed)
-    num_units, index = int(unit_P.max()) + 1, scores.rock_index
-
-    def cells(prompt: Array, kind: Array, weight: Array | None) -> Floats:
-        key = unit_P[prompt] * pairs.num_types + kind
-        found = np.bincount(key, weights=weight, minlength=num_units * pairs.num_types)
-        return found.astype(np.float32).reshape(num_units, pairs.num_types)
-
-    loss_UV = cells(pairs.prompt_S, pairs.type_S, pairs.loss_S)
-    n_UV = cells(pairs.prompt_S, pairs.type_S, pairs.n_S)
-    rock_UV = cells(occurrences.prompt_N[index], occurrences.type_N[index], None)
+    num_units = int(unit_P.max()) + 1
+    key_S = unit_P[pairs.prompt_S] * pairs.num_types + pairs.type_S
+    loss_UV = np.bincount(key_S, weights=pairs.loss_S, minlength=num_units * pairs.num_types)
+    loss_UV = loss_UV.astype(np.float32).reshape(num_units, pairs.num_types)
     counts_BU = resample_counts(num_units, config.resamples, rng_for(config.seed, "resamples"))
+    parts: dict[int, Intervals] = {}
 
-    def intervals(statistic: Callable[..., Floats], *columns_UV: Floats) -> Intervals:
-        parts: dict[int, Intervals] = {}
+    def work(start: int) -> None:
+        block_UT = loss_UV[:, start : start + TYPE_BLOCK]
+        parts[start] = bootstrap_sums(lambda loss: loss, [block_UT], counts_BU, level=config.level)
 
-        def work(start: int) -> None:
-            block = [column_UV[:, start : start + TYPE_BLOCK] for column_UV in columns_UV]
-            parts[start] = bootstrap_sums(statistic, block, counts_BU, level=config.level)
-
-        for_each(work, range(0, pairs.num_types, TYPE_BLOCK))
-        return Intervals(*(np.concatenate(ends) for ends in zip(*(parts[start] for start in sorted(parts)))))
-
-    least = 0.0 if (pairs.loss_S >= 0).all() else -np.inf
-    return {
-        "r": intervals(lambda loss: loss, loss_UV).within(least, np.inf),
-        "ccr": intervals(lambda rock, n: rock / n, rock_UV, n_UV).within(0.0, 1.0),
-    }
+    for_each(work, range(0, pairs.num_types, TYPE_BLOCK))
+    found = Intervals(*(np.concatenate(ends) for ends in zip(*(parts[start] for start in sorted(parts)))))
+    return found.within(0.0 if (pairs.loss_S >= 0).all() else -np.inf, np.inf)
 
 
 # Contexts

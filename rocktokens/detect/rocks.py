@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +32,6 @@ __all__ = ["DetectConfig", "Occurrences", "RockReport", "detect_rocks"]
 # Shapes: N occurrences, V token types.
 DEFINITIONS = ("certified", "burden", "context")
 CANNOT = "no rock can be declared"
-
-
-class Overlap(NamedTuple):
-    """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
-
-    first: str
-    second: str
-    jaccard: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,8 @@ class RockReport:
     """By definition, of all costly types, and of both controls (`control`, `control_loss`) of the chosen one."""
     clusters: list[Row]
     controls: dict[str, Control]
-    overlaps: list[Overlap]
+    overlaps: list[tuple[str, str, float]]
+    """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
     groups: dict[str, Array]
     """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""
     persistence: list[measures.PersistenceRow]
@@ -135,7 +128,7 @@ class RockReport:
             },
             "enough": {name: getattr(self.enough, name) for name in ("num_unclear", "num_in_reach", "prompts_needed")},
             **{name: number for name, number in self.counts.items() if name != "num_rollouts"},
-            "overlaps": [list(overlap) for overlap in self.overlaps],
+            "overlaps": [list(row) for row in self.overlaps],
             "groups": {name: ids.tolist() for name, ids in self.groups.items()},
             "notes": list(self.notes),
         }
@@ -292,9 +285,9 @@ def jaccard(first: Array, second: Array) -> float:
 
 def _overlaps(
     chosen: Occurrences, config: DetectConfig, vector_VH: Floats, scores: Scores, sets: dict[str, Array]
-) -> list[Overlap]:
+) -> list[tuple[str, str, float]]:
     """Jaccard of every two definitions, and of each definition on the two signals where both were recorded."""
-    found = [Overlap(a, b, jaccard(sets[a], sets[b])) for a, b in combinations(DEFINITIONS, 2)]
+    found = [(a, b, jaccard(sets[a], sets[b])) for a, b in combinations(DEFINITIONS, 2)]
     other = chosen.on_other_signal()
     if other is not None:
         pairs = other.pairs()
@@ -307,7 +300,7 @@ def _overlaps(
         for definition in DEFINITIONS:
             own = ranked[definition] if definition == "certified" else ranked[definition][: _k(config, sets, scores)]
             same = jaccard(sets[definition], own)
-            found.append(Overlap(f"{definition} on {config.signal}", f"{definition} on {name}", same))
+            found.append((f"{definition} on {config.signal}", f"{definition} on {name}", same))
     return found
 
 
@@ -369,17 +362,15 @@ def _measured_columns(measured: Occurrences, pairs: Pairs, found: Scores, config
     nothing_V = np.full(pairs.num_types, np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
         columns: Row = {
-            "rock_count": found.rock_count_V,
             "loss_pre": nothing_V if pairs.pre_S is None else pairs.by_type(pairs.pre_S) / found.count_V,
             "loss_post": found.r_V / found.count_V,
             "r": found.r_V,
             "ccr": found.ccr_V,
             "r_ctx": found.r_ctx_V,
-            "persistent_share": found.persistent_V,
             "rho": found.rho_V,
         }
-    for name, ends in paper.type_intervals(found, measured, pairs, config).items():
-        columns |= {f"{name}_low": ends.low_V, f"{name}_high": ends.high_V}
+    ends = paper.burden_intervals(pairs, config)
+    columns |= {"r_low": ends.low_V, "r_high": ends.high_V}
     grad_N = measured.column("grad_norm")
     if grad_N is not None:
         summed = measured.sums({"grad": np.nan_to_num(grad_N)})

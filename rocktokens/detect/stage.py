@@ -39,7 +39,7 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         run = open_run(path)
         folder = "occurrences" if run.steps() else "telemetry"
         source = _student(run)
-        inputs = inputs_of(run, files=(folder, "monitor.parquet"), models={"embeddings": str(source or "")})
+        inputs = inputs_of(run, files=(folder,), models={"embeddings": str(source or "")})
         stage = Stage(run, "detect", {"detect": config}, inputs)
         if stage.due(again):
             by_step = {step: parquet(_files(run, f"occurrences/step={step}")) for step in run.steps()}
@@ -50,7 +50,7 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
             report = dataclasses.replace(report, notes=(*how, *report.notes))
             imported = "import" in run.manifest["config"]  # no pair, nothing to sample
             command = more_prompts(path, None if imported else report.enough.prompts_needed)
-            _write(stage, report, {**_monitor_overlap(run, report), "command": command})
+            _write(stage, report, {"command": command})
         return run
 
 
@@ -147,15 +147,6 @@ def embeddings(directory: Path | None) -> np.ndarray | None:
     return None
 
 
-def _monitor_overlap(run: Run, report: RockReport) -> Json:
-    """How far the rocks that training saw on its own (`TokenMonitor.rocks`) are those of detection."""
-    if not run.done("distill") or "monitor_rocks" not in run.facts("distill"):
-        return {}
-    online = run.facts("distill")["monitor_rocks"][: len(report.rocks)]
-    both, either = set(online) & set(report.rocks.tolist()), set(online) | set(report.rocks.tolist())
-    return {"monitor": {"rocks": online, "jaccard": len(both) / len(either) if either else 1.0}}
-
-
 def _refuse_other_runs(out: Path) -> None:
     """Results for a table of one's own never go into a run that something else made."""
     if not (out / MANIFEST).exists():
@@ -173,14 +164,7 @@ def _write(stage: Stage, report: RockReport, more: Json) -> None:
     tables = report.tables()
     tables["positions"] = _with_top_tokens(stage.run, tables["positions"])
     stage.publish(tables, {**report.facts(), **more})
-    out = console()
-    out.print(render(report, more.get("command")))
-    if "monitor" in more:
-        online = more["monitor"]
-        out.print(
-            f"TokenMonitor, while training and without a scoring pass: {len(online['rocks'])} rocks, "
-            f"Jaccard {online['jaccard']:.2f} with these."
-        )
+    console().print(render(report, more.get("command")))
 
 
 def _with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:

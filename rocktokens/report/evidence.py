@@ -210,7 +210,7 @@ def no_rocks_sentence(facts: Facts) -> str:
     if learning:
         parts.append(f"{learning} {'is' if learning == 1 else 'are'} costly and learning")
     if count["unclear"]:
-        more = facts.stage("detect").get("prompts_needed")
+        more = (facts.stage("detect").get("enough") or {}).get("prompts_needed")
         parts.append(f"{count['unclear']} {'is' if count['unclear'] == 1 else 'are'} costly and unclear")
         if isinstance(more, int | float) and more > 0:
             parts[-1] += f" (about {plural(int(more), 'prompt')} would settle it)"

@@ -136,7 +136,7 @@ def test_every_costly_type_has_a_class():
         ],
         steps=[0, 100, 200, 300],
     )
-    report = detect_rocks(Occurrences.from_checkpoints(by_step), config=DetectConfig(**QUICK))
+    report = detect_rocks(Occurrences.read(by_step), config=DetectConfig(**QUICK))
     assert report.rocks.tolist() == [0]
     assert report.classes["learning"].tolist() == [1]
     assert report.classes[LEVELLED].tolist() == [2]
@@ -155,7 +155,7 @@ def test_slow_steady_learning_is_not_levelled_off():
     """A fall of 60 % at an even pace: each third falls by a quarter."""
     curve = (0.4 ** -np.linspace(1, 0, 7)).tolist()
     by_step = classes_corpus([curve], steps=[0, 50, 100, 150, 200, 250, 300])
-    report = detect_rocks(Occurrences.from_checkpoints(by_step), config=DetectConfig(**QUICK))
+    report = detect_rocks(Occurrences.read(by_step), config=DetectConfig(**QUICK))
     assert report.classes["learning"].tolist() == [0]
 
 
@@ -220,7 +220,7 @@ def test_without_the_loss_before_the_word_is_costly():
 def test_one_checkpoint_of_a_run_is_no_loss_before():
     columns, _ = corpora.four_rocks(np.random.default_rng(3), 30)
     table = pa.table({**{n: columns[n] for n in columns if "loss" not in n}, "kl": columns["loss_post"]})
-    report = detect_rocks(Occurrences.from_checkpoints({7: table}), config=DetectConfig(**QUICK))
+    report = detect_rocks(Occurrences.read({7: table}), config=DetectConfig(**QUICK))
     assert len(report.rocks) == 0
     assert any("a second scored checkpoint" in note for note in report.notes)
 

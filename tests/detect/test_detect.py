@@ -196,9 +196,9 @@ def test_both_signals_are_compared(planted, signal):
         step: pa.table({**base, "kl": columns[name], "log_ratio": columns[name] + noise})
         for step, name in ((0, "loss_pre"), (9, "loss_post"))
     }
-    occurrences = Occurrences.from_checkpoints(by_step, signal=signal)
+    occurrences = Occurrences.read(by_step, signal=signal)
     found = detect_rocks(occurrences, config=DetectConfig(k=8, signal=signal, resamples=200))
-    overlap = {(o.first, o.second): o.jaccard for o in found.overlaps}
+    overlap = {(first, second): value for first, second, value in found.overlaps}
     other = "log_ratio" if signal == "kl" else "kl"
     assert overlap[f"context on {signal}", f"context on {other}"] > 0.7
     assert len(overlap) == 6

@@ -130,7 +130,7 @@ def test_every_checkpoint_is_compared_with_the_first(still):
     keys = {name: still[name] for name in ("prompt_id", "rollout_id", "position", "token_id")}
     scales = {0: 1.0, 10: 0.9, 20: 0.6}
     by_step = {step: pa.table({**keys, "kl": still["loss_post"] * scale}) for step, scale in scales.items()}
-    report = detect_rocks(Occurrences.from_checkpoints(by_step), config=CONTEXT)
+    report = detect_rocks(Occurrences.read(by_step), config=CONTEXT)
     found = {row.step: row for row in report.persistence if row.group == "rocks" and row.arm == "checkpoint"}
     assert sorted(found) == [10, 20]
     for step, row in found.items():

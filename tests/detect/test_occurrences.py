@@ -84,12 +84,12 @@ def shuffled(step, size):
 def test_parts_in_any_order_are_the_table_as_a_whole(tmp_path, rng, order, signal, steps):
     by_step = tables(rng, steps)
     found = Occurrences.read(run_of(tmp_path / "a [run]*", by_step, order), signal=signal)
-    assert_same(found, Occurrences.from_checkpoints(by_step, signal=signal))
+    assert_same(found, Occurrences.read(by_step, signal=signal))
     assert found.steps == (list(steps) if len(steps) > 1 else [])
 
 
 def test_sums_by_prompt_and_type_are_those_of_a_loop(rng):
-    half = Occurrences.from_checkpoints(tables(rng)).halves(0)[0]
+    half = Occurrences.read(tables(rng)).halves(0)[0]
     pairs = half.pairs()
     expected = {}
     for prompt, kind, loss in zip(half.prompt_N, half.type_N, half.loss_post_N):
@@ -107,14 +107,14 @@ def test_values_that_are_not_finite_leave_the_measurement_and_stay_as_context(rn
     kl = by_step[5]["kl"].to_numpy().copy()
     kl[[3, 500]], kl[30 * 3 * 4 : 30 * 3 * 5] = np.nan, np.inf  # two rows, and all of one prompt
     by_step[5] = by_step[5].set_column(4, "kl", pa.array(kl, pa.float32()))
-    found = Occurrences.from_checkpoints(by_step)
+    found = Occurrences.read(by_step)
     assert (found.num_left_out, found.num_prompts, len(found.type_M)) == (92, 23, 24 * 90)
     assert "92 of 2160" in found.notes[0]
     assert sum(half.num_left_out for half in found.halves(0)) == 2  # a prompt without any loss is in neither half
 
 
 def test_columns_that_are_empty_throughout_were_not_recorded(rng):
-    found = Occurrences.from_checkpoints(tables(rng, missing=("log_ratio", "grad_norm")))
+    found = Occurrences.read(tables(rng, missing=("log_ratio", "grad_norm")))
     assert set(found.columns) == {0, 5, 10}
     assert found.on_other_signal() is None
     assert found.column("grad_norm") is None
@@ -133,7 +133,7 @@ def test_checkpoints_must_hold_the_same_occurrences(rng, damage, word):
     by_step = tables(rng)
     by_step[0] = damage(by_step[0])
     with pytest.raises(DataError, match=word):
-        Occurrences.from_checkpoints(by_step)
+        Occurrences.read(by_step)
 
 
 def test_a_table_in_any_order_with_a_prompt_for_each_rollout():

@@ -222,7 +222,7 @@ def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: in
 
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:
     config = DetectConfig(definition="context", k=6, resamples=200, seed=seed)
-    report = detect_rocks(Occurrences.from_checkpoints(tables), tokenizer, config)
+    report = detect_rocks(Occurrences.read(tables), tokenizer, config)
     for name in ("types", "sensitivity", "persistence", "footprints", "clusters"):
         run.write(name, report.tables()[name])
     run.manifest["config"]["detect"] = {"definition": "context", "k": 6, "resamples": 200, "seed": seed}

@@ -58,7 +58,7 @@ def test_what_cannot_be_drawn_is_named(run, tmp_path):
 
 def test_a_detection_shows_its_rocks_and_a_census_its_verdicts(run):
     table = run.occurrences("select * exclude (step) from occurrences where step = 100")
-    report = detect_rocks(Occurrences.from_checkpoints({0: table, 100: table}))
+    report = detect_rocks(Occurrences.read({0: table, 100: table}))
     html = report._repr_html_()
     assert html.count("<tr>") == 1 + min(len(report.rocks), 50)
     assert "of" in html
