@@ -59,11 +59,14 @@ def read_bypass(path: str | Path, *, fingerprint: str | None = None, vocabulary:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DataError(f"{path} is not a bypass list: its format is not {FORMAT!r}")
-    if content.get("version") != VERSION:
-        raise DataError(f"{path} has version {content.get('version')}, this program reads {VERSION}")
-    ids = _ids(path, content, vocabulary)
+    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+        raise DataError(f"{path} is not a bypass list: its format is not {FORMAT!r}, version {VERSION}")
+    ids = content.get("ids")
+    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+        raise DataError(f"{path} names no ids: `ids` must be a list of token ids")
+    wrong = [item for item in ids if item < 0 or (vocabulary is not None and item >= vocabulary)]
+    if wrong or len(set(ids)) < len(ids):
+        raise DataError(f"{path} names a token id twice, or one that is not in the vocabulary: {[*wrong, *ids][0]}")
     made_with = content.get("tokenizer")
     theirs = made_with.get("fingerprint") if isinstance(made_with, dict) else None
     if fingerprint is not None and theirs is not None and theirs != fingerprint:
@@ -76,16 +79,4 @@ def read_bypass(path: str | Path, *, fingerprint: str | None = None, vocabulary:
     tokens = content.get("tokens")
     tokens = tokens if isinstance(tokens, list) and len(tokens) == len(ids) else [f"#{token_id}" for token_id in ids]
     status, text = str(comparison.get("status", "not compared")), str(comparison.get("text", "not compared"))
-    return BypassList(ids, tuple(map(str, tokens)), theirs, status, text, content)
-
-
-def _ids(path: Path, content: dict[str, object], vocabulary: int | None) -> tuple[int, ...]:
-    ids = content.get("ids")
-    if not isinstance(ids, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
-        raise DataError(f"{path} names no ids: `ids` must be a list of token ids")
-    wrong = [item for item in ids if item < 0 or (vocabulary is not None and item >= vocabulary)]
-    if wrong:
-        raise DataError(f"{path}: token id {wrong[0]} is not in the vocabulary; was it made for another model?")
-    if len(set(ids)) < len(ids):
-        raise DataError(f"{path} names a token id twice")
-    return tuple(ids)
+    return BypassList(tuple(ids), tuple(map(str, tokens)), theirs, status, text, content)

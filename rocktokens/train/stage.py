@@ -138,13 +138,14 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
     ranks = processes()
     with ranks.main_process_first():  # the others open what the first has made
         run, target = _target(path, asked, again)
+        chosen = asked.config.selector
     found = train(
         asked.config,
         models,
         prompts,
         target,
-        rocks=asked.config.selector.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()),
-        bypass=list_for(run, asked.config.selector, models.tokenizer),
+        rocks=chosen.rocks or (tuple(run.facts("detect")["rocks"]) if run.done("detect") else ()),
+        bypass=list_for(run, chosen.bypass, models.tokenizer, freezes=chosen.name == "freeze" and not chosen.rocks),
         problems=held_out,
         check=checker if held_out else None,
         on_end=show_account,

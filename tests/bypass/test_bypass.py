@@ -17,7 +17,6 @@ from rocktokens.interop.export import export
 from rocktokens.models.pair import load_tokenizer
 from rocktokens.models.settings import PairConfig
 from rocktokens.run import Run, open_run
-from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import to_mapping
 
 NAMES = ("roughly", "7", "so", "then", "well", "end", "cheap")
@@ -197,23 +196,22 @@ def test_a_list_from_elsewhere_gets_its_verdict_too(run):
 
 def test_freeze_takes_the_list_and_refuses_an_empty_one_or_another_tokenizers(run, pair, tmp_path):
     tokenizer = load_tokenizer(pair.student, pair)
-    assert list_for(run, SelectorConfig(name="freeze"), tokenizer) is None  # there is no list yet
+    assert list_for(run, None, tokenizer, freezes=True) is None  # there is no list yet
     bypass(run.path, BypassConfig())
-    assert list_for(run, SelectorConfig(name="freeze"), tokenizer) == (10, 13)
+    assert list_for(run, None, tokenizer, freezes=True) == (10, 13)
     elsewhere = Run.create(tmp_path / "elsewhere", {})
-    asked = SelectorConfig(name="adaptive", bypass=str(run.path))
-    assert list_for(elsewhere, asked, tokenizer) == (10, 13)
+    assert list_for(elsewhere, str(run.path), tokenizer, freezes=False) == (10, 13)
 
     class Other:
         def get_vocab(self):
             return {"x": 0}
 
     with pytest.raises(DataError, match="another tokenizer"):
-        list_for(run, SelectorConfig(name="freeze"), Other())
+        list_for(run, None, Other(), freezes=True)
     write(run, "grafts", graft_rows(high=0.03))
     bypass(run.path, BypassConfig())
     with pytest.raises(ConfigError, match="nothing to freeze"):
-        list_for(run, SelectorConfig(name="freeze"), tokenizer)
+        list_for(run, None, tokenizer, freezes=True)
 
 
 def test_export_writes_the_list_for_others(run, tmp_path):
