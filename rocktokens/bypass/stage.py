@@ -40,7 +40,6 @@ GRAFTED = ("rocks", "skippable")
 # Facts of the stages that the list rests on.
 TESTED = ("definition", "signal", "num_prompts", "num_problems", "num_rollouts", "accuracy", "epsilon", "alpha")
 UNTESTED = {
-    "detect": "which types are rocks: `rocktokens detect`",
     "knockout": "bans at inference: `rocktokens knockout`",
     "graft": "what learning the types would gain: `rocktokens graft`",
 }
@@ -177,7 +176,7 @@ def bypass(path: Path, config: BypassConfig) -> Run:
             "tokenizer": _tokenizer(run),
             "tested": {
                 name: {fact: value for fact, value in run.facts(name).items() if fact in TESTED}
-                for name in UNTESTED
+                for name in ("detect", *UNTESTED)
                 if run.done(name)
             },
             "not_tested": [],  # by `_compared`

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import pyarrow as pa
 
 from rocktokens.causal.settings import BaselineConfig
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.jobs import Job, Place, advance, keep, keeping_loaded, run
+from rocktokens.jobs import Job, Place, advance, keep, run
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.checkers import Checker, check_all, make_checker
 from rocktokens.prompts.settings import PromptsConfig
@@ -381,14 +380,11 @@ class Setup:
             served["teacher_served"] = open_sampling(pair, servers, rollouts, of_teacher=True).served
         return cls(facts, pair, baseline, rollouts, problems, checked, servers, served)
 
-    @contextmanager
-    def work(self, folder: Path, place: Place | None, *, grafts: bool = False) -> Iterator[JobWork]:
-        """Work in jobs whose parts lie below a folder, which is removed when the block ends well."""
+    def work(self, stage: Stage, place: Place | None, *, grafts: bool = False) -> JobWork:
+        """Work in jobs, whose parts lie in the stage's folder."""
         given = {"pair": self.pair, "prompts": self.prompts, "rollouts": self.rollouts, "servers": self.servers}
         exact = self.baseline.greedy or (self.baseline.top_k is None and self.baseline.top_p is None)
-        with keeping_loaded():
-            yield JobWork(folder, {**given, "grafts": grafts}, place, exact)
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        return JobWork(stage.parts, {**given, "grafts": grafts}, place, exact)
 
 
 def asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:

@@ -46,7 +46,7 @@ from rocktokens.causal.baseline import (
 from rocktokens.causal.inference import NEUTRAL, STUMBLING_BLOCK, change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.errors import ConfigError
-from rocktokens.jobs import Place
+from rocktokens.jobs import Place, keeping_loaded
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
@@ -513,12 +513,13 @@ def run_graft(
         if run.done("knockout") and run.manifest["config"].get("baseline") == to_mapping(baseline):
             for row in run.read("baseline").to_pylist():
                 known.setdefault(row["prompt_id"], []).append(row)
-        with setup.work(stage.parts, place, grafts=True) as work:
+        with keeping_loaded():
+            work = setup.work(stage, place, grafts=True)
             found = _graft_all(work, setup.problems, sets, setup.facts.vocabulary, config, setup.baseline, known)
-            table = graft_table(found.rows, types, sets.target, sets.clusters or {})
-            gains = {row.arm: list(row.gain[:3]) for row in found.rows}
-            facts = {"accuracy": found.accuracy, "gains": gains, **setup.served}
-            stage.publish({"grafts": table, "graft_rollouts": found.grafts}, facts)
+        table = graft_table(found.rows, types, sets.target, sets.clusters or {})
+        gains = {row.arm: list(row.gain[:3]) for row in found.rows}
+        facts = {"accuracy": found.accuracy, "gains": gains, **setup.served}
+        stage.publish({"grafts": table, "graft_rollouts": found.grafts}, facts)
     from rocktokens.causal.figures import graft_terminal
 
     console().print(graft_terminal(table, found.accuracy))

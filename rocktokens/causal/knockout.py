@@ -56,7 +56,7 @@ from rocktokens.causal.census import (
 )
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.errors import ConfigError
-from rocktokens.jobs import Place
+from rocktokens.jobs import Place, keeping_loaded
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
@@ -378,12 +378,12 @@ def knockout(
         setup = Setup.of(run, baseline, servers or ServersConfig())
         sets = _sets(run, config, setup)
         check_sets(sets, setup.facts.eos_ids, setup.facts.vocabulary)
-        with setup.work(stage.parts, place) as work:
-            found = _take_census(work, setup.problems, sets, config, setup.baseline)
-            for note in found.census.notes:
-                log.warning("%s", note)
-            tables = {"baseline": found.baseline, "knockouts": found.knockouts, "census": census_table(found.census)}
-            stage.publish(tables, {**census_facts(found.census), **setup.served})
+        with keeping_loaded():
+            found = _take_census(setup.work(stage, place), setup.problems, sets, config, setup.baseline)
+        for note in found.census.notes:
+            log.warning("%s", note)
+        tables = {"baseline": found.baseline, "knockouts": found.knockouts, "census": census_table(found.census)}
+        stage.publish(tables, {**census_facts(found.census), **setup.served})
     from rocktokens.causal.figures import census_terminal
 
     console().print(census_terminal(found.census))

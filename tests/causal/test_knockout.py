@@ -467,8 +467,8 @@ def with_detection(path, rocks):
 
 
 def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypatch):
-    from rocktokens.causal import baseline as causal_baseline
     from rocktokens.causal.knockout import knockout
+    from rocktokens.stage import Stage
 
     config = KnockoutConfig(top=3, until="budget", resamples=200)
     base = BaselineConfig(problems=40, max_new_tokens=12, batch_size=32)
@@ -477,7 +477,7 @@ def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypa
     shutil.copytree(tiny_run, changed)
     wanted = knockout(with_detection(fresh, [20, 21, 22]), config, base)
     with monkeypatch.context() as killed:  # as if it had been killed at the very end, with all its parts on disk
-        killed.setattr(causal_baseline.shutil, "rmtree", lambda *_, **__: None)
+        killed.setattr(Stage, "remove_parts", lambda stage: None)
         first = knockout(with_detection(changed, [20]), config, base)
     assert sum(row["role"] == "control" for row in first.read("census").to_pylist()) == 1
     found = knockout(with_detection(changed, [20, 21, 22]), config, base)
