@@ -29,6 +29,13 @@ EXACT_TOKENS = 16
 SPLIT_TOLERANCE = 2**-14
 
 
+def refuse(*cases: tuple[bool, str]) -> None:
+    """Raise the sentence of the first case that holds."""
+    for wrong, sentence in cases:
+        if wrong:
+            raise ConfigError(sentence)
+
+
 @dataclass(frozen=True)
 class Head:
     """An output head: projection, and what the model family does to the logits after it."""
@@ -38,23 +45,32 @@ class Head:
     softcap: float | None = None
     scale: float = 1.0
 
+    @property
+    def rows(self) -> int:
+        """Token types it has logits for, padding rows included."""
+        return len(self.weight_VH)
 
-def check_head(name: str, head: Head, hidden_NH: Tensor) -> None:
-    """Refuse a head that does not fit its hidden states, or numbers that no family has; `name` is for the message."""
-    weight_VH, bias_V = head.weight_VH, head.bias_V
-    if hidden_NH.dim() != 2 or weight_VH.dim() != 2 or hidden_NH.shape[1] != weight_VH.shape[1] or not len(weight_VH):
-        raise ConfigError(
-            f"{name} hidden states {tuple(hidden_NH.shape)} do not fit its head {tuple(weight_VH.shape)}; "
-            "both are two-dimensional and share their last dimension"
+    def refuse_unfit(self, name: str, hidden_NH: Tensor) -> None:
+        """Refuse hidden states that do not fit, or numbers that no family has; `name` is for the message."""
+        hidden, weight = tuple(hidden_NH.shape), tuple(self.weight_VH.shape)
+        bias, cap = self.bias_V, self.softcap
+        refuse(
+            (
+                len(hidden) != 2 or len(weight) != 2 or hidden[1] != weight[1] or not weight[0],
+                f"{name} hidden states {hidden} do not fit its head {weight}; both are two-dimensional and share their "
+                "last dimension",
+            ),
+            (
+                not (hidden_NH.is_floating_point() and self.weight_VH.is_floating_point()),
+                f"{name} hidden states and head must be float, got {hidden_NH.dtype} and {self.weight_VH.dtype}",
+            ),
+            (
+                bias is not None and (bias.dim() != 1 or len(bias) < weight[0]),
+                f"{name}_bias does not fit its head {weight}",
+            ),
+            (cap is not None and not 0 < cap < math.inf, f"{name}_softcap must be > 0 and finite, got {cap}"),
+            (not math.isfinite(self.scale), f"{name}_scale must be finite, got {self.scale}"),
         )
-    if not (hidden_NH.is_floating_point() and weight_VH.is_floating_point()):
-        raise ConfigError(f"{name} hidden states and head must be float, got {hidden_NH.dtype} and {weight_VH.dtype}")
-    if bias_V is not None and (bias_V.dim() != 1 or len(bias_V) < len(weight_VH)):
-        raise ConfigError(f"{name}_bias {tuple(bias_V.shape)} does not fit its head {tuple(weight_VH.shape)}")
-    if head.softcap is not None and not 0 < head.softcap < math.inf:
-        raise ConfigError(f"{name}_softcap must be > 0 and finite, got {head.softcap}; None means no soft cap")
-    if not math.isfinite(head.scale):
-        raise ConfigError(f"{name}_scale must be finite, got {head.scale}")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rocktokens.divergence.heads import Head, check_head, logits_
-from rocktokens.errors import ConfigError
+from rocktokens.divergence.heads import Head, logits_, refuse
 
 # Logits held at once, the same bound as in the divergence pass.
 CHUNK_ELEMENTS = 6_500_000
@@ -57,19 +56,6 @@ class TopChoices(NamedTuple):
         """How many tokens are kept of each model."""
         return self.student_ids_NK.shape[1]
 
-    def room_for(self, keep_K: Tensor | None, num_rows: int, vocabulary: int) -> TopChoices:
-        """Itself, or room for the kept rows alone; refused unless it fits the rows and asks for tokens that exist."""
-        if not 1 <= self.size <= vocabulary:
-            raise ConfigError(f"top must lie between 1 and the vocabulary's {vocabulary} token types, got {self.size}")
-        if len(self.student_ids_NK) != num_rows:
-            raise ConfigError(f"top has room for {len(self.student_ids_NK)} rows, and there are {num_rows}")
-        return self if keep_K is None else TopChoices.empty(len(keep_K), self.size, keep_K.device)
-
-    def put_(self, row_K: Tensor, some: TopChoices) -> None:
-        """Take over the choices of some of the rows; the others keep -1 and NaN."""
-        for target, own in zip(self, some):
-            target[row_K] = own
-
 
 def top_tokens(hidden_NH: Tensor, head: Head, k: int, *, vocabulary: int | None = None) -> TopTokens:
     """The K most probable tokens at every position, at temperature 1.
@@ -84,9 +70,8 @@ def top_tokens(hidden_NH: Tensor, head: Head, k: int, *, vocabulary: int | None 
     Returns:
         Ids and log-probabilities, each with one row per position.
     """
-    if k < 1:
-        raise ConfigError(f"k must be at least 1, got {k}")
-    check_head("model", head, hidden_NH)
+    refuse((k < 1, f"k must be at least 1, got {k}"))
+    head.refuse_unfit("model", hidden_NH)
     size_V = min(len(head.weight_VH), vocabulary or len(head.weight_VH))
     k, num_rows, device = min(k, size_V), len(hidden_NH), hidden_NH.device
     ids_NK = torch.empty((num_rows, k), dtype=torch.int64, device=device)

@@ -258,7 +258,7 @@ def test_evaluation_uses_the_same_problems_and_draws_every_time(tmp_path):
     assert 0 <= found.low <= found.value <= found.high <= 1
 
 
-@pytest.mark.parametrize(("why", "settings"), [("time", {"hours": 1e-5}), ("saturated", {"until": "saturated"})])
+@pytest.mark.parametrize(("why", "settings"), [("time", {"hours": 1e-9}), ("saturated", {"until": "saturated"})])
 def test_training_stops_early_keeps_where_it_ended_and_stays_stopped(tmp_path, monkeypatch, why, settings):
     # The slope test itself is in test_record.py; here it speaks after five steps.
     monkeypatch.setattr(TrainingRecord, "has_saturated", lambda record, *_: len(record.rows) > 5)
