@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rocktokens.divergence.heads import Head, Projection, add_outer_, logits_, refuse, sharpen_, splits, times_head
+from rocktokens.divergence.heads import Head, Projection, add_outer_, logits_, sharpen_, splits, times_head
 from rocktokens.divergence.measures import KINDS, LOG_ZERO, Kind, Rule, infinite_rows, log_softmax_, measure_
 from rocktokens.divergence.top_tokens import TopChoices
+from rocktokens.settings import require
 
 # Logits of each model held at once: large enough to keep a matrix multiplication busy, small beside one output head.
 CHUNK_ELEMENTS = 9_750_000
@@ -92,31 +93,25 @@ def fused_divergence(
     student.refuse_unfit("student", student_hidden_NH)
     teacher.refuse_unfit("teacher", teacher_hidden_NG)
     num_rows, device, vocabulary = len(student_hidden_NH), student_hidden_NH.device, min(student.rows, teacher.rows)
-    refuse(
-        (kind not in KINDS, f"kind must be one of {', '.join(KINDS)}, got {kind!r}"),
-        (
-            kind == "jsd" and not 0 < beta < 1,
-            f"beta must lie between 0 and 1, got {beta}; the ends are forward_kl (0) and reverse_kl (1)",
-        ),
-        (not 0 < temperature < math.inf, f"temperature must be > 0 and finite, got {temperature}"),
-        (chunk is not None and chunk < 1, f"chunk must be at least 1 row, got {chunk}; None chooses one"),
-        (
-            len(teacher_hidden_NG) != num_rows,
-            f"{len(teacher_hidden_NG)} rows of the teacher, {num_rows} of the student",
-        ),
-        (observe is not None and token_N is None, "observe needs token_N"),
+    require(kind in KINDS, f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    require(
+        kind != "jsd" or 0 < beta < 1,
+        f"beta must lie between 0 and 1, got {beta}; the ends are forward_kl (0) and reverse_kl (1)",
     )
+    require(0 < temperature < math.inf, f"temperature must be > 0 and finite, got {temperature}")
+    require(chunk is None or chunk >= 1, f"chunk must be at least 1 row, got {chunk}; None chooses one")
+    teacher_rows = len(teacher_hidden_NG)
+    require(teacher_rows == num_rows, f"{teacher_rows} rows of the teacher, {num_rows} of the student")
+    require(observe is None or token_N is not None, "observe needs token_N")
     for name, given in (("token_N", token_N), ("weight_N", weight_N)):
         if given is not None:
-            refuse((given.shape != (num_rows,), f"{name} has the shape {tuple(given.shape)}; it needs ({num_rows},)"))
+            require(given.shape == (num_rows,), f"{name} has the shape {tuple(given.shape)}; it needs ({num_rows},)")
     if token_N is not None and token_N.numel():
         low, high = int(token_N.min()), int(token_N.max())
-        refuse(
-            (
-                token_N.is_floating_point() or low < 0 or high >= vocabulary,
-                f"token_N must hold integer ids of the shared vocabulary of {vocabulary}, got "
-                f"{low if low < 0 else high} ({token_N.dtype}); give rows that do not count a weight of 0",
-            )
+        require(
+            not token_N.is_floating_point() and low >= 0 and high < vocabulary,
+            f"token_N must hold integer ids of the shared vocabulary of {vocabulary}, got "
+            f"{low if low < 0 else high} ({token_N.dtype}); give rows that do not count a weight of 0",
         )
 
     # Rows of weight 0 leave here.
@@ -124,7 +119,7 @@ def fused_divergence(
     student_hidden_KH, teacher_hidden_KG, token_K, choices = student_hidden_NH, teacher_hidden_NG, token_N, top
     if weight_N is not None:
         weight_K = weight_N.detach().to(device=device, dtype=torch.float32)
-        refuse((not bool(((weight_K >= 0) & (weight_K < math.inf)).all()), "weights must be >= 0 and finite"))
+        require(bool(((weight_K >= 0) & (weight_K < math.inf)).all()), "weights must be >= 0 and finite")
         if not bool((weight_K != 0).all()):
             keep_K = weight_K.nonzero().squeeze(1)
             weight_K, student_hidden_KH, teacher_hidden_KG = (
@@ -132,18 +127,13 @@ def fused_divergence(
             )
             token_K = None if token_N is None else token_N[keep_K]
     if top is not None:
-        refuse(
-            (
-                not 1 <= top.size <= vocabulary,
-                f"top must lie between 1 and the vocabulary's {vocabulary} types, got {top.size}",
-            ),
-            (len(top[0]) != num_rows, f"top has room for {len(top[0])} rows, and there are {num_rows}"),
-        )
+        require(1 <= top.size <= vocabulary, f"top must be 1 to the vocabulary's {vocabulary} types, got {top.size}")
+        require(len(top[0]) == num_rows, f"top has room for {len(top[0])} rows, and there are {num_rows}")
         choices = top if keep_K is None else TopChoices.empty(len(keep_K), top.size, device)
     if denominator is None:
         denominator = weight_K.sum().clamp_min(torch.finfo(torch.float32).tiny)
     elif len(weight_K):
-        refuse((not 0 < float(denominator) < math.inf, f"denominator must be > 0 and finite, got {float(denominator)}"))
+        require(0 < float(denominator) < math.inf, f"denominator must be > 0 and finite, got {float(denominator)}")
 
     differentiable: tuple[Tensor | None, ...] = (student_hidden_KH, student_head_VH, student_bias)
     if not torch.is_grad_enabled():  # a Function does not see no_grad and would pay for the parameters' gradients

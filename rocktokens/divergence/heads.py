@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rocktokens.errors import ConfigError
+from rocktokens.settings import require
 
 # Columns of a 16-bit head that are widened to float32 at a time where the device cannot multiply into float32 itself.
 WIDEN_COLUMNS = 8_192
@@ -27,13 +27,6 @@ SPLIT_ELEMENTS = 4_000_000
 EXACT_TOKENS = 16
 # Relative error that the two parts of a split product may have; they have 16 bits, one part alone has 8.
 SPLIT_TOLERANCE = 2**-14
-
-
-def refuse(*cases: tuple[bool, str]) -> None:
-    """Raise the sentence of the first case that holds."""
-    for wrong, sentence in cases:
-        if wrong:
-            raise ConfigError(sentence)
 
 
 @dataclass(frozen=True)
@@ -52,25 +45,20 @@ class Head:
 
     def refuse_unfit(self, name: str, hidden_NH: Tensor) -> None:
         """Refuse hidden states that do not fit, or numbers that no family has; `name` is for the message."""
-        hidden, weight = tuple(hidden_NH.shape), tuple(self.weight_VH.shape)
-        bias, cap = self.bias_V, self.softcap
-        refuse(
-            (
-                len(hidden) != 2 or len(weight) != 2 or hidden[1] != weight[1] or not weight[0],
-                f"{name} hidden states {hidden} do not fit its head {weight}; both are two-dimensional and share their "
-                "last dimension",
-            ),
-            (
-                not (hidden_NH.is_floating_point() and self.weight_VH.is_floating_point()),
-                f"{name} hidden states and head must be float, got {hidden_NH.dtype} and {self.weight_VH.dtype}",
-            ),
-            (
-                bias is not None and (bias.dim() != 1 or len(bias) < weight[0]),
-                f"{name}_bias does not fit its head {weight}",
-            ),
-            (cap is not None and not 0 < cap < math.inf, f"{name}_softcap must be > 0 and finite, got {cap}"),
-            (not math.isfinite(self.scale), f"{name}_scale must be finite, got {self.scale}"),
+        hidden, weight, bias, cap = tuple(hidden_NH.shape), tuple(self.weight_VH.shape), self.bias_V, self.softcap
+        require(
+            len(hidden) == len(weight) == 2 and hidden[1] == weight[1] and weight[0] > 0,
+            f"{name} hidden states {hidden} do not fit its head {weight}: rows of one width are needed on both sides",
         )
+        require(
+            hidden_NH.is_floating_point() and self.weight_VH.is_floating_point(),
+            f"{name} hidden states and head must be float, got {hidden_NH.dtype} and {self.weight_VH.dtype}",
+        )
+        require(
+            bias is None or (bias.dim() == 1 and len(bias) >= weight[0]), f"{name}_bias does not fit its head {weight}"
+        )
+        require(cap is None or 0 < cap < math.inf, f"{name}_softcap must be > 0 and finite, got {cap}")
+        require(math.isfinite(self.scale), f"{name}_scale must be finite, got {self.scale}")
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ Shapes: N rows of one update, V vocabulary, W = 4 windows.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pyarrow as pa
 import torch
 from scipy import stats as sps
 from torch import Tensor
 
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import DataError
+from rocktokens.settings import require
 from rocktokens.values import Row
 
 WINDOWS = ("total", "early", "recent", "late")
@@ -40,10 +39,7 @@ class TokenMonitor:
 
     def __init__(self, vocabulary: int, *, half_life: float = HALF_LIFE) -> None:
         """`half_life`: updates after which a row's weight in the recent mean is halved; also the early window."""
-        if vocabulary < 1:
-            raise ConfigError(f"vocabulary must be at least 1, got {vocabulary}")
-        if not half_life > 0:
-            raise ConfigError(f"half_life must be > 0 updates, got {half_life}")
+        require(half_life > 0, f"half_life must be > 0 updates, got {half_life}")
         self.vocabulary, self.half_life = vocabulary, float(half_life)
         self.num_updates = 0
         self.num_invalid = 0
@@ -89,11 +85,6 @@ class TokenMonitor:
 
     def merge(self, other: TokenMonitor) -> TokenMonitor:
         """A monitor that has seen what both have; they must have run side by side (ranks of one training run)."""
-        if (other.vocabulary, other.half_life) != (self.vocabulary, self.half_life):
-            raise ConfigError(
-                f"monitors differ: vocabulary {self.vocabulary} and {other.vocabulary}, "
-                f"half_life {self.half_life} and {other.half_life}; merge monitors of one run"
-            )
         merged = TokenMonitor(self.vocabulary, half_life=self.half_life)
         merged._sums_WSV = self._sums_WSV + other._sums_WSV
         merged.num_updates = max(self.num_updates, other.num_updates)
@@ -116,38 +107,35 @@ class TokenMonitor:
     def mean(self, window: str = "total") -> np.ndarray:
         """Mean loss of every type in a window; NaN where the type has not occurred."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return self._sum(window, "value") / self._sum(window, "weight")
+            return self.sums(window, "value") / self.sums(window, "weight")
 
     def variance(self, window: str = "total") -> np.ndarray:
         """Unbiased variance of every type's loss in a window; NaN below two (effective) rows."""
-        weight_V, mean_V = self._sum(window, "weight"), self.mean(window)
+        weight_V, mean_V = self.sums(window, "weight"), self.mean(window)
         rows_V = self.effective_rows(window)
         with np.errstate(invalid="ignore", divide="ignore"):
-            spread_V = np.maximum(self._sum(window, "value_sq") / weight_V - mean_V**2, 0.0)
+            spread_V = np.maximum(self.sums(window, "value_sq") / weight_V - mean_V**2, 0.0)
             return np.where(rows_V > 1 + 1e-9, spread_V * rows_V / (rows_V - 1), np.nan)
 
     def effective_rows(self, window: str = "total") -> np.ndarray:
         """Rows behind a mean; for the recent window, the number of equally weighted rows it is worth."""
-        weight_V, square_V = self._sum(window, "weight"), self._sum(window, "weight_sq")
+        weight_V, square_V = self.sums(window, "weight"), self.sums(window, "weight_sq")
         return np.divide(weight_V**2, square_V, out=np.zeros_like(weight_V), where=square_V > 0)
 
     def sums(self, window: str, name: str) -> np.ndarray:
         """One of the kept sums for every type, e.g. ("recent", "weight"); see WINDOWS and SUMS."""
-        return self._sum(window, name)
-
-    def _sum(self, window: str, name: str) -> np.ndarray:
         return self._sums_WSV[WINDOWS.index(window), SUMS.index(name)].numpy()
 
     @property
     def count(self) -> np.ndarray:
         """Occurrences of every type so far."""
-        return self._sum("total", "weight").astype(np.int64)
+        return self.sums("total", "weight").astype(np.int64)
 
     def table(self) -> pa.Table:
         """One row per token type seen, largest total loss first."""
         seen_T = np.flatnonzero(self.count)
-        seen_T = seen_T[np.argsort(-self._sum("total", "value")[seen_T], kind="stable")]
-        total = max(self._sum("total", "value").sum(), np.finfo(float).tiny)
+        seen_T = seen_T[np.argsort(-self.sums("total", "value")[seen_T], kind="stable")]
+        total = max(self.sums("total", "value").sum(), np.finfo(float).tiny)
         columns = {
             "token_id": seen_T,
             "count": self.count[seen_T],
@@ -156,8 +144,8 @@ class TokenMonitor:
             "early_mean": self.mean("early")[seen_T],
             "recent_mean": self.mean("recent")[seen_T],
             "recent_rows": self.effective_rows("recent")[seen_T],
-            "loss_share": self._sum("total", "value")[seen_T] / total,
-            "grad_norm": self._sum("total", "grad_norm")[seen_T],
+            "loss_share": self.sums("total", "value")[seen_T] / total,
+            "grad_norm": self.sums("total", "grad_norm")[seen_T],
         }
         return pa.table(columns)
 
@@ -189,14 +177,14 @@ class TokenMonitor:
             Token ids; empty where nothing can be said, which includes the first two half-lives. A type is tested
             where both windows have at least 20 effective rows. Needs no scoring pass; `detect` is the exact form.
         """
-        weight_V = self._sum("late", "weight")
+        weight_V = self.sums("late", "weight")
         rows_V = np.minimum(self.effective_rows("early"), self.effective_rows("late"))
         tested_T = np.flatnonzero(rows_V >= LEAST_ROWS)
         if not len(tested_T) or self.num_updates < 2 * self.half_life:
             return []
         early_T, late_T = self.mean("early")[tested_T], self.mean("late")[tested_T]
         early_se_T, late_se_T = self.standard_error("early")[tested_T], self.standard_error("late")[tested_T]
-        average = self._sum("late", "value").sum() / weight_V.sum()
+        average = self.sums("late", "value").sum() / weight_V.sum()
         quantile_T = sps.t.isf(alpha / len(tested_T), rows_V[tested_T] - 1)
         kept = 1.0 - max_fall
         excess_T = late_T - average - quantile_T * late_se_T
@@ -217,13 +205,11 @@ class TokenMonitor:
 
     def load_state_dict(self, state: Row) -> None:
         """Go on where another monitor of the same vocabulary stood."""
-        sums_WSV = state["sums"]
-        if state["version"] != VERSION or tuple(sums_WSV.shape) != tuple(self._sums_WSV.shape):
-            raise ConfigError(
-                f"saved monitor (version {state['version']}, vocabulary {sums_WSV.shape[-1]}) does not fit "
-                f"this one (version {VERSION}, vocabulary {self.vocabulary}); was it saved for another model?"
-            )
-        if not math.isclose(state["half_life"], self.half_life):
-            raise ConfigError(f"saved monitor has half_life {state['half_life']}, this one {self.half_life}")
+        sums_WSV, half_life = state["sums"], state["half_life"]
+        require(
+            state["version"] == VERSION and sums_WSV.shape == self._sums_WSV.shape and half_life == self.half_life,
+            f"saved monitor (version {state['version']}, vocabulary {sums_WSV.shape[-1]}, half_life {half_life}) does "
+            f"not fit this one (version {VERSION}, vocabulary {self.vocabulary}, half_life {self.half_life})",
+        )
         self._sums_WSV = sums_WSV.to(torch.float64).clone()
         self.num_updates, self.num_invalid = int(state["num_updates"]), int(state["num_invalid"])

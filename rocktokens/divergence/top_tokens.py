@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rocktokens.divergence.heads import Head, logits_, refuse
+from rocktokens.divergence.heads import Head, logits_
+from rocktokens.settings import require
 
 # Logits held at once, the same bound as in the divergence pass.
 CHUNK_ELEMENTS = 6_500_000
@@ -70,7 +71,7 @@ def top_tokens(hidden_NH: Tensor, head: Head, k: int, *, vocabulary: int | None 
     Returns:
         Ids and log-probabilities, each with one row per position.
     """
-    refuse((k < 1, f"k must be at least 1, got {k}"))
+    require(k >= 1, f"k must be at least 1, got {k}")
     head.refuse_unfit("model", hidden_NH)
     size_V = min(len(head.weight_VH), vocabulary or len(head.weight_VH))
     k, num_rows, device = min(k, size_V), len(hidden_NH), hidden_NH.device

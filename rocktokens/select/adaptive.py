@@ -18,13 +18,12 @@ from scipy import stats as sps
 from torch import Tensor
 
 from rocktokens.divergence.monitor import HALF_LIFE, LEAST_ROWS, TokenMonitor
-from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed
 from rocktokens.select.basic import Selector, SelectorBatch
-
-# Standard errors on the safe side of a comparison: one-sided 97.5 %.
+from rocktokens.settings import require
 from rocktokens.values import Row
 
+# Standard errors on the safe side of a comparison: one-sided 97.5 %.
 Z = 1.96
 
 
@@ -65,8 +64,7 @@ class Adaptive(Selector):
         """
         shares = {"budget": budget, "max_fall": max_fall, "least_fall": least_fall, "slower": slower, "audit": audit}
         for option, value in (shares | {"max_positions": max_positions}).items():
-            if not 0 < value < 1:
-                raise ConfigError(f"{option} must lie between 0 and 1, got {value}")
+            require(0 < value < 1, f"{option} must lie between 0 and 1, got {value}")
         self.budget, self.max_fall, self.least_fall, self.slower = budget, max_fall, least_fall, slower
         self.audit, self.max_positions, self.seed = audit, max_positions, seed
         self.allowed = None if allowed is None else tuple(sorted({int(token) for token in allowed}))
@@ -92,20 +90,17 @@ class Adaptive(Selector):
     def observe(self, monitor: TokenMonitor) -> None:
         if monitor.num_updates < least_updates(monitor.half_life) or not monitor.sums("recent", "value").sum() > 0:
             return
-        self._thaw(monitor)
+        # Let go of types whose audited mean has moved, either way, by more than `max_fall` and its error.
+        mean_V, mean_error_V = monitor.mean("recent"), monitor.standard_error("recent")
+        for token, (reference, _, _) in list(self._frozen.items()):
+            # An unknown error (too few audited rows) compares as False: what is not known to move stays.
+            if abs(mean_V[token] - reference) > self.max_fall * reference + Z * mean_error_V[token]:
+                del self._frozen[token]
+                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
         fall_V, error_V = monitor.fall()
         self.median_fall = weighted_median(fall_V, monitor.sums("early", "weight"))
         if self.median_fall >= self.least_fall:
             self._freeze(monitor, *self._since_thawed(monitor, fall_V, error_V))
-
-    def _thaw(self, monitor: TokenMonitor) -> None:
-        """Let go of types whose audited mean has moved, either way, by more than `max_fall` and its error."""
-        mean_V, error_V = monitor.mean("recent"), monitor.standard_error("recent")
-        for token, (reference, _, _) in list(self._frozen.items()):
-            # An unknown error (too few audited rows) compares as False: what is not known to move stays.
-            if abs(mean_V[token] - reference) > self.max_fall * reference + Z * error_V[token]:
-                del self._frozen[token]
-                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
 
     def _since_thawed(
         self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray
@@ -136,8 +131,14 @@ class Adaptive(Selector):
         rows_share_V = rows_left * weight_V / max(weight_V[unfrozen_V].sum(), np.finfo(float).tiny)
 
         mean_V, worth_V = monitor.mean("recent"), open_V & (loss_share_V > self.budget)
+        # Standard errors on the safe side of a fall: 1.96 or, where that is more, Student's quantile for the rows of
+        # each type with the 2.5 % shared among all types tested (Bonferroni). With 1.96 alone, about one type in forty
+        # that learns would be frozen for its noise.
+        rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
+        tail = float(sps.norm.sf(Z)) / max(int(worth_V.sum()), 1)
+        quantile_V = np.maximum(sps.t.isf(tail, np.maximum(rows_V - 1, 1)), Z)
         with np.errstate(invalid="ignore"):
-            stayed_V = fall_V + _quantiles(monitor, worth_V) * error_V < self.slower * self.median_fall
+            stayed_V = fall_V + quantile_V * error_V < self.slower * self.median_fall
             costly_V = mean_V - Z * monitor.standard_error("recent") > value_V.sum() / weight_V.sum()
         chosen = np.flatnonzero(worth_V & stayed_V & costly_V)
         for token in sorted(chosen.tolist(), key=lambda v: (-loss_share_V[v], v)):
@@ -152,17 +153,6 @@ class Adaptive(Selector):
 
     def load_state_dict(self, state: Row) -> None:
         self._frozen, self._thawed = dict(state["frozen"]), dict(state["thawed"])
-
-
-def _quantiles(monitor: TokenMonitor, tested_V: np.ndarray) -> np.ndarray:
-    """Standard errors on the safe side of a fall: 1.96, and more where many types are tested or rows are few.
-
-    Student's quantile for the rows of each type, with the 2.5 % shared among all types tested (Bonferroni): with 1.96
-    alone, about one type in forty that learns would be frozen for its noise.
-    """
-    rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
-    tail = float(sps.norm.sf(Z)) / max(int(tested_V.sum()), 1)
-    return np.maximum(sps.t.isf(tail, np.maximum(rows_V - 1, 1)), Z)
 
 
 def weighted_median(value_V: np.ndarray, weight_V: np.ndarray) -> float:

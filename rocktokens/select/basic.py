@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rocktokens.detect.measures import matched_control
 from rocktokens.divergence.monitor import TokenMonitor
-from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed
+from rocktokens.settings import require
 from rocktokens.values import Row
 
 # Share of occurrences below the threshold of a high-divergence window, where no threshold is given (docs/method.md §3).
@@ -65,6 +65,13 @@ class SelectorBatch:
     def __len__(self) -> int:
         return len(self.token_N)
 
+    def measured(self, name: str) -> Tensor:
+        """A column that a selector asked for; refused where the step did not measure it."""
+        column: Tensor | None = getattr(self, name)
+        require(column is not None, f"this selector needs {name}, which the step did not measure")
+        assert column is not None
+        return column
+
 
 class Selector:
     """Base of every selector. Write your own by overriding `weights`; the rest has working defaults."""
@@ -103,8 +110,7 @@ class Selector:
 
 def share(name: str, value: float) -> float:
     """The value, refused unless it is a share in (0, 1]."""
-    if not 0 < value <= 1:
-        raise ConfigError(f"{name} must lie in (0, 1], got {value}")
+    require(0 < value <= 1, f"{name} must lie in (0, 1], got {value}")
     return float(value)
 
 
@@ -126,12 +132,9 @@ class Soft(Selector):
     def __init__(self, *, rocks: Iterable[int], lam: float = 0.5, window: int = 0, tau: float | None = None) -> None:
         """`lam`: λ. `window`: how far a window may reach on either side; 0 is off. `tau`: its threshold in nats."""
         self._rocks = tuple(sorted({int(rock) for rock in rocks}))
-        if not self._rocks:
-            raise ConfigError(f"selector {self.name} needs {self.wants}")
-        if not 0 <= lam <= 1:
-            raise ConfigError(f"lam is a loss weight in [0, 1], got {lam}")
-        if window < 0:
-            raise ConfigError(f"window must be at least 0 positions, got {window}")
+        require(bool(self._rocks), f"selector {self.name} needs {self.wants}")
+        require(0 <= lam <= 1, f"lam is a loss weight in [0, 1], got {lam}")
+        require(window >= 0, f"window must be at least 0 positions, got {window}")
         self.lam, self.window, self.tau = float(lam), int(window), tau
         self.needs_losses = window > 0
 
@@ -144,8 +147,9 @@ class Soft(Selector):
         rock_N = torch.isin(batch.token_N, torch.tensor(self._rocks))
         if not self.window:
             return rock_N
-        assert batch.value_N is not None
-        return high_divergence_window(rock_N, batch.value_N, batch.rollout_N, width=self.window, tau=self.tau)
+        return high_divergence_window(
+            rock_N, batch.measured("value_N"), batch.rollout_N, width=self.window, tau=self.tau
+        )
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         return torch.where(self.rocks_at(batch), self.lam, 1.0)
@@ -218,16 +222,14 @@ class TopShare(Selector):
         """`keep`: share of the step's occurrences that keep their loss."""
         self.keep = share("keep", keep)
 
-    def score(self, batch: SelectorBatch) -> Tensor | None:
+    def score(self, batch: SelectorBatch) -> Tensor:
         """What occurrences are ranked by, one number each."""
         raise NotImplementedError
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        score_N = self.score(batch)
-        assert score_N is not None
-        best_N = torch.nan_to_num(score_N.double(), nan=-math.inf).argsort(descending=True, stable=True)
+        score_N = torch.nan_to_num(self.score(batch).double(), nan=-math.inf)
         weight_N = torch.zeros(len(batch))
-        weight_N[best_N[: math.ceil(self.keep * len(batch))]] = 1.0
+        weight_N[score_N.argsort(descending=True, stable=True)[: math.ceil(self.keep * len(batch))]] = 1.0
         return weight_N
 
 
@@ -236,8 +238,8 @@ class Entropy(TopShare):
 
     name = "entropy"
 
-    def score(self, batch: SelectorBatch) -> Tensor | None:
-        return batch.student_entropy_N
+    def score(self, batch: SelectorBatch) -> Tensor:
+        return batch.measured("student_entropy_N")
 
 
 class HighDivergence(TopShare):
@@ -245,8 +247,8 @@ class HighDivergence(TopShare):
 
     name = "divergence"
 
-    def score(self, batch: SelectorBatch) -> Tensor | None:
-        return batch.value_N
+    def score(self, batch: SelectorBatch) -> Tensor:
+        return batch.measured("value_N")
 
 
 class Prefix(Selector):

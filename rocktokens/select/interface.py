@@ -31,6 +31,7 @@ from rocktokens.select.basic import (
 )
 from rocktokens.select.published import PUBLISHED
 from rocktokens.select.settings import SelectorConfig
+from rocktokens.settings import require
 
 __all__ = ["Selector", "SelectorBatch", "TopShare", "Uniform", "high_divergence_window", "make_selector", "overlap"]
 __all__ += ["selector_kinds", "selector_of", "share"]
@@ -40,20 +41,23 @@ def make_selector(name: str, **options: object) -> Selector:
     """A selector by name, e.g. make_selector("freeze", rocks=[11, 42]); or your own class as "package.module:Class"."""
     kinds = selector_kinds()
     if ":" in name:
-        kind = _class_by_path(name)
-    elif name in kinds:
-        kind = kinds[name]
+        module, _, attribute = name.partition(":")
+        try:
+            kind = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"selector {name} cannot be loaded: {error}") from None
+        is_one = isinstance(kind, type) and issubclass(kind, Selector)
+        require(is_one, f"{name} is not a Selector; derive it from rocktokens.Selector")
     else:
         near = difflib.get_close_matches(name, kinds, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"no selector is called {name!r}.{hint} There are: {', '.join(kinds)}; or package.module:Class."
-        )
-    known = list(inspect.signature(kind).parameters)
+        known = f"There are: {', '.join(kinds)}; or package.module:Class."
+        require(name in kinds, f"no selector is called {name!r}.{hint} {known}")
+        kind = kinds[name]
+    takes = list(inspect.signature(kind).parameters)
     for option in options:
-        if option not in known:
-            takes = f"it takes: {', '.join(known)}" if known else "it takes no options"
-            raise ConfigError(f"selector {name} has no option {option!r}; {takes}")
+        said = f"it takes: {', '.join(takes)}" if takes else "it takes no options"
+        require(option in takes, f"selector {name} has no option {option!r}; {said}")
     return kind(**options)
 
 
@@ -75,19 +79,7 @@ def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Itera
     return make_selector(config.name, **options)
 
 
-def _class_by_path(path: str) -> type[Selector]:
-    module, _, attribute = path.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"selector {path} cannot be loaded: {error}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Selector)):
-        raise ConfigError(f"{path} is not a Selector; derive it from rocktokens.Selector")
-    return kind
-
-
 def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
-    ours: tuple[type[Selector], ...]
     ours = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
     return {kind.name: kind for kind in (*ours, *PUBLISHED)}

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from rocktokens.errors import ConfigError
 from rocktokens.select.basic import Selector, SelectorBatch, TopShare
+from rocktokens.settings import require
 from rocktokens.values import Row
 
 
@@ -27,7 +27,7 @@ class Tip(TopShare):
     name = "tip"
 
     def score(self, batch: SelectorBatch) -> Tensor:
-        entropy_N, value_N = _min_max(_given(batch, "student_entropy_N")), _min_max(_given(batch, "value_N"))
+        entropy_N, value_N = _min_max(batch.measured("student_entropy_N")), _min_max(batch.measured("value_N"))
         return entropy_N + value_N - entropy_N * value_N
 
 
@@ -43,13 +43,12 @@ class Teachable(TopShare):
 
     def __init__(self, *, keep: float = 0.05, top: int = 16) -> None:
         super().__init__(keep=keep)
-        if top < 2:
-            raise ConfigError(f"top must be at least 2 tokens, got {top}")
+        require(top >= 2, f"top must be at least 2 tokens, got {top}")
         self.needs_top = top
 
     def score(self, batch: SelectorBatch) -> Tensor:
         student_Nk, teacher_Nk = (
-            _given(batch, name)[:, : self.needs_top].double()
+            batch.measured(name)[:, : self.needs_top].double()
             for name in ("student_top_Nk", "teacher_at_student_top_Nk")
         )
         p_Nk, q_Nk = student_Nk.log_softmax(1), teacher_Nk.clamp_min(-1e30).log_softmax(1)
@@ -68,13 +67,12 @@ class Iw(Selector):
     needs_losses = True
 
     def __init__(self, *, gamma: float = 0.5) -> None:
-        if not 0 <= gamma <= 1:
-            raise ConfigError(f"gamma must lie in [0, 1], got {gamma}")
+        require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}")
         self.gamma = float(gamma)
         self.bound = 1.0 + self.gamma
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        advantage_N = (_given(batch, "teacher_logprob_N") - _given(batch, "student_logprob_N")).double().abs()
+        advantage_N = (batch.measured("teacher_logprob_N") - batch.measured("student_logprob_N")).double().abs()
         advantage_N = torch.nan_to_num(advantage_N, nan=0.0, posinf=0.0)
         total_N = rollout_sums(advantage_N, batch.rollout_N)[batch.rollout_N]
         before_N = advantage_N.cumsum(0) - advantage_N
@@ -96,30 +94,25 @@ class Fire(Selector):
 
     def __init__(self, *, drop: float = 0.2) -> None:
         """`drop`: share of the rollouts, those of lowest mean teacher log-probability, that carry no loss."""
-        if not 0 <= drop < 1:
-            raise ConfigError(f"drop is a share in [0, 1), got {drop}")
+        require(0 <= drop < 1, f"drop is a share in [0, 1), got {drop}")
         self.drop = float(drop)
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        kept_N = self._kept(batch)
-        teacher_N, student_N = (
-            torch.nan_to_num(_given(batch, name).double()) for name in ("teacher_entropy_N", "student_entropy_N")
-        )
-        weight_N = (2 - teacher_N / teacher_N.max().clamp_min(1e-30)) * (
-            1 + student_N / student_N.max().clamp_min(1e-30)
-        )
-        weight_N = torch.where(kept_N, weight_N, 0.0)
-        return (weight_N / weight_N[kept_N].mean()).float()
-
-    def _kept(self, batch: SelectorBatch) -> Tensor:
-        logprob_N = torch.nan_to_num(_given(batch, "teacher_logprob_N").double(), nan=0.0, neginf=-1e30)
+        logprob_N = torch.nan_to_num(batch.measured("teacher_logprob_N").double(), nan=0.0, neginf=-1e30)
         count_R = rollout_sums(torch.ones_like(logprob_N), batch.rollout_N)
         mean_R = rollout_sums(logprob_N, batch.rollout_N) / count_R.clamp_min(1)
         present_M = count_R.nonzero().squeeze(1)  # a rollout without a loss token has no mean and cannot be dropped
         worst_M = present_M[mean_R[present_M].argsort(stable=True)]
         kept_R = torch.ones(len(count_R), dtype=torch.bool)
         kept_R[worst_M[: math.floor(self.drop * len(present_M))]] = False
-        return kept_R[batch.rollout_N]
+        kept_N = kept_R[batch.rollout_N]
+        teacher_N, student_N = (
+            torch.nan_to_num(batch.measured(name).double()) for name in ("teacher_entropy_N", "student_entropy_N")
+        )
+        weight_N = 2 - teacher_N / teacher_N.max().clamp_min(1e-30)
+        weight_N = weight_N * (1 + student_N / student_N.max().clamp_min(1e-30))
+        weight_N = torch.where(kept_N, weight_N, 0.0)
+        return (weight_N / weight_N[kept_N].mean()).float()
 
 
 class SelectKd(Selector):
@@ -132,15 +125,13 @@ class SelectKd(Selector):
     needs_losses = True
 
     def __init__(self, *, top: int = 5, low: float = 0.01) -> None:
-        if top < 1:
-            raise ConfigError(f"top must be at least 1 token, got {top}")
-        if not 0 <= low <= 1:
-            raise ConfigError(f"low is a weight in [0, 1], got {low}")
+        require(top >= 1, f"top must be at least 1 token, got {top}")
+        require(0 <= low <= 1, f"low is a weight in [0, 1], got {low}")
         self.needs_top, self.low = top, float(low)
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        first_N1 = _given(batch, "student_top_id_Nk")[:, :1]
-        agreed_N = (_given(batch, "teacher_top_id_Nk")[:, : self.needs_top] == first_N1).any(1)
+        first_N1 = batch.measured("student_top_id_Nk")[:, :1]
+        agreed_N = (batch.measured("teacher_top_id_Nk")[:, : self.needs_top] == first_N1).any(1)
         return torch.where(agreed_N, 1.0, self.low)
 
 
@@ -174,21 +165,19 @@ class AdaKd(TopShare):
         self._level: float | None = None
 
     def score(self, batch: SelectorBatch) -> Tensor:
-        return _given(batch, "value_N")
+        return batch.measured("value_N")
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        self._adapt(float(torch.nan_to_num(_given(batch, "value_N").double(), posinf=0.0).mean()))
-        return super().weights(batch)
-
-    def _adapt(self, mean: float) -> None:
+        mean = float(torch.nan_to_num(batch.measured("value_N").double(), posinf=0.0).mean())
         if self._smoothed is None or self._level is None:
             self._smoothed = self._level = mean
-            return
+            return super().weights(batch)
         self._smoothed = self.SMOOTHING * self._smoothed + (1 - self.SMOOTHING) * mean
         if self._smoothed <= (1 - self.CHANGE) * self._level:
             self.keep, self._level = max(self.LEAST, self.keep * (1 - self.CHANGE)), self._smoothed
         elif self._smoothed >= (1 + self.CHANGE) * self._level:
             self.keep, self._level = min(1.0, self.keep * (1 + self.CHANGE)), self._smoothed
+        return super().weights(batch)
 
     def state_dict(self) -> Row:
         return {"keep": self.keep, "smoothed": self._smoothed, "level": self._level}
@@ -213,13 +202,6 @@ def _first_row(rollout_N: Tensor) -> Tensor:
     starts_N[1:] = rollout_N[1:] != rollout_N[:-1]
     first = starts_N.nonzero().squeeze(1)
     return first[starts_N.long().cumsum(0) - 1]
-
-
-def _given(batch: SelectorBatch, name: str) -> Tensor:
-    column = getattr(batch, name)
-    if column is None:
-        raise ConfigError(f"this selector needs {name}, which the step did not measure")
-    return column
 
 
 def _min_max(column_N: Tensor) -> Tensor:
