@@ -132,8 +132,7 @@ def run_geometry(rows: int) -> dict[str, float]:
     """Gradient geometry at 152k vocabulary × 5k types, streamed: memory whatever the number of occurrences."""
     import torch
 
-    from rocktokens.geometry.gradients import GradientGeometry
-    from rocktokens.geometry.settings import GeometryConfig
+    from rocktokens.geometry.gradients import GeometryConfig, GradientGeometry
 
     rng = np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -160,8 +159,7 @@ def run_geometry_error(rows: int) -> dict[str, float]:
     """Sketched against exact cosines at 152k vocabulary, gradients of simulated language models, 100 types."""
     import torch
 
-    from rocktokens.geometry.gradients import GradientGeometry, logit_gradient
-    from rocktokens.geometry.settings import GeometryConfig
+    from rocktokens.geometry.gradients import GeometryConfig, GradientGeometry, logit_gradient
 
     rng = np.random.default_rng(1)
     exact = GradientGeometry(VOCAB, GeometryConfig(exact_vocab=VOCAB))

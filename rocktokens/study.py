@@ -28,7 +28,6 @@ from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConf
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError, RockTokensError, RunError
-from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -111,10 +110,7 @@ STAGES: dict[str, StageSpec] = {
             tells=True,
             size=lambda c: (
                 _trained(c, c.distill.steps)
-                + c.problems
-                * c.distill.evaluate_rollouts
-                * c.distill.steps
-                / (c.distill.evaluate_every or c.distill.steps)
+                + c.problems * c.distill.steps / (c.distill.evaluate_every or c.distill.steps)
                 + (c.distill.off_policy.answers or 0) * c.distill.off_policy.epochs
             ),
             does=lambda c: (
@@ -165,8 +161,7 @@ STAGES: dict[str, StageSpec] = {
             name="geometry",
             help="Say which way the token types' gradients point and how much they pull.",
             work="rocktokens.geometry.stage:geometry",
-            takes="config=geometry",
-            section="geometry",
+            takes="",
             reads="the gradients of score, the rocks of detect",
             is_fixed=True,
             does=lambda c: "gradients per token type; loads no model",
@@ -226,7 +221,7 @@ STAGES: dict[str, StageSpec] = {
                 * c.compare.seeds
                 * (
                     _trained(c, c.compare.steps or c.distill.steps)
-                    + c.compare.problems * (c.compare.evaluations * c.compare.curve_rollouts + c.compare.rollouts)
+                    + c.compare.problems * (c.compare.evaluations + c.compare.rollouts)
                 )
             ),
             does=lambda c: (
@@ -268,7 +263,6 @@ class StudyConfig(Settings):
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
-    geometry: GeometryConfig = field(default_factory=GeometryConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     knockout: KnockoutConfig = field(default_factory=KnockoutConfig)
     graft: GraftConfig = field(default_factory=GraftConfig)

@@ -87,7 +87,7 @@ def window_sets(
     *,
     tau: float,
     width: int,
-    share: float,
+    share: float = 0.1,
 ) -> dict[int, tuple[int, ...]]:
     """Types with the candidates inside the high-divergence windows of their occurrences (docs/method.md §5).
 
@@ -191,7 +191,7 @@ def make_sets(
     if "window" in config.kinds and wider:
         if occurrences is None or tau is None:
             raise ConfigError("window knock-outs need scored occurrences and a detection; run those first")
-        windows = window_sets(wider, candidates, occurrences, tau=tau, width=width, share=config.window_share)
+        windows = window_sets(wider, candidates, occurrences, tau=tau, width=width)
     for kind in config.kinds:
         for token_id in candidates if kind == "token" else wider:
             members: tuple[int, ...] = (token_id,)

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 CHUNK = 512  # rollouts of one piece of work: what a kill may cost, and what workers share out
 # Token ids of knocked-out and grafted rollouts are kept for the first prompts alone: enough to read some.
 SHOWN_PROMPTS = 12
-COLUMNS = ("subset", "prompt_field", "messages_field", "answer_field")  # of files and datasets
+COLUMNS = ("subset", "prompt_field", "answer_field")  # of files and datasets
 
 Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
 """keep(name, make): the table of that name, made now if it was not kept before."""

@@ -421,8 +421,8 @@ def _result(
         arm=arm.name,
         num_types=arm.num_types,
         share_positions=float((share_V * arm.redraw_V).sum()),
-        accuracy=share_estimate(after_P, level=config.level),
-        gain=change(after_P, before_P, level=config.level, resamples=config.resamples, rng=rng),
+        accuracy=share_estimate(after_P),
+        gain=change(after_P, before_P, resamples=config.resamples, rng=rng),
         num_resumed=len(mine),
         num_rollouts=len(after_N),
         num_tokens=int(sum(row["num_tokens"] for row in mine)),
@@ -546,7 +546,7 @@ def _target(run: Run, config: GraftConfig, setup: Setup, to_skip: tuple[int, ...
     """The declared rocks, or the candidates where there are none; and what the tests so far would let be skipped."""
     if config.rocks:
         return GraftSets(tuple(named_tokens(config.rocks, texts_of(setup.facts.tokenizer), setup.facts.tokenizer)))
-    rocks = tuple(int(token) for token in run.rocks(config.definition)["token_id"].to_pylist())
+    rocks = tuple(int(token) for token in run.rocks()["token_id"].to_pylist())
     if rocks:
         return GraftSets(rocks, skippable=to_skip)
     ends = set(setup.facts.eos_ids)

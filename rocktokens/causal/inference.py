@@ -77,7 +77,9 @@ def find(difference_PV: Floats, *, epsilon: float, alpha: float, resamples: int,
     return Findings(sample.value_V, low_V, high_V, inner_low_V, inner_high_V, p_V, p_neutral_V, sample.sd_V)
 
 
-def change(after_P: Floats, before_P: Floats, *, level: float, resamples: int, rng: np.random.Generator) -> Estimate:
+def change(
+    after_P: Floats, before_P: Floats, *, level: float = 0.95, resamples: int, rng: np.random.Generator
+) -> Estimate:
     """Mean change of paired outcomes with the interval of the census: honest where few prompts changed, or none."""
     difference_P = np.asarray(after_P, float) - np.asarray(before_P, float)
     found = find(difference_P[:, None], epsilon=0.0, alpha=1 - level, resamples=resamples, rng=rng)

@@ -404,8 +404,6 @@ def _sets(run: Run, config: KnockoutConfig, setup: Setup) -> list[BannedSet]:
                 "with --candidates"
             )
         declared = detected.get("rocks", [])
-        if detected and config.definition is not None:
-            declared = run.rocks(config.definition)["token_id"].to_pylist()
         candidates = candidate_types(types, list(map(int, declared)), config.top)
         if set(candidates) & set(setup.facts.eos_ids):
             log.info("the end token is among the candidates and is not banned: no rollout could end")

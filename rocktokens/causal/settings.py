@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from typing_extensions import Doc
 
-from rocktokens.detect.settings import Definition
 from rocktokens.settings import (
     Count,
     Length,
@@ -72,15 +71,11 @@ class KnockoutConfig(Settings, section="knockout"):
     """Token types to test, as text, or as ids like #17; unset: the top by burden, and every declared rock."""
     top: Count = 200
     """How many token types, by burden, where none are named. Declared rocks are tested beside them."""
-    definition: Definition | None = None
-    """Whose rocks are tested beside them; unset: the definition that `detect` chose."""
     kinds: Annotated[tuple[SetKind, ...], Meta(min_length=1)] = ("token",)
     """What is banned together: token (the type alone), window (with the candidates in its high-divergence windows),
     family (with its other surface forms: leading space, case)."""
     wider_sets_of: Literal["candidates", "rocks"] = "candidates"
     """Whose windows and families are banned: every candidate's, or, at a fraction of the work, only declared rocks'."""
-    window_share: ShareOrNone = 0.1
-    """A candidate belongs to a window set if it stands in so many of the occurrences' windows, as a share of them."""
     controls: Annotated[bool, Doc("Do not ban, for every rock, a non-rock that is as frequent.")] = True
     """For every rock also ban a non-rock that is as frequent."""
     until: Literal["decided", "budget"] = "decided"
@@ -107,15 +102,11 @@ class GraftConfig(Settings, section="graft"):
 
     problems: Pair = 1000
     """Prompts at most, the first of the baseline's."""
-    definition: Definition | None = None
-    """Whose rock set is grafted; unset: the one `detect` chose."""
     rocks: tuple[str, ...] = ()
     """The set itself, as text, or as ids like #17; unset: the run's rocks."""
     top: Count = 200
     """Where no rocks are declared: how many token types, by burden, are grafted in their place."""
     clusters: Annotated[bool, Doc("Do not graft each cluster of token types by itself.")] = True
     """Also graft each cluster of token types by itself."""
-    level: Share = 0.95
-    """Coverage of intervals."""
     resamples: Resamples = 10_000
     """Bootstrap resamples of prompts."""

@@ -261,23 +261,23 @@ def summary_row(own: Sequence[Trained], uniform: Sequence[Trained], config: Comp
         config: margin, coverage and resamples.
         tokens: where accuracies are compared at equal tokens.
     """
-    regime, level = own[0].regime, config.level
+    regime = own[0].regime
     last_SP, base_SP = (np.stack([t.correct_EP[-1] for t in side]) for side in (own, uniform))
     limits = [float(t.x["seconds"][-1]) for t in uniform]
     timed_SP = np.stack([weights_at(t.x["seconds"], limit) @ t.correct_EP for t, limit in zip(own, limits)])
-    same_tokens = at_tokens(own, uniform, tokens, level=level)
+    same_tokens = at_tokens(own, uniform, tokens)
     seconds = np.array([t.x["seconds"][-1] for t in own])
-    change = crossed_estimate(last_SP - base_SP, level=level)
+    change = crossed_estimate(last_SP - base_SP)
     estimates: dict[str, Estimate | None] = {
         "delta": change,
-        "accuracy": crossed_estimate(last_SP, level=level),
-        "change_same_seconds": crossed_estimate(timed_SP - base_SP, level=level),
+        "accuracy": crossed_estimate(last_SP),
+        "change_same_seconds": crossed_estimate(timed_SP - base_SP),
         "accuracy_same_tokens": same_tokens[0],
         "change_same_tokens": same_tokens[1],
-        "seconds": seed_estimate(seconds, level=level),
-        "seconds_ratio": seed_estimate(seconds / limits, level=level, ratio=True),
-        **_losses(own, uniform, level),
-        **_growth(own, uniform, level),
+        "seconds": seed_estimate(seconds),
+        "seconds_ratio": seed_estimate(seconds / limits, ratio=True),
+        **_losses(own, uniform),
+        **_growth(own, uniform),
     }
     row: Row = {"regime": regime, "verdict": judge(change, config.margin, seeds=len(own)), "num_seeds": len(own)}
     row |= {"num_problems": last_SP.shape[1], "over_seeds": len(own) >= MIN_SEEDS}
@@ -287,7 +287,7 @@ def summary_row(own: Sequence[Trained], uniform: Sequence[Trained], config: Comp
     longer, more_cut = row["length_ratio_low"], row["truncated_change_low"]
     row["grew"] = None if longer is None else longer > 1 or (more_cut or 0.0) > 0
     rng = np.random.default_rng(derive_seed("compare", regime))
-    reached = reach_target(own, uniform, margin=config.margin, rng=rng, resamples=config.resamples, level=level)
+    reached = reach_target(own, uniform, margin=config.margin, rng=rng, resamples=config.resamples)
     for axis, reach in reached.items():
         row |= dict(zip((f"{axis}_to", f"{axis}_to_low", f"{axis}_to_high"), map(finite, reach[:3])))
     row["share_reached"] = reached["steps"].share_reached
@@ -317,21 +317,21 @@ def finite(value: Any) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _losses(own: Sequence[Trained], uniform: Sequence[Trained], level: float) -> dict[str, Estimate | None]:
+def _losses(own: Sequence[Trained], uniform: Sequence[Trained]) -> dict[str, Estimate | None]:
     """Losses on common rollouts, and their changes; None where there are no such positions."""
     found: dict[str, Estimate | None] = {}
     for name in ("rocks", "rest"):
         found[f"loss_{name}"] = found[f"loss_{name}_change"] = None
         if all(name in t.loss_C for t in (*own, *uniform)):
             own_SC, base_SC = (np.stack([t.loss_C[name] for t in side]) for side in (own, uniform))
-            loss = skewed_estimate(own_SC, level=level)
+            loss = skewed_estimate(own_SC)
             found[f"loss_{name}"] = loss._replace(low=max(loss.low, 0.0) if math.isfinite(loss.low) else loss.low)
             if own[0].regime != "uniform":
-                found[f"loss_{name}_change"] = skewed_estimate(own_SC - base_SC, level=level)
+                found[f"loss_{name}_change"] = skewed_estimate(own_SC - base_SC)
     return found
 
 
-def _growth(own: Sequence[Trained], uniform: Sequence[Trained], level: float) -> dict[str, Any]:
+def _growth(own: Sequence[Trained], uniform: Sequence[Trained]) -> dict[str, Any]:
     """Length of held-out rollouts as a share of uniform's, and the change of the share that was cut."""
     if any(t.length_P is None or t.truncated_P is None for t in (*own, *uniform)):
         return {"length_ratio": None, "truncated_change": None}
@@ -344,7 +344,7 @@ def _growth(own: Sequence[Trained], uniform: Sequence[Trained], level: float) ->
         if np.ptp(value_SP) == 0:  # uniform against itself, or nothing that was ever cut
             mean = float(value_SP.mean())
             return Estimate(mean, mean, mean, value_SP.shape[1])
-        return skewed_estimate(value_SP, level=level)
+        return skewed_estimate(value_SP)
 
     return {
         "length_ratio": certain_or_interval(share_SP),
@@ -360,13 +360,13 @@ def common_tokens(trained: Mapping[str, Sequence[Trained]]) -> float:
     return min(float(t.x["tokens"][-1]) for own in trained.values() for t in own)
 
 
-def savings(trained: Mapping[str, Sequence[Trained]], *, tokens: float, level: float = 0.95) -> list[Row]:
+def savings(trained: Mapping[str, Sequence[Trained]], *, tokens: float) -> list[Row]:
     """Every regime that samples less, at equal tokens, against the best control that simply samples less, too."""
     found = []
     for name in SAVERS:
         if name in trained:
             over = {
-                control: at_tokens(trained[name], trained[control], tokens, level=level)[1]
+                control: at_tokens(trained[name], trained[control], tokens)[1]
                 for control in CONTROLS_OF_SAVING
                 if control in trained
             }

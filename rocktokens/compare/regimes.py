@@ -80,12 +80,15 @@ def regimes_to_train(run: Run, config: CompareConfig, sets: FrozenSets) -> tuple
     return ("uniform", *asked)
 
 
+AUDITS = 10  # steps of each training in which every position is measured
+
+
 def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
     """What all regimes share: the run's own distillation, over a fixed number of steps.
 
     Nothing is recorded or evaluated on the way: students are kept at the evaluation points and evaluated afterwards.
     """
-    schedule = settings.schedule or trained.schedule
+    schedule = trained.schedule
     if schedule == "auto":
         schedule = "constant" if trained.until == "saturated" else "linear"
     return replace(
@@ -103,7 +106,7 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
         off_policy=OffPolicyConfig(),
         keep=min(settings.evaluations, steps),
         telemetry_every=None,
-        audit_every=max(1, steps // settings.audits),
+        audit_every=max(1, steps // AUDITS),
         report_to=(),
     )
 
@@ -124,7 +127,7 @@ def regime_config(
         "soft": {"rocks": sets.rocks, "lam": settings.lam},
         "random": {"rocks": sets.controlled, "seed": seed},
         "adaptive": {"seed": seed},
-        "teachable": {"keep": settings.teachable},
+        "teachable": {},
         "prefix": {"keep": settings.prefix},
         **{name: {"keep": settings.keep} for name in ("entropy", "divergence", "tip", "adakd")},
         **{name: {} for name in ("iw", "fire", "selectkd", "position")},

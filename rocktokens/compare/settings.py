@@ -59,8 +59,6 @@ class CompareConfig(Settings, section="compare"):
     begun to level off; unset: the checkpoint that OPD started from."""
     steps: Count | None = None
     """Optimiser steps; unset: those that the run's own distillation took."""
-    schedule: Literal["linear", "cosine", "constant"] | None = None
-    """Learning rate after the warm-up, in every regime; unset: as in the run's own distillation."""
     learning_rate: Positive | None = None
     """Peak learning rate in every regime; unset: as in the run's own distillation."""
     prompts_per_step: Count | None = None
@@ -73,13 +71,8 @@ class CompareConfig(Settings, section="compare"):
     """Held-out prompts, of the share that neither training nor detection used."""
     rollouts: Count = 4
     """Rollouts of each of them at the end."""
-    curve_rollouts: Count = 1
-    """Rollouts of each of them at the evaluations before."""
     contexts: Count = 200
     """Held-out rollouts, common to all regimes, on which the loss on rocks and on the rest is measured."""
-    audits: Count = 10
-    """Steps of each training in which every position is measured: what the regime changed and, in uniform's trainings,
-    what the other selectors would keep."""
     rocks: tuple[CountOrZero, ...] = ()
     """Token ids that freeze and freeze_rocks leave out; empty: the run's bypass list, and the rocks that `detect`
     declared."""
@@ -90,17 +83,10 @@ class CompareConfig(Settings, section="compare"):
     """For soft: loss weight of a rock."""
     keep: ShareOrAll = 0.5
     """For entropy, divergence, tip and adakd: share of positions that keep their loss."""
-    teachable: ShareOrAll = 0.05
-    """For teachable: the same."""
     prefix: ShareOrAll = 0.3
     """For prefix: share of max_new_tokens after which sampling stops."""
-    clock: Literal["wall", "processor"] = "wall"
-    """Seconds that regimes are compared by: wall-clock, or the training process's processor time, which is steadier on
-    a busy machine and means nothing on a GPU. Both are recorded."""
     margin: Annotated[float, Meta(ge=0, lt=1)] = 0.01
     """Change of accuracy that does not matter; also what "reached uniform's accuracy" may fall short by."""
-    level: Share = 0.95
-    """Coverage of intervals."""
     resamples: Resamples = 1000
     """Bootstrap resamples of seeds and prompts, for when a target is reached."""
     keep_students: bool = False

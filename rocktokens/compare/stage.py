@@ -44,7 +44,7 @@ from rocktokens.compare.trainings import (
     sample_contexts,
     train_and_evaluate,
 )
-from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.errors import ConfigError, RunError
 from rocktokens.jobs import Job, Place
 from rocktokens.jobs import run as run_jobs
 from rocktokens.permissions import refuse_code
@@ -219,12 +219,12 @@ def write_comparison(stage: Stage, made: Mapping[tuple[int, str], Run], config: 
     steps, outcomes, by_regime = list[pa.Table](), list[pa.Table](), dict[str, list[Trained]]()
     for (seed, regime), run in made.items():
         rows, own = _step_rows(run, regime, seed), _outcomes(run, regime, seed)
-        by_regime.setdefault(regime, []).append(_trained(run, rows, own, config.clock))
+        by_regime.setdefault(regime, []).append(_trained(run, rows, own))
         steps.append(pa.Table.from_pylist(rows, schema=TABLES["compare"].schema))
         outcomes.append(own)
     tokens = common_tokens(by_regime)
     summary = [summary_row(own, by_regime["uniform"], config, tokens=tokens) for own in by_regime.values()]
-    saved = savings(by_regime, tokens=tokens, level=config.level)
+    saved = savings(by_regime, tokens=tokens)
     tables = {"compare": pa.concat_tables(steps), "compare_problems": pa.concat_tables(outcomes)}
     for name, rows in (("compare_summary", summary), ("compare_savings", saved)):
         tables[name] = pa.Table.from_pylist(rows, schema=TABLES[name].schema)
@@ -278,17 +278,13 @@ def _outcomes(run: Run, regime: str, seed: int) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table, clock: str) -> Trained:
+def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table) -> Trained:
     """A training's tables as the arrays that comparisons are made of."""
-    regime, total = rows[0]["regime"], "seconds_total" if clock == "wall" else "seconds_processor_total"
+    regime = rows[0]["regime"]
     read = [row for row in rows if row.get("accuracy") is not None]
     trained = [row for row in rows if row["tokens"]]
     tokens = float(sum(row["tokens"] for row in trained))
-    if read[-1][total] <= 0:
-        raise DataError(
-            f"regime {regime} has no {clock} seconds on record; compare by the other clock, or train --again"
-        )
-    columns = {"steps": "step", "seconds": total, "flops": "flops_total", "tokens": "tokens_total"}
+    columns = {"steps": "step", "seconds": "seconds_total", "flops": "flops_total", "tokens": "tokens_total"}
     step_N, last = outcomes["step"].to_numpy(), read[-1]["step"]
     correct_N, length_N, cut_N = (outcomes[name].to_numpy() for name in ("correct", "length", "truncated"))
     loss_C, losses = {}, run.read(f"losses/step={last}")
@@ -369,11 +365,11 @@ def _show(facts: Json, config: CompareConfig) -> None:
         f"Regimes from {start}: {trained}": (
             ACCURACY,
             f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
-            f"{percent(config.level, 0)} intervals over {over}; losses in nats on common held-out rollouts",
+            f"95 % intervals over {over}; losses in nats on common held-out rollouts",
         ),
         "What it took, and when it came to uniform's final accuracy": (
             TIME,
-            f"{config.clock} seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
+            f"wall-clock seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
             f"uniform's final accuracy less {points(config.margin, signed=False)} points",
         ),
         f"At equal tokens: {number(facts['equal_tokens'], 0)} sampled and scored": (

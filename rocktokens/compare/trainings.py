@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 EVALUATION_BATCH = 256  # rollouts in flight while a student is evaluated
 START = "start"  # folder of the evaluations before training, which all regimes of a seed share
 
+CURVE_ROLLOUTS = 1  # per held-out prompt at the evaluations before the last
+
 
 @dataclass(frozen=True)
 class Common:
@@ -107,7 +109,7 @@ def evaluate_start(part: Path, training: Training) -> None:
     run = training.open()
     dtype = "float32" if common.pair.dtype == "auto" else common.pair.dtype  # as kept students are saved
     pair = replace(common.pair, dtype=dtype)
-    _evaluate(training, run, 0, pair.student, pair, common.compare.curve_rollouts)
+    _evaluate(training, run, 0, pair.student, pair, CURVE_ROLLOUTS)
     write_text(part, json.dumps({"steps": [0]}))
 
 
@@ -126,7 +128,7 @@ def train_and_evaluate(part: Path, training: Training) -> None:
             run.finish("read/step=0", start.facts("read/step=0"))
         else:
             final = step == training.distill.steps
-            rollouts = common.compare.rollouts if final else common.compare.curve_rollouts
+            rollouts = common.compare.rollouts if final else CURVE_ROLLOUTS
             _evaluate(training, run, step, str(run.checkpoint(step)), common.pair, rollouts)
             jobs.advance(1)
     write_text(part, json.dumps({"steps": run.checkpoints()}))

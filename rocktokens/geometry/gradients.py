@@ -21,7 +21,6 @@ from torch import Tensor
 
 from rocktokens.detect.occurrences import Array
 from rocktokens.errors import DataError
-from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.stats import mann_whitney
 
 # Shapes: N rows, V vocabulary, D width kept (V, or the sketch's), T token types with a gradient of their own.
@@ -91,6 +90,20 @@ class GeometryResult:
             values_T = getattr(self, f"{name}_T")
             columns[name] = pa.array(values_T, mask=~np.isfinite(values_T))
         return pa.table(columns)
+
+
+@dataclass(frozen=True)
+class GeometryConfig:
+    """How gradients per token type are kept in bounded memory."""
+
+    exact_vocab: int = 8192
+    """Up to this many token types in the vocabulary, gradients are kept exactly."""
+    sketch_dims: int = 16384
+    """Width of the sketch of a gradient above that; cosines err by about 2 / sqrt(width) at 95 %."""
+    max_types: int = 8192
+    """Token types with a gradient of their own; later ones count in the totals only."""
+    seed: int = 0
+    """Seed of the sketch."""
 
 
 class GradientGeometry:
@@ -164,7 +177,7 @@ class GradientGeometry:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Tensor], config: GeometryConfig) -> GradientGeometry:
+    def restore(cls, state: Mapping[str, Tensor], config: GeometryConfig | None = None) -> GradientGeometry:
         """Continue with what another instance gathered under the same settings."""
         geometry = cls(len(state["slot_V"]), config)
         if state["blocks_TD"].shape[1] != geometry.width:
@@ -212,7 +225,7 @@ def gathered(files: Sequence[Path]) -> GradientGeometry:
     """The sum of what several jobs gathered, in the order of the files: the same bits whoever did them."""
     from safetensors.torch import load_file
 
-    first, *others = (GradientGeometry.restore(load_file(file), GeometryConfig()) for file in files)
+    first, *others = (GradientGeometry.restore(load_file(file)) for file in files)
     for other in others:
         first.merge(other)
     return first

@@ -7,21 +7,20 @@ from pathlib import Path
 import numpy as np
 
 from rocktokens.errors import ConfigError
-from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.progress import console
 from rocktokens.run import Run, open_run, reading, working_on
 from rocktokens.show import Column, Table, p_value, percent, significant
 from rocktokens.stage import Stage, inputs_of
 
 
-def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
+def geometry(path: Path, *, again: bool = False) -> Run:
     """Which way the token types' gradients point and how much they pull, from what scoring gathered."""
     from rocktokens.geometry.gradients import GradientGeometry, compare_groups
 
     with working_on(path):
         run = open_run(path)
         inputs = inputs_of(run, files=("gradients.safetensors",), stages=("detect",))
-        stage = Stage(run, "geometry", {"geometry": config}, inputs)
+        stage = Stage(run, "geometry", {}, inputs)
         if not stage.due(again):
             return run
         with reading(path / "run.json", f"run `rocktokens detect {path} --again`"):
@@ -31,7 +30,7 @@ def geometry(path: Path, config: GeometryConfig, *, again: bool = False) -> Run:
         if not gathered.exists():
             raise ConfigError(f"{path} holds no gradients; score it again: `rocktokens score {path} --again`")
         with reading(gathered, f"score it again: `rocktokens score {path} --again`"):
-            result = GradientGeometry.restore(run.read_tensors("gradients"), config).result()
+            result = GradientGeometry.restore(run.read_tensors("gradients")).result()
         comparisons = [row._asdict() for row in compare_groups(result, groups)]
         rock_T = np.isin(result.token_id_T, rocks)
         facts = {

@@ -20,9 +20,7 @@ class PromptsConfig(Settings, section="prompts"):
     subset: str | None = None
     """Configuration name of a hub dataset."""
     prompt_field: str = "prompt"
-    """Column with the prompt text."""
-    messages_field: str = "messages"
-    """Column with chat messages; used where a row has it, through the tokenizer's own chat template."""
+    """Column with the prompt text. A row with `messages` is a chat and goes through the tokenizer's chat template."""
     chat: bool = False
     """Put prompt text, too, through the chat template, as a user's message."""
     system: str | None = None

@@ -101,7 +101,7 @@ def _refuse_ignored(config: PromptsConfig, part: Part | None) -> None:
         raise ConfigError(f"options are settings of a reasoning-gym task; {config.source} is none: leave options out.")
     if is_gym_source(config.source) and config.split not in (PromptsConfig.split, part):
         raise ConfigError(f"{config.source} has no splits, stages take disjoint parts; leave split={config.split} out.")
-    for field in ("subset", "prompt_field", "messages_field", "answer_field"):
+    for field in ("subset", "prompt_field", "answer_field"):
         if is_endless(config.source) and getattr(config, field) != getattr(PromptsConfig, field):
             raise ConfigError(f"{config.source} makes its own prompts and answers; leave {field} out.")
     if config.source.endswith(".jsonl") and config.split != PromptsConfig.split:
@@ -191,8 +191,8 @@ def _unknown_source(source: str) -> str:
 def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     answer = row.get(config.answer_field)
     answer = None if answer is None else _written(name, str(answer))
-    if row.get(config.messages_field) is not None:
-        messages = _valid_messages(name, row[config.messages_field])
+    if row.get("messages") is not None:
+        messages = _valid_messages(name, row["messages"])
     elif isinstance(row.get(config.prompt_field), str):
         text = _written(name, row[config.prompt_field])
         if not config.chat:
@@ -205,8 +205,8 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
     else:
         columns = ", ".join(map(repr, row))
         raise DataError(
-            f"row {name} has neither column {config.prompt_field!r} nor {config.messages_field!r}. It has: {columns}. "
-            "Name the right one with --prompts.prompt-field or --prompts.messages-field."
+            f"row {name} has neither column {config.prompt_field!r} nor 'messages'. It has: {columns}. "
+            "Name the right one with --prompts.prompt-field."
         )
     ids, text = _apply_template(messages, tokenizer)
     return Prompt(name, ids, text, answer)

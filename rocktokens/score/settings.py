@@ -18,8 +18,6 @@ class ScoreConfig(Settings, section="score"):
     """all kept checkpoints of the run, or their steps as a comma-separated list."""
     token_budget: Count = immaterial(8192)
     """Padded tokens in one forward pass; sets the memory scoring takes."""
-    chunk: Count | None = immaterial(None)
-    """Rows of logits that exist at once; unset: chosen for the vocabulary."""
     gradients: Annotated[bool, Doc("Do not gather the gradients per token type that `geometry` needs.")] = True
     """Gather the last checkpoint's gradients per token type on the way, for `geometry`."""
     top: CountOrZero = 5

@@ -213,7 +213,6 @@ def score_part(
         vocabulary=models.vocabulary,
         write=lambda step, table: tables[step].append(table.select(OCCURRENCES.names).cast(OCCURRENCES)),
         token_budget=config.token_budget,
-        chunk=config.chunk,
         observers=None if gradients is None else {last: gradients.update},
         top=TopTokenRecorder(shown, config.top, models.vocabulary, keep_top, costly_step=last) if config.top else None,
         progress=advance,

@@ -12,8 +12,8 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "freeze": ("rocks", "bypass", "window", "tau"),
     "freeze_rocks": ("rocks", "window", "tau"),
     "soft": ("rocks", "lam", "window", "tau"),
-    "random": ("rocks", "lam", "match_loss", "window", "tau", "seed"),
-    "adaptive": ("rocks", "bypass", "budget", "max_fall", "audit", "seed"),
+    "random": ("rocks", "lam", "window", "tau", "seed"),
+    "adaptive": ("rocks", "bypass", "budget", "seed"),
     "entropy": ("keep",),
     "divergence": ("keep",),
     "prefix": ("keep",),
@@ -21,7 +21,7 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "teachable": ("keep", "top"),
     "iw": ("gamma",),
     "fire": ("drop",),
-    "selectkd": ("top", "low"),
+    "selectkd": ("top",),
     "position": (),
     "adakd": ("keep",),
 }
@@ -51,20 +51,12 @@ class SelectorConfig(Settings, section="distill.selector"):
     """For iw: how much more the first position weighs than the last (0.5 if unset)."""
     drop: Number | None = None
     """For fire: share of the rollouts that carry no loss (0.2 if unset)."""
-    low: Number | None = None
-    """For selectkd: weight where the student's first choice is not among the teacher's (0.01 if unset)."""
     window: CountOrZero = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: Number | None = None
     """Loss in nats above which a window goes on; unset: each step's 80th percentile."""
-    match_loss: bool = False
-    """For random: match the loss of the frozen positions too, not only their number and run lengths."""
     budget: Number = 0.005
     """For adaptive: least share of the loss that makes a token type worth freezing."""
-    max_fall: Number = 0.15
-    """For adaptive: a frozen type thaws when its mean loss has moved by more than this share."""
-    audit: Number = 0.05
-    """For adaptive: share of frozen positions left in the loss."""
     seed: Seed = 0
     """Seed of controls and audits."""
 

@@ -217,7 +217,7 @@ def off_policy(
     watcher = _StepProgress("off-policy distillation", steps, show=show and state.is_main_process)
     options = RockOptions(
         evaluator=evaluator,
-        evaluate_every=stage.evaluate_every,
+        evaluate_every=10,  # only read where the stage stops at an accuracy
         until_accuracy=stage.until_accuracy,
         on_step=watcher,
         teacher_states=_served_states(pair),
@@ -228,7 +228,6 @@ def off_policy(
         arguments,
         Dataset.from_list(rows),
         processing_class=pair.tokenizer,
-        hard_share=stage.hard_share,
         run=run,
         options=options,
     )
@@ -264,7 +263,7 @@ def _arguments(
         gradient_accumulation_steps=own // micro_batch,
         max_steps=steps,
         warmup_steps=math.ceil(config.warmup * steps),
-        max_grad_norm=config.clip,
+        max_grad_norm=1.0,
         max_completion_length=config.max_new_tokens,
         seed=config.seed,
         save_total_limit=1,
@@ -283,7 +282,6 @@ def _vllm(config: DistillConfig) -> dict[str, object]:
         "use_vllm": True,
         "vllm_mode": asked.mode,
         "vllm_server_base_url": asked.url,
-        "vllm_server_timeout": asked.timeout,
         "vllm_gpu_memory_utilization": asked.memory,
         "vllm_max_model_length": asked.max_length,
         "vllm_tensor_parallel_size": asked.tensor_parallel,
@@ -305,7 +303,7 @@ def _evaluator(
         check,
         pair.tokenizer,
         max_new_tokens=config.max_new_tokens,
-        num_rollouts=config.evaluate_rollouts,
+        num_rollouts=1,
         seed=config.seed,
     )
 

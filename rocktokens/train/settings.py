@@ -17,7 +17,6 @@ from rocktokens.settings import (
     Settings,
     Share,
     ShareOrAll,
-    ShareOrNone,
     immaterial,
     require,
 )
@@ -35,12 +34,8 @@ class OffPolicyConfig(Settings, section="distill.off_policy"):
     """Peak learning rate."""
     batch: Count = 128
     """Answers an optimiser step."""
-    hard_share: ShareOrNone = 0.5
-    """Share of cross-entropy with the answer's own tokens in the loss; the rest is forward KL."""
     until_accuracy: ShareOrAll | None = None
     """Stop as soon as this share of held-out prompts is solved; unset: at the end of the epochs."""
-    evaluate_every: Count = 10
-    """For until_accuracy: steps between two evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +47,6 @@ class VllmConfig(Settings, section="distill.vllm"):
     student's weights after every step."""
     url: str | None = None
     """For server: its base URL."""
-    timeout: Positive = 240.0
-    """For server: seconds to wait until it is up."""
     memory: Share = 0.3
     """For colocate: share of each GPU's memory that vLLM takes."""
     max_length: Count | None = None
@@ -86,8 +79,6 @@ class DistillConfig(Settings, section="distill"):
     """After the warm-up; auto: linear to 0 over fixed steps, constant until saturated."""
     warmup: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """Share of the steps in which the learning rate rises."""
-    clip: Positive = 1.0
-    """Largest norm of the gradient."""
     prompts_per_step: Count = 16
     """Prompts an optimiser step."""
     rollouts_per_prompt: Count = 4
@@ -130,8 +121,6 @@ class DistillConfig(Settings, section="distill"):
     shadows would keep; unset: only what is measured anyway."""
     evaluate_every: Count | None = None
     """Steps between two evaluations on held-out prompts; unset: a tenth of the run."""
-    evaluate_rollouts: Count = 1
-    """Rollouts per held-out prompt."""
     report_to: tuple[str, ...] = immaterial(())
     """Trackers: wandb, tensorboard, trackio."""
     seed: Seed = 0

@@ -24,7 +24,6 @@ from small_runs import DETECT, DISTILL, ROLLOUTS, save_pair
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.cli import main
 from rocktokens.compare.settings import CompareConfig
-from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.run import open_run
 from rocktokens.score.settings import ScoreConfig
 
@@ -67,7 +66,7 @@ def run_stage(path: Path, name: str, pair: Any, prompts: Any) -> None:
         "sample": lambda: sample.sample(path, pair, prompts, ROLLOUTS, limit=8),
         "score": lambda: score.score(path, ScoreConfig()),
         "detect": lambda: detect.detect(path, DETECT),
-        "geometry": lambda: geometry.geometry(path, GeometryConfig()),
+        "geometry": lambda: geometry.geometry(path),
         "knockout": lambda: knockout.knockout(path, KNOCKOUT, BASELINE),
         "graft": lambda: graft.run_graft(path, GRAFT, BASELINE),
         "compare": lambda: compare.compare(path, COMPARE),

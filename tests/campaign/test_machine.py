@@ -16,7 +16,6 @@ from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair
 
 from rocktokens.detect.stage import detect
 from rocktokens.errors import RockTokensError
-from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.geometry.stage import geometry
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -85,7 +84,7 @@ class StageCommands(RuleBasedStateMachine):
     @rule(again=again)
     def geometry(self, again: bool) -> None:
         with quietly():
-            geometry(self.path, GeometryConfig(), again=again)
+            geometry(self.path, again=again)
 
     @invariant()
     def tables_agree(self) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from rocktokens.errors import DataError
-from rocktokens.geometry.gradients import GradientGeometry, compare_groups, logit_gradient
-from rocktokens.geometry.settings import GeometryConfig
+from rocktokens.geometry.gradients import GeometryConfig, GradientGeometry, compare_groups, logit_gradient
 
 
 def log_probabilities(rng, rows, vocab, sharp=3.0):
@@ -171,6 +170,6 @@ def test_the_stage_follows_the_detection_it_rests_on(tmp_path, caplog):
         run.finish("detect", {"rocks": rocks, "groups": {"rocks": rocks, "random others": [5, 6]}})
         caplog.clear()
         with caplog.at_level("INFO"):
-            run = geometry(run.path, GeometryConfig())
+            run = geometry(run.path)
         shares.append((run.facts("geometry")["rock_position_share"], "nothing to do" in caplog.text))
     assert shares == [(pytest.approx(1 / 8), False), (pytest.approx(1 / 8), True), (pytest.approx(3 / 8), False)]

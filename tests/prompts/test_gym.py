@@ -166,7 +166,6 @@ def test_reading_takes_no_time(text):
         ({"source": "reasoning-gym:simple_equations", "options": ("operators=+",)}, "must be list"),
         ({"source": "arithmetic", "options": ("min_terms=3",)}, "leave options out"),
         ({"split": "test"}, "leave split=test out"),
-        ({"messages_field": "chat"}, "leave messages_field out"),
     ],
 )
 def test_what_is_refused(settings, says, tokenizer):

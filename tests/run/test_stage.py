@@ -19,7 +19,6 @@ from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pa
 from rocktokens.cli import main
 from rocktokens.detect.stage import detect, detect_table
 from rocktokens.errors import DataError, RunError
-from rocktokens.geometry.settings import GeometryConfig
 from rocktokens.geometry.stage import geometry
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -130,11 +129,11 @@ def test_cheap_stages_run_again_and_say_why(run, caplog):
     with caplog.at_level(logging.INFO):
         detect(run, replace(DETECT, seed=5))
     assert "detect runs again: detect.seed was 0, now 5" in caplog.text
-    geometry(run, GeometryConfig())
+    geometry(run)
     caplog.clear()
     with caplog.at_level(logging.INFO):
         detect(run, replace(DETECT, k=2))
-        geometry(run, GeometryConfig())
+        geometry(run)
         report(run)
         report(run)
     assert "geometry runs again: stage detect has changed" in caplog.text
