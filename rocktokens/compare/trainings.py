@@ -82,7 +82,7 @@ class Training:
     def open(self) -> Run:
         """Its run, made if it is not there; RunError where it was made with other settings."""
         asked, common = self.common.compare, self.common
-        names = ("problems", "rollouts", "curve_rollouts", "contexts", "start")
+        names = ("problems", "rollouts", "contexts", "start")
         reading: Json = {name: getattr(asked, name) for name in names} | {"rocks": list(common.rocks)}
         return Run.create(self.directory, {"distill": to_mapping(self.distill), "reading": reading})
 

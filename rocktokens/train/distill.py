@@ -217,7 +217,7 @@ def off_policy(
     watcher = _StepProgress("off-policy distillation", steps, show=show and state.is_main_process)
     options = RockOptions(
         evaluator=evaluator,
-        evaluate_every=10,  # only read where the stage stops at an accuracy
+        evaluate_every=stage.evaluate_every,
         until_accuracy=stage.until_accuracy,
         on_step=watcher,
         teacher_states=_served_states(pair),

@@ -36,6 +36,8 @@ class OffPolicyConfig(Settings, section="distill.off_policy"):
     """Answers an optimiser step."""
     until_accuracy: ShareOrAll | None = None
     """Stop as soon as this share of held-out prompts is solved; unset: at the end of the epochs."""
+    evaluate_every: Count = 10
+    """For until_accuracy: steps between two evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
