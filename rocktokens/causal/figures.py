@@ -86,89 +86,72 @@ def noise_floor(facts: Facts) -> float | None:
 
 def knockouts(facts: Facts) -> Figure | None:
     """Effect of every knock-out, largest first, with the band that counts as nothing and the noise floor."""
-    rows = census_rows(facts)
-    found = [(row, estimate(row, "delta")) for row in rows]
-    known = [(row, item) for row, item in found if item is not None]
+    known = [(row, item) for row in census_rows(facts) if (item := estimate(row, "delta")) is not None]
     if not known:
         return None
     known.sort(key=lambda pair: (-abs(pair[1].value), pair[0]["token"]))
     shown = sorted(known[:MAX_BARS], key=lambda pair: (-pair[1].value, pair[0]["token"]))
-    margin, floor = epsilon(facts), noise_floor(facts)
-    data = []
+    margin, names, data = epsilon(facts), [], []
+    floors = [row.get("placebo_floor") or 0.0 for row, _ in shown]
+    floors = [100 * floor if math.isfinite(floor) else 0.0 for floor in floors]
+    if any(floors):  # a pale bar behind each effect
+        pale = {"marker": {"color": MUTED, "opacity": 0.28}, "width": 0.62, "hoverinfo": "skip"}
+        ends = {
+            "x": [2 * floor for floor in floors],
+            "base": [-floor for floor in floors],
+            "y": list(range(len(shown))),
+        }
+        data.append({"type": "bar", "orientation": "h", "name": "noise floor", **ends, **pale})
+    for row, _ in shown:
+        mark = "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
+        names.append(mark + label(row["token"]) + _kind(row))
     for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
         own = [(place, row, item) for place, (row, item) in enumerate(shown) if row["verdict"] == verdict]
+        color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", label(verdict.lower(), 40)))
         if own:
-            data.append(_effects(verdict, own))
+            drawn = {"type": "scatter", "mode": "markers", "name": title, "y": [place for place, _, _ in own]}
+            marker = {"marker": {"color": color, "symbol": symbol, "size": 10}}
+            hover = [_effect_hover(row, item) for _, row, item in own]
+            data.append({**drawn, **_bars([item for _, _, item in own], color), **marker, **_hover(hover)})
     shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
-    shape["yaxis"] = names_axis([_mark(facts, row) + label(row["token"]) + _kind(row) for row, _ in shown])
+    shape["yaxis"] = names_axis(names)
     shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
-    floors = [100 * row["placebo_floor"] if row.get("placebo_floor") is not None else 0.0 for row, _ in shown]
-    if any(floors):
-        data.insert(0, _floors(floors))
-    elif floor:
-        shape["shapes"] += [rule(sign * 100 * floor, color=MUTED, dash="dash") for sign in (-1, 1)]
-    table = facts.table("census")
-    assert table is not None
     left = f" The {len(shown)} largest of {len(known)} effects are drawn." if len(known) > len(shown) else ""
+    table, notes = facts.table("census"), ()
+    assert table is not None
+    smallest = facts.stage("knockout").get("smallest_detectable_effect")
+    if smallest is not None:
+        power = percent(float(facts.stage("knockout").get("power", KnockoutConfig.power)), 0)
+        effect = number(100 * float(smallest), 1)
+        notes = (f"Smallest effect that this census could see with {power} power: {effect} points.",)
     return Figure(
         name="knockouts",
         title="Do they matter at inference?",
         sentence=knockout_sentence(facts) + left,
-        estimator=f"Δ = accuracy with the token banned − accuracy, paired by problem; resumed from the baseline at the "
-        f"token's first occurrence. Bars: 95 % bootstrap over problems. Grey band: ±ε = {points(margin)} points, what "
+        estimator=f"Δ = accuracy with the token banned − accuracy, paired by prompt; resumed from the baseline at the "
+        f"token's first occurrence. Bars: 95 % bootstrap over prompts. Grey band: ±ε = {points(margin)} points, what "
         "counts as nothing. Noise floor: 95 % of the placebo arm’s effects (resumed at the same places, nothing "
         "banned) lie inside. ◆ marks the rocks.",
         rows=table,
         data=data,
         layout=shape,
-        notes=_power(facts),
+        notes=notes,
     )
-
-
-def _mark(facts: Facts, row: Row) -> str:
-    """Rocks stand out among the candidates."""
-    return "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
-
-
-def _floors(floors: list[float]) -> Json:
-    """The noise floor of every candidate, as a pale bar behind its effect."""
-    finite = [floor if math.isfinite(floor) else 0.0 for floor in floors]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": "noise floor",
-        "x": [2 * floor for floor in finite],
-        "base": [-floor for floor in finite],
-        "y": list(range(len(floors))),
-        "width": 0.62,
-        "marker": {"color": MUTED, "opacity": 0.28},
-        "hoverinfo": "skip",
-    }
 
 
 def _kind(row: Row) -> str:
     return "" if row["kind"] == "token" else f" ({label(row['kind'])})"
 
 
-def _effects(verdict: str, own: list[tuple[int, Json, Estimate]]) -> Json:
-    color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", label(verdict.lower(), 40)))
-    value = [100 * item.value for _, _, item in own]
-    ends = [[_finite(100 * getattr(item, end)) for _, _, item in own] for end in ("low", "high")]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": title,
-        "x": value,
-        "y": [place for place, _, _ in own],
-        "error_x": errors(value, ends[0], ends[1], color),
-        "marker": {"color": color, "symbol": symbol, "size": 10},
-        "text": [_effect_hover(row, item) for _, row, item in own],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+def _bars(items: list[Estimate], color: str) -> Json:
+    """Values in points, with their intervals."""
+    value = [100 * item.value for item in items]
+    low, high = ([100 * e if math.isfinite(e) else None for e in ends] for ends in zip(*(item[1:3] for item in items)))
+    return {"x": value, "error_x": errors(value, low, high, color)}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _hover(texts: list[str]) -> Json:
+    return {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
 
 
 def _effect_hover(row: Row, item: Estimate) -> str:
@@ -176,53 +159,33 @@ def _effect_hover(row: Row, item: Estimate) -> str:
     lines = [
         f"{label(row['token'], 40)}{_kind(row)}: {label(row['verdict'], 40)}",
         f"Δ {interval(item, points)} points, {p_value(row.get('p'))}",
+        *([f"after Benjamini–Hochberg {p_value(adjusted)}"] if adjusted is not None else []),
+        *([f"{number(used, 0)} rollouts used it"] if used is not None else []),
     ]
-    if adjusted is not None:
-        lines.append(f"after Benjamini–Hochberg {p_value(adjusted)}")
-    if used is not None:
-        lines.append(f"{number(used, 0)} rollouts used it")
     return "<br>".join(lines)
 
 
 def knockout_sentence(facts: Facts) -> str:
     """Verdicts counted, and the pillars and stumbling blocks named."""
-    rows = census_rows(facts)
+    rows, floor = census_rows(facts), noise_floor(facts)
     counts = Counter(row["verdict"] for row in rows)
-    kinds = [
-        plural(counts[name], VERDICTS[name][2] if name in VERDICTS else name.lower(), _many(name))
-        for name in dict.fromkeys([*VERDICTS, *counts])
-        if counts[name]
-    ]
-    named = []
-    for verdict, title in (("Strong Pillar", "pillars"), ("Strong Stumbling Block", "stumbling blocks")):
-        own = [f"“{row['token']}”" for row in rows if row["verdict"] == verdict]
-        if own:
-            named.append(f"{title}: {listed(own, 6)}")
+    kinds, named = [], []
+    for name in dict.fromkeys([*VERDICTS, *counts]):
+        title = VERDICTS[name][2] if name in VERDICTS else name.lower()
+        many = title + "s" * name.startswith("Strong")  # the others are adjectives
+        if counts[name]:
+            kinds.append(plural(counts[name], title, many))
+        if counts[name] and name.startswith("Strong"):
+            tokens = [f"“{row['token']}”" for row in rows if row["verdict"] == name]
+            named.append(f"{many}: {listed(tokens, 6)}")
     tail = f" ({'; '.join(named)})" if named else ""
-    floor = noise_floor(facts)
     noise = f"; the noise floor is {number(100 * floor, 1)} points or less" if floor is not None else ""
     return f"Banned one at a time, {plural(len(rows), 'candidate')} gave {listed(kinds)}{tail}{noise}."
 
 
-def _many(verdict: str) -> str:
-    return {"Strong Pillar": "pillars", "Strong Stumbling Block": "stumbling blocks"}.get(
-        verdict, VERDICTS.get(verdict, (0, 0, verdict.lower()))[2]
-    )
-
-
 def counted(verdict: str, count: int) -> str:
-    """So many of a verdict; pillars and stumbling blocks have a plural, the others are adjectives."""
+    """A number of verdicts; pillars and stumbling blocks have a plural, the others are adjectives."""
     return plural(count, verdict.lower(), verdict.lower() + "s" * verdict.startswith("Strong"))
-
-
-def _power(facts: Facts) -> tuple[str, ...]:
-    smallest = facts.stage("knockout").get("smallest_detectable_effect")
-    if smallest is None:
-        return ()
-    power = percent(float(facts.stage("knockout").get("power", KnockoutConfig.power)), 0)
-    return (
-        f"Smallest effect that this census could see with {power} power: {number(100 * float(smallest), 1)} points.",
-    )
 
 
 ARMS = {"all": "all positions", "rest": "all but the rocks", "control": "control positions"}
@@ -238,27 +201,20 @@ def graft_rows(facts: Facts) -> list[Row]:
 
 def grafts(facts: Facts) -> Figure | None:
     """Gain in accuracy when the teacher redraws the set's tokens."""
-    known = [(row, item) for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None]
+    known = [(row, item) for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None][::-1]
     if not known:
         return None
-    known.reverse()
-    value = [100 * item.value for _, item in known]
-    ends = [[_finite(100 * getattr(item, end)) for _, item in known] for end in ("low", "high")]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": "gain",
-            "x": value,
-            "y": list(range(len(known))),
-            "error_x": errors(value, ends[0], ends[1], "@ink"),
-            "marker": {"color": [ROCK if row["arm"] == "rocks" else REST for row, _ in known]},
-            "width": 0.5,
-            "text": [_graft_hover(row, item) for row, item in known],
-            "textposition": "none",
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-    ]
+    hover = []
+    for row, item in known:
+        lines = [f"{label(row['arm'], 40)}: gain {interval(item, points)} points"]
+        accuracy = estimate(row, "accuracy")
+        lines += [f"accuracy {interval(accuracy, percent)}"] if accuracy else []
+        for name, what in (("grad_share", "the gradient norm"), ("share_positions", "the positions")):
+            lines += [f"{percent(row[name])} of {what}"] if row.get(name) is not None else []
+        hover.append("<br>".join(lines))
+    bars = _bars([item for _, item in known], "@ink")
+    colors = [ROCK if row["arm"] == "rocks" else REST for row, _ in known]
+    drawn = {"type": "bar", "orientation": "h", "name": "gain", "y": list(range(len(known))), "width": 0.5}
     shape = layout("gain in accuracy, points", "", height=120 + 44 * len(known), showlegend=False)
     shape["yaxis"] = names_axis([label(row["arm"], 26) for row, _ in known])
     shape["shapes"] = [rule(0, color="@ink", dash="solid")]
@@ -269,21 +225,11 @@ def grafts(facts: Facts) -> Figure | None:
         title="What would learning them gain?",
         sentence=graft_sentence(facts),
         estimator="The student samples; where the drawn token is in the set, the teacher draws again. Accuracy less "
-        "that without grafts, paired by problem, 95 % bootstrap. It bounds the direct gain from learning the set.",
+        "that without grafts, paired by prompt, 95 % bootstrap. It bounds the direct gain from learning the set.",
         rows=table,
-        data=data,
+        data=[{**drawn, **bars, "marker": {"color": colors}, "textposition": "none", **_hover(hover)}],
         layout=shape,
     )
-
-
-def _graft_hover(row: Row, item: Estimate) -> str:
-    accuracy = estimate(row, "accuracy")
-    tail = f"<br>accuracy {interval(accuracy, percent)}" if accuracy else ""
-    if row.get("grad_share") is not None:
-        tail += f"<br>{percent(row['grad_share'])} of the gradient norm"
-    if row.get("share_positions") is not None:
-        tail += f"<br>{percent(row['share_positions'])} of the positions"
-    return f"{label(row['arm'], 40)}: gain {interval(item, points)} points{tail}"
 
 
 def graft_sentence(facts: Facts) -> str:
@@ -383,7 +329,6 @@ def graft_terminal(table: pa.Table, accuracy: float) -> Table:
         Column("positions", "share_positions", percent),
         Column("loss", "loss_share", percent),
         Column("gradient", "grad_share", percent),
-        Column("right", "accuracy", percent),
         Column("gain [95 %]", "gain", points, interval=True),
     )
     title = f"grafts: the teacher draws in the student's place ({percent(accuracy)} right without)"

@@ -187,18 +187,20 @@ class ServerPool:
         known = known if len(known) == len(self._servers) else self.models()
         return min((model.context for model in known if model.context is not None), default=None)
 
-    def narrowest(self) -> str:
-        """URL of the server with the shortest context."""
-        found = zip(self._servers, self.models())
-        return min(found, key=lambda pair: pair[1].context or 1 << 62)[0].url
+    def require(self, tokens: int, what: str = "a prompt with its rollout") -> None:
+        """Refuse servers that do not take `tokens` tokens, naming the one with the shortest context."""
+        served = self.context
+        if served is not None and served < tokens:
+            at = min(zip(self.urls, self.models()), key=lambda pair: pair[1].context or 1 << 62)[0]
+            raise ConfigError(
+                f"{at} takes {served} tokens, and {what} needs up to {tokens}; start it with --max-model-len {tokens}, "
+                "or lower max_new_tokens"
+            )
 
     def healthy(self, url: str) -> str | None:
         """None unless nobody answers GET /health or the answer is a 5xx; then what is wrong, in a sentence."""
-        return wait_for(self._healthy(url))
-
-    async def _healthy(self, url: str) -> str | None:
         try:
-            reply = await self._send(url, "GET", "/health", None, PROBE_SECONDS)
+            reply = wait_for(self._send(url, "GET", "/health", None, PROBE_SECONDS))
         except httpx.TransportError as error:
             return f"nobody answers at {url} ({error or type(error).__name__})"
         if reply.status < 500:  # a gateway in front of it may not know /health; only the engine's death is a 5xx
@@ -217,20 +219,16 @@ class ServerPool:
             if not reply.passes:
                 break
             if attempt == self.config.retries:
-                raise await self._given_up(server, f"{server.url}/v1/models answers {reply.status}: {reply.text()}")
+                raise self._given_up(server, f"{server.url}/v1/models answers {reply.status}: {reply.text()}")
             await asyncio.sleep(self._pause_after(attempt + 1))
-        if reply.status in (401, 403):
-            raise ConfigError(
-                f"{server.url} wants a key ({reply.status}: {reply.text()}); put it into the environment variable "
-                f"{KEY_VARIABLE}"
-            )
         try:
             entry = reply.json()["data"][0]
             root, context = entry.get("root"), entry.get("max_model_len")
             return ServedModel(str(entry["id"]), root and str(root), None if context is None else int(context))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RunError) as error:
             raise ConfigError(
-                f"{server.url}/v1/models names no model ({reply.status}: {reply.text()[:100]}); is it a vLLM server?"
+                f"{server.url}/v1/models names no model ({reply.status}: {reply.text()[:100]}); is it a vLLM server? A "
+                f"key, where it wants one, belongs into the environment variable {KEY_VARIABLE}"
             ) from error
 
     # Asking
@@ -303,22 +301,16 @@ class ServerPool:
                 await self._give_back(server, len(prefix), failed=failing)
             failed.add(server.url)
             home += attempt + 1  # elsewhere, where there is an elsewhere
-        raise await self._given_up(server, last)
+        raise self._given_up(server, last)
 
-    async def _given_up(self, server: _Server, last: str) -> RunError:
+    def _given_up(self, server: _Server, last: str) -> RunError:
         """The error once a request has failed for good; `last`: what this server said, or did, the last time."""
         attempts = self.config.retries + 1
-        told = [f"{last}; given up after {attempts} attempt{'s' if attempts > 1 else ''}."]
-        if any(word in last.lower() for word in GONE):
-            told.append(DEAD_ENGINE)
-        else:
-            found = await self._healthy(server.url)
-            if found is not None and DEAD_ENGINE in found:
-                told.append(found)
-            elif found is not None and server.answered:
-                told.append(f"{found}, though it answered before. {DEAD_ENGINE}")
-        told.append("Finished parts stay: repair the servers and repeat the command.")
-        return RunError(" ".join(told))
+        died = server.answered or any(word in last.lower() for word in GONE)
+        return RunError(
+            f"{last}; given up after {attempts} attempt{'s' if attempts > 1 else ''}. "
+            f"{f'{DEAD_ENGINE} ' if died else ''}Finished parts stay: repair the servers and repeat the command."
+        )
 
     def _pause_after(self, failures: int) -> float:
         return min(self.pause * 2.0 ** (failures - 1), LONGEST_PAUSE)

@@ -45,9 +45,9 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int, pool: ServerP
     ids = [token for token in tokenizer(TEXT)["input_ids"] if token < vocabulary][:TOKENS]
     if len(set(ids)) < 8:
         ids = [(7 * number + 3) % vocabulary for number in range(TOKENS)]
+    if pool is not None:
+        pool.require(SHORTEST, "a probe")
     room = None if pool is None else pool.context
-    if pool is not None and room is not None and room < SHORTEST:
-        raise ConfigError(f"{pool.narrowest()} takes {room} tokens; start it with a larger --max-model-len")
     return tuple(ids if room is None else ids[: room - 1])
 
 

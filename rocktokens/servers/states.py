@@ -73,24 +73,13 @@ class ServedStates:
 
     def check(self, sequences: Sequences) -> None:
         """Refuse sequences that the model takes and a server does not, before anything is asked for."""
-        served, own = self.pool.context, self.model_context
         for index, ids in enumerate(sequences.ids):
-            needed = len(ids) - 1
-            if served is not None and needed > served and (own is None or needed <= own):
-                raise ConfigError(
-                    f"{self.pool.narrowest()} takes {served} tokens, and rollout {sequences.name(index)} has {needed} "
-                    f"with its prompt; start the server with --max-model-len {needed} or more"
-                )
+            if self.model_context is None or len(ids) - 1 <= self.model_context:
+                self.pool.require(len(ids) - 1, f"rollout {sequences.name(index)} with its prompt")
 
     def require(self, tokens: int) -> None:
-        """Refuse servers that do not take sequences of `tokens` tokens, before a training begins."""
-        served = self.pool.context
-        needed = tokens if self.model_context is None else min(tokens, self.model_context)
-        if served is not None and served < needed - 1:  # the last token's state is not asked for
-            raise ConfigError(
-                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to {needed}; "
-                f"start the server with --max-model-len {needed}, or lower max_new_tokens"
-            )
+        """Refuse servers that do not take sequences of `tokens` tokens; the last token's state is not asked for."""
+        self.pool.require((tokens if self.model_context is None else min(tokens, self.model_context)) - 1)
 
     def _read(self, reply: Reply, length: int, what: str) -> Tensor:
         width, size = self.head.weight_VH.shape[1], len(reply.body)

@@ -91,14 +91,8 @@ class VllmEngine:
             )
 
     def require(self, tokens: int) -> None:
-        """Refuse servers that do not take so many tokens, as far as the model itself does."""
-        served = self.pool.context
-        needed = tokens if self.model_context is None else min(tokens, self.model_context)
-        if served is not None and served < needed:
-            raise ConfigError(
-                f"{self.pool.narrowest()} takes {served} tokens, and a prompt with its rollout needs up to {needed}; "
-                f"start it with --max-model-len {needed}, or lower max_new_tokens"
-            )
+        """Refuse servers that do not take this many tokens, as far as the model itself does."""
+        self.pool.require(tokens if self.model_context is None else min(tokens, self.model_context))
 
     async def complete(self, request: Request) -> Continuation:
         """One continuation."""

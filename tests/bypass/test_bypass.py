@@ -12,8 +12,7 @@ from causal_runs import save_tiny_pair
 from rocktokens.bypass.settings import BypassConfig
 from rocktokens.bypass.stage import bypass, list_for, write_comparison_back
 from rocktokens.bypass.store import fingerprint, read_bypass
-from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.interop.export import export
+from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.pair import load_tokenizer
 from rocktokens.models.settings import PairConfig
 from rocktokens.run import Run, open_run
@@ -145,12 +144,6 @@ def test_no_rocks_is_an_answer(run):
     assert "there is nothing to skip" in content(run)["sentence"]
 
 
-def test_an_older_detection_is_refused(run):
-    write(run, "types", [{name: row[name] for name in ("token_id", "token", "r")} for row in types_rows()])
-    with pytest.raises(RunError, match="older version"):
-        bypass(run.path, BypassConfig())
-
-
 def compared(run, *, ids=(10, 13), verdict="unchanged", seeds=3):
     row = {"regime": "freeze", "delta": -0.001, "delta_low": -0.008, "delta_high": 0.006, "verdict": verdict}
     row |= {"num_seeds": seeds, "num_problems": 400}
@@ -212,24 +205,3 @@ def test_freeze_takes_the_list_and_refuses_an_empty_one_or_another_tokenizers(ru
     bypass(run.path, BypassConfig())
     with pytest.raises(ConfigError, match="nothing to freeze"):
         list_for(run, None, tokenizer, freezes=True)
-
-
-def test_export_writes_the_list_for_others(run, tmp_path):
-    bypass(run.path, BypassConfig())
-    assert export(run.path, "ids", tmp_path / "ids.txt").read_text() == "10\n13\n"
-    assert json.loads(export(run.path, "json", tmp_path / "own.json").read_text()) == content(run)
-    trl = json.loads(export(run.path, "trl").read_text())
-    assert trl["selector"] == {"name": "freeze", "rocks": [10, 13]}
-    assert trl["comparison"] == "not compared"
-    verl = json.loads(export(run.path / "bypass.json", "verl").read_text())
-    assert verl["token_weights"] == {"10": 0.0, "13": 0.0}
-    assert verl["tokenizer"]["fingerprint"] == content(run)["tokenizer"]["fingerprint"]
-    rows = export(run.path, "csv").read_text().splitlines()
-    assert rows[0].startswith("token_id,token,decision,reason")
-    assert len(rows) == 1 + 6
-    assert export(run.path, "json") == run.path / "bypass.json"
-
-
-def test_export_of_no_list_names_the_command(tmp_path):
-    with pytest.raises(DataError, match="rocktokens bypass RUN"):
-        export(tmp_path, "ids")

@@ -77,13 +77,6 @@ def test_a_teacher_that_is_the_student_gains_what_the_placebo_gains():
     assert rows["placebo"].gain.high < -0.02  # drawing again alone has an effect, which the placebo shows
 
 
-def test_rollouts_without_rocks_are_copied():
-    found = grafted(markov.chain(2), markov.chain(3), [3], problems=200)
-    tokens = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
-    resumed = {row["rollout_id"]: row["resumed_at"] for row in found.grafts.to_pylist() if row["arm"] == "rocks"}
-    assert resumed == {name: own.index(3) for name, own in tokens.items() if 3 in own}
-
-
 def test_the_control_draws_as_many_tokens_as_the_rocks_have():
     shares = np.array([0.2, 0.1, 0.3, 0.2, 0.2])
     rocks, placebo, control, rest, everything = make_arms(GraftSets((2,)), 5, shares)

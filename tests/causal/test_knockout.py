@@ -31,7 +31,6 @@ from rocktokens.cli import main
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.sample.requests import Request
 from rocktokens.seeds import derive_seed
 from rocktokens.settings import from_mapping
 from rocktokens.tables import ROLLOUTS
@@ -107,19 +106,6 @@ def test_repeats_narrow_the_interval():
     assert spreads[1] < 0.8 * spreads[0]
 
 
-def test_going_on_with_the_same_numbers_tightens_the_pairs():
-    """Against continuations with numbers of their own: the same law, a smaller spread."""
-    matrix = np.full((4, 4), 0.25)  # what follows does not depend on what stands before: a token of no effect
-    matrix[:, 0] = 0.1
-    matrix /= matrix.sum(1, keepdims=True)
-    engine = markov.MarkovEngine(matrix)
-    base = BaselineConfig(problems=1000, max_new_tokens=12)
-    config = KnockoutConfig(until="budget", resamples=500, placebo_share=1.0)
-    result = census(engine, [banned(2)], problems=1000, config=config, base=base).census.results[0]
-    independent = result.placebo_floor / 1.96 * np.sqrt(result.num_problems)
-    assert result.sd < 0.8 * independent
-
-
 def test_only_rollouts_that_use_the_set_are_resumed():
     engine = markov.MarkovEngine(markov.chain(1))
     config = KnockoutConfig(until="budget", resamples=500, placebo_share=0.0)
@@ -132,20 +118,6 @@ def test_only_rollouts_that_use_the_set_are_resumed():
     assert found.census.results[0].num_used == len(resumed)
     assert engine.num_requests == 400 + len(resumed)
     assert sum(row["arm"] == "baseline" for row in rows) == 400
-
-
-def test_resumptions_of_all_sets_go_to_the_engine_together():
-    class Counting(markov.MarkovEngine):
-        calls: list[int]
-
-        def generate(self, requests, *, progress=None):
-            self.calls.append(len({request.banned for request in requests}))
-            return super().generate(requests)
-
-    engine = Counting(markov.chain(1))
-    engine.calls = []
-    census(engine, [banned(1), banned(2), banned(3), banned(4)], config=KnockoutConfig(until="budget", resamples=500))
-    assert engine.calls == [1, 5, 4]  # the baseline; four bans and the placebos' none, in two pieces
 
 
 def test_without_exact_resumption_everything_is_generated_again_and_it_says_why(caplog):
@@ -228,14 +200,6 @@ def test_greedy_needs_no_placebo():
     assert "placebo" not in {row["arm"] for row in found.knockouts.to_pylist()}
 
 
-def test_a_token_nobody_uses_is_reported_as_such():
-    matrix = markov.chain(1)
-    matrix[:, 4] = 0
-    matrix /= matrix.sum(1, keepdims=True)
-    found = census(markov.MarkovEngine(matrix), [banned(4), banned(2)])
-    assert found.census.of("token:4").verdict == "Never Used"
-
-
 def test_adding_problems_changes_no_rollout():
     """Seeds derive from the run's seed, set, rollout and repeat alone."""
     engine, config = markov.MarkovEngine(markov.chain(1)), KnockoutConfig(until="budget", resamples=500)
@@ -277,29 +241,6 @@ def test_without_answers_accuracy_has_no_meaning():
     without = [Prompt(f"p{i}", (0,), "", None) for i in range(9)]
     with pytest.raises(DataError, match="0 of 9 prompts have an answer"):
         knockout_census(engine, without, [banned(1)], decode=decode, checker=right_if_odd)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epsilon": 0.0},
-        {"alpha": 1.0},
-        {"repeats": 0},
-        {"rounds": 0},
-        {"resamples": 5},
-        {"kinds": ()},
-        {"placebo_share": 2},
-    ],
-    ids=str,
-)
-def test_bad_settings_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        KnockoutConfig(**wrong)
-
-
-def test_greedy_with_several_rollouts_is_refused():
-    with pytest.raises(ConfigError, match="greedy"):
-        BaselineConfig(greedy=True, rollouts=2)
 
 
 # ---------------------------------------------------------------- a kill
@@ -509,15 +450,6 @@ def test_top_p_is_generated_in_full_by_the_stage(tiny_run, tmp_path, caplog):
         run = knockout(path, KnockoutConfig(candidates=("7",), resamples=200), base)
     assert "generated in full" in caplog.text
     assert not run.facts("knockout")["exact_resume"]
-
-
-def test_a_request_of_one_stream_is_the_tail_of_the_rollout_it_resumes():
-    """With nothing banned, resuming with the same numbers is the baseline rollout again."""
-    engine = markov.MarkovEngine(markov.chain(3))
-    (whole,) = engine.generate([Request((0,), 10, 42)])
-    for at in range(len(whole.token_ids)):
-        (tail,) = engine.generate([Request((0, *whole.token_ids[:at]), 10 - at, 42, skip=at)])
-        assert (*whole.token_ids[:at], *tail.token_ids) == whole.token_ids
 
 
 # ---------------------------------------------------------------- problems of one's own

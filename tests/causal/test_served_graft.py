@@ -10,13 +10,11 @@ import pytest
 import tiny
 import torch
 from scipy import stats
-from standin_server import StandIn
+from standin_server import Direct, StandIn
 
 from rocktokens.causal.graft import ServedGrafter
 from rocktokens.errors import ConfigError
 from rocktokens.sample.requests import GraftRequest
-from rocktokens.servers.pool import ServerPool
-from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.vllm import VllmEngine
 
 VOCABULARY, EOS, PROMPT = 8, 1, (3, 4, 5)
@@ -45,7 +43,7 @@ def grafter(student=None, teacher=None, *, own: float = 0.0, student_limit=None,
         ]
         engines = [
             VllmEngine(
-                stack.enter_context(ServerPool([server.url], ServersConfig(concurrency=8), pause=0.01)),
+                stack.enter_context(Direct(server)),
                 eos_ids=(EOS,),
                 vocabulary=VOCABULARY,
                 model_context=limit,

@@ -17,6 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rocktokens.models.pair import hidden_states
+from rocktokens.servers.pool import Reply, ServerPool
+from rocktokens.servers.settings import ServersConfig
 
 WIRES = {"float32": np.float32, "float16": np.float16}
 
@@ -254,3 +256,15 @@ class _Handler(BaseHTTPRequestHandler):
     def cut(self) -> None:
         self.close_connection = True
         self.connection.close()
+
+
+class Direct(ServerPool):
+    """A pool that asks one stand-in without a network: a law takes thousands of draws."""
+
+    def __init__(self, server: StandIn) -> None:
+        super().__init__([server.url], ServersConfig(concurrency=8), pause=0.01)
+        self.server = server
+
+    async def post(self, path: str, body: dict, *, prefix=()) -> Reply:
+        self.server.requests.append(body)
+        return Reply(200, json.dumps(self.server.complete(body)).encode(), self.server.url)

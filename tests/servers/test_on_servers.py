@@ -119,21 +119,6 @@ def test_scoring_goes_on_inside_a_checkpoint(run, pair, prompts, tmp_path, monke
     assert open_run(path).done("score")
 
 
-def test_of_two_servers_with_states_one_may_die(run, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(run, path)
-    order = "select rollout_id, position, token_id, kl from occurrences order by rollout_id, position"
-    before = open_run(path).query(order)
-    with StandIn(TEACHER, pooling=True, die_after=40) as dying, StandIn(TEACHER, pooling=True) as other:
-        score(path, ScoreConfig(), servers=ServersConfig(teacher=(dying.url, other.url)), again=True)
-        assert dying.dead
-        assert len(dying.requests) == 40
-        assert len(other.requests) >= 120 - 40
-    after = open_run(path).query(order)
-    assert after["token_id"].equals(before["token_id"])
-    np.testing.assert_allclose(after["kl"], before["kl"], atol=1e-5, rtol=0)
-
-
 def test_knockout_on_a_server(run, student):
     before = len(student.requests)
     config = KnockoutConfig(candidates=("w5", "w9"), controls=False, resamples=200)
@@ -157,13 +142,6 @@ def test_grafts_on_servers(run, student, writes, states):
     assert {"rocks", "all"} <= set(arms)
     facts = open_run(run).facts("graft")
     assert (facts["served"], facts["teacher_served"]) == ("model", "model")
-
-
-def test_grafts_on_servers_need_a_teacher_that_generates(run, student, states):
-    servers = ServersConfig(student=(student.url,), teacher=(states.url,))
-    with pytest.raises(ConfigError, match="grafts on servers need"):
-        graft(run, GraftConfig(problems=4, rocks=("w9",)), BaselineConfig(problems=4, reuse_prompts=True),
-              servers=servers, again=True)  # fmt: skip
 
 
 def test_distill_with_a_served_teacher(tmp_path, pair, prompts, states):

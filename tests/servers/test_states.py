@@ -121,12 +121,6 @@ def test_the_head_is_found_among_several_files(tmp_path):
     assert torch.equal(read_head(str(tmp_path / "m"), PairConfig()).weight_VH, head_of(model).weight_VH)
 
 
-def test_the_head_is_widened_as_the_model_would_be(tmp_path):
-    path = tiny.save_model(tmp_path / "m", tiny.tiny_model(seed=4).bfloat16())
-    assert read_head(path, PairConfig(device="cpu")).weight_VH.dtype == torch.float32
-    assert read_head(path, PairConfig(dtype="bfloat16")).weight_VH.dtype == torch.bfloat16
-
-
 def test_the_probe_of_a_served_teacher(tmp_path):
     """Another model, a directory that is another checkpoint, and answers that are no numbers are refused by URL."""
     right = tiny.save_model(tmp_path / "step=1", TEACHER)
