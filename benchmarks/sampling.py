@@ -24,7 +24,7 @@ import torch
 from common import save
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.sample.cpu_decoding import Packed, fast_on_cpu
+from rocktokens.sample.cpu_decoding import fast_on_cpu
 from rocktokens.sample.requests import Request
 from rocktokens.sample.sampler import Sampler
 
@@ -82,11 +82,10 @@ class Products:
         layers = [layer for layer in model.modules() if type(layer) is nn.Linear]
         self.head = model.get_output_embeddings()
         self.shapes = [(layer, layer.weight.shape[1]) for layer in layers]
-        self.kept = Packed()
 
     def run(self, model: Any, prompts: list[list[int]], tokens: int) -> int:
         rows = len(prompts)
-        with torch.inference_mode(), fast_on_cpu(model, steps=tokens, kept=self.kept):
+        with torch.inference_mode(), fast_on_cpu(model, steps=tokens):
             for count in (sum(map(len, prompts)), *[rows] * (tokens - 1)):
                 given = {width: torch.ones(count, width, dtype=layer.weight.dtype) for layer, width in self.shapes}
                 for layer, width in self.shapes:

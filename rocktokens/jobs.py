@@ -19,14 +19,13 @@ import sys
 import tempfile
 import threading
 import traceback
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.permissions import granted, granting
@@ -38,8 +37,7 @@ RETRIES = 2  # of a job whose worker died: more often, and the job itself is wha
 MOST_WORKERS = 256  # on one machine
 _workers = 1  # that share this command's work; a worker is told
 _kept: dict[str, Any] = {}  # see `keep`
-_idle: list[_Worker] | None = None  # see `keeping_workers`
-_holding = False  # see `keeping_loaded`
+_holding = False  # see `keeping_workers`
 _advance: Callable[[int], None] = lambda count: None  # noqa: E731
 
 
@@ -93,11 +91,12 @@ def run(
         if not missing:
             return
         if place.ray is not None:
-            _on_ray(missing, work, place, bar)
+            missing = [replace(job, part=job.part.absolute()) for job in missing]
+            _share_out(missing, work, _Ray(place, missing), bar)
         elif min(place.workers, len(missing)) == 1:
             _here(missing, work, bar)
         else:
-            _in_pool(missing, work, min(place.workers, len(missing)), bar)
+            _share_out(missing, work, _Local(min(place.workers, len(missing))), bar)
 
 
 def advance(count: int) -> None:
@@ -108,7 +107,7 @@ def advance(count: int) -> None:
 def keep(key: object, make: Callable[[], Any]) -> Any:
     """Called inside a job: what an earlier job of this worker has made under the same key, such as a loaded model.
 
-    Only the last thing made is kept, and only while `run` works, or inside `keeping_loaded`.
+    Only the last thing made is kept, and only while `run` works, or inside `keeping_workers(loaded=True)`.
     """
     name = repr(key)
     if name not in _kept:
@@ -131,28 +130,21 @@ def refuse_torchrun() -> None:
         )
 
 
-class _Bar:
-    """The one progress bar, and how far each job under way has moved it."""
-
-    def __init__(self, work: Work) -> None:
-        self.work, self.moved = work, Counter[str]()
-
-    def move(self, job: Job, count: int) -> None:
-        count = min(count, job.size - self.moved[job.name])
-        self.moved[job.name] += count
-        self.work(count)
-
-
 # ---------------------------------------------------------------- in this process
 
 
-def _here(jobs: Sequence[Job], work: Callable[..., object], shown: Work) -> None:
-    bar = _Bar(shown)
+def _here(jobs: Sequence[Job], work: Callable[..., object], bar: Work) -> None:
     try:
         for job in jobs:
-            with _advancing(lambda count, job=job: bar.move(job, count)):  # type: ignore[misc]
+            moved: list[int] = []
+
+            def move(count: int, moved: list[int] = moved) -> None:
+                moved.append(count)
+                bar(count)
+
+            with _advancing(move):
                 work(job.part, **job.arguments)
-            bar.move(job, job.size)
+            bar(job.size - sum(moved))
     finally:
         if not _holding:
             _kept.clear()
@@ -168,9 +160,86 @@ def _advancing(move: Callable[[int], None]) -> Iterator[None]:
         _advance = before
 
 
-# ---------------------------------------------------------------- a pool of local processes
-#
-# Not concurrent.futures: there one killed worker breaks the pool and loses the jobs of all the others.
+# ---------------------------------------------------------------- by workers: local processes, or Ray's actors
+
+
+def _share_out(jobs: Sequence[Job], work: Callable[..., object], pool: _Local | _Ray, bar: Work) -> None:
+    """Keep every worker busy until all jobs are done. A worker that dies costs its job only, which is done again."""
+    left, moved, deaths = deque(jobs), Counter[str](), Counter[str]()
+    busy: dict[Any, tuple[Job, Any]] = {}  # what a worker's reply comes by → its job, and the worker
+    try:
+        while left or busy:
+            while left and len(busy) < pool.count:
+                worker, job = pool.idle.pop() if pool.idle else pool.start(), left.popleft()
+                busy[pool.give(worker, work, job)] = (job, worker)
+            pool.spare()
+            for reply in pool.wait(list(busy)):
+                job, worker = busy[reply]
+                kind, said = pool.read(reply)
+                if kind == "failed":
+                    raise said
+                step = said if kind == "advance" else job.size * (kind == "done") - moved[job.name]
+                moved[job.name] += step
+                bar(step)
+                if kind != "advance":
+                    del busy[reply]
+                if kind == "done":
+                    pool.idle.append(worker)
+                elif kind == "died":
+                    pool.kill(worker)
+                    deaths[job.name] += 1
+                    if deaths[job.name] > RETRIES:
+                        raise RunError(
+                            f"the worker of job {job.name} died {deaths[job.name]} times ({said}); finished parts stay "
+                            "(memory ran out? repeat the command with fewer --workers)"
+                        )
+                    log.warning("a worker died (%s) during job %s; the job is done again", said, job.name)
+                    left.appendleft(job)
+    finally:
+        for _, worker in busy.values():
+            pool.kill(worker)
+        pool.close()
+
+
+def _do(work: Callable[..., object], job: Job, count: int, permissions: Sequence[Any]) -> tuple[str, Any]:
+    """Do a job in a worker. Returns what to tell the driver; errors that are not ours carry the traceback."""
+    global _workers
+    _workers = count
+    try:
+        with granting(*permissions):
+            if not job.part.exists():  # a worker that died may have written it first
+                work(job.part, **job.arguments)
+        return "done", None
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            said = f"memory ran out in job {job.name}; finished parts stay. Use fewer --workers or smaller batches"
+            return "failed", RunError(said)
+        if not isinstance(error, RockTokensError):
+            error.add_note(f"in job {job.name}:\n{''.join(traceback.format_exception(error))}")
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return "failed", RuntimeError(f"job {job.name} failed:\n{''.join(traceback.format_exception(error))}")
+        return "failed", error
+
+
+@contextmanager
+def keeping_workers(*, loaded: bool = False) -> Iterator[None]:
+    """Inside the block workers stay between calls of `run`: the stages of a study import torch once.
+
+    Args:
+        loaded: what `keep` keeps stays, too: for the steps of one stage.
+    """
+    global _holding
+    before = _Local.keeps, _holding
+    _Local.keeps, _holding = True, loaded or _holding
+    try:
+        yield
+    finally:
+        _Local.keeps, _holding = before
+        if not _holding:
+            _kept.clear()
+        _Local(0).close()
 
 
 @dataclass
@@ -179,118 +248,75 @@ class _Worker:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
 
-    def kill(self) -> None:
-        """End the worker and what it has started."""
-        assert self.process.pid is not None
-        with suppress(ProcessLookupError, PermissionError):  # not yet the leader of a group, or ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
 
+class _Local:
+    """Spawned processes. Not concurrent.futures: one killed worker would lose the jobs of all the others."""
 
-@contextmanager
-def keeping_workers() -> Iterator[None]:
-    """Inside the block workers stay between calls of `run`: a study's stages import torch once."""
-    global _idle
-    if _idle is not None:  # inside another such block
-        yield
-        return
-    _idle = []
-    try:
-        yield
-    finally:
-        for worker in _idle:
-            worker.kill()
-        _idle = None
+    keeps = False  # see `keeping_workers`
+    idle: ClassVar[list[_Worker]] = []
+    taken: ClassVar[set[int]] = set()  # numbers of workers that live
 
+    def __init__(self, count: int) -> None:
+        self.count = count
 
-@contextmanager
-def keeping_loaded() -> Iterator[None]:
-    """Inside the block workers, and what `keep` keeps, stay between calls of `run`: the steps of one stage."""
-    global _holding
-    with keeping_workers():
-        _holding = True
+    def start(self) -> _Worker:
+        """Start a process with a GPU of its own, or one thread where there is none."""
+        slot = next(number for number in range(len(self.taken) + 1) if number not in self.taken)
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus()))))
+        devices = [device for device in listed.split(",") if device]
+        own = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the directory in which the command was given
+        if devices:
+            own["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+        else:
+            own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        before = {name: os.environ.get(name) for name in own}
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), name=f"rocktokens-{slot}")
+        os.environ.update(own)
         try:
-            yield
+            process.start()
         finally:
-            _holding = False
-            _kept.clear()
-            for worker in _idle or ():
-                with suppress(OSError):
-                    worker.pipe.send(None)
+            theirs.close()
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        self.taken.add(slot)
+        return _Worker(slot, process, ours)
 
+    def give(self, worker: _Worker, work: Callable[..., object], job: Job) -> _Worker:
+        with suppress(OSError):  # it has died, as reading from it will tell
+            worker.pipe.send((work, job, self.count, granted()))
+        return worker.pipe  # type: ignore[return-value]
 
-def _in_pool(jobs: Sequence[Job], work: Callable[..., object], count: int, shown: Work) -> None:
-    bar, left, deaths = _Bar(shown), deque(jobs), Counter[str]()
-    busy: dict[Connection, tuple[Job, _Worker]] = {}
-    idle = [] if _idle is None else _idle
-    try:
-        while left or busy:
-            while left and len(busy) < count:
-                taken = {worker.slot for worker in [*idle, *(worker for _, worker in busy.values())]}
-                free = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-                worker, job = idle.pop() if idle else _start(free), left.popleft()
-                busy[worker.pipe] = (job, worker)
-                with suppress(OSError):  # it has died, as reading from it will tell
-                    worker.pipe.send((work, job, count))
-            for pipe in wait(list(busy)):
-                job, worker = busy[pipe]  # type: ignore[index]
-                try:
-                    kind, said = worker.pipe.recv()
-                except (EOFError, OSError):
-                    del busy[worker.pipe]
-                    worker.kill()
-                    bar.move(job, -bar.moved[job.name])
-                    code = worker.process.exitcode or 0
-                    cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                    left.appendleft(_once_more(job, deaths, cause))
-                    continue
-                if kind == "failed":
-                    raise said
-                bar.move(job, said)
-                if kind == "done":
-                    idle.append(busy.pop(worker.pipe)[1])
-        for worker in idle if not _holding else ():
-            worker.pipe.send(None)
-    finally:
-        for worker in [*(idle if _idle is None else ()), *(worker for _, worker in busy.values())]:
-            worker.kill()
+    def wait(self, replies: list[Any]) -> list[Any]:
+        return wait(replies)
 
+    def read(self, reply: Any) -> tuple[str, Any]:
+        try:
+            return reply.recv()
+        except (EOFError, OSError):
+            return "died", "killed, perhaps for want of memory"
 
-def _once_more(job: Job, deaths: Counter[str], cause: str) -> Job:
-    """The job, to be done again; RunError where its worker died too often."""
-    deaths[job.name] += 1
-    if deaths[job.name] > RETRIES:
-        raise RunError(
-            f"the worker of job {job.name} died {deaths[job.name]} times ({cause}); finished parts stay. If memory ran "
-            "out, repeat the command with fewer --workers"
-        )
-    log.warning("a worker died (%s) during job %s; the job is done again", cause, job.name)
-    return job
+    def spare(self) -> None:
+        """Workers without a job wait for the next one."""
 
+    def kill(self, worker: _Worker) -> None:
+        """End the worker and what it has started."""
+        assert worker.process.pid is not None
+        with suppress(ProcessLookupError, PermissionError):  # not yet the leader of a group, or ended
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.close()
+        self.taken.discard(worker.slot)
 
-def _start(slot: int) -> _Worker:
-    """Start a worker process with a GPU of its own, or one thread where there is none."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus()))))
-    devices = [device for device in listed.split(",") if device]
-    own = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the directory in which the command was given
-    if devices:
-        own["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    else:
-        own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-    before = {name: os.environ.get(name) for name in own}
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, granted()), name=f"rocktokens-{slot}")
-    os.environ.update(own)
-    try:
-        process.start()
-    finally:
-        theirs.close()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-    return _Worker(slot, process, ours)
+    def close(self) -> None:
+        """End the workers, or let them forget what they have loaded."""
+        for worker in self.idle if self.keeps and not _holding else ():
+            with suppress(OSError):
+                worker.pipe.send(None)
+        while self.idle and not self.keeps:
+            self.kill(self.idle.pop())
 
 
 def num_gpus() -> int:
@@ -298,19 +324,18 @@ def num_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
-def _serve(pipe: Connection, permissions: Sequence[Any]) -> None:
-    """A worker's life: take a job, do it, say so."""
+def _serve(pipe: Connection) -> None:
+    """The life of a local worker: take a job, do it, say so."""
     os.setpgrp()  # Ctrl-C is the driver's; it ends this process and what this process starts
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     threading.Thread(target=_end_with_driver, daemon=True).start()
-    with suppress(EOFError, BrokenPipeError), granting(*permissions), _advancing(lambda n: pipe.send(("advance", n))):
+    with suppress(EOFError, BrokenPipeError), _advancing(lambda count: pipe.send(("advance", count))):
         while True:
             asked = pipe.recv()
             if asked is None:
                 _kept.clear()
-                continue
-            failed = _do(*asked)
-            pipe.send(("failed", failed) if failed is not None else ("done", asked[1].size))
+            else:
+                pipe.send(_do(*asked))
 
 
 def _end_with_driver() -> None:
@@ -321,112 +346,86 @@ def _end_with_driver() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _do(work: Callable[..., object], job: Job, count: int) -> Exception | None:
-    """Do a job in a worker. Returns what went wrong as the driver can raise it: errors of ours as they are."""
-    global _workers
-    _workers = count
-    try:
-        if not job.part.exists():  # a worker that died may have written it first
-            work(job.part, **job.arguments)
-        return None
-    except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            return RunError(
-                f"memory ran out in job {job.name}; finished parts stay. Use fewer --workers or smaller batches"
-            )
-        if not isinstance(error, RockTokensError):
-            error.add_note(f"in job {job.name}:\n{''.join(traceback.format_exception(error))}")
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return RuntimeError(f"job {job.name} failed:\n{''.join(traceback.format_exception(error))}")
-        return error
-
-
-# ---------------------------------------------------------------- Ray
-
-
 class _Actor:
     """A worker on Ray: does one job after another and keeps what they load."""
 
-    def do(self, work: Callable[..., object], job: Job, count: int, permissions: Sequence[Any]) -> Exception | None:
-        """None where the part is written, or the error that ended the job."""
-        with granting(*permissions):
-            return _do(work, job, count)
+    def do(self, *asked: Any) -> tuple[str, Any]:
+        return _do(*asked)
 
 
-def _on_ray(jobs: Sequence[Job], work: Callable[..., object], place: Place, shown: Work) -> None:
-    ray = _connected(str(place.ray))
-    jobs = [Job(job.name, job.part.absolute(), job.arguments, job.size) for job in jobs]
-    try:
-        _probe(ray, jobs[0].part.parent)
+class _Ray:
+    """Actors of a Ray cluster; Ray is imported here only."""
+
+    def __init__(self, place: Place, jobs: Sequence[Job]) -> None:
+        address = str(place.ray)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address == "local":
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError('--ray needs Ray: pip install "rocktokens[cluster]"') from None
+        # Ray lets workers import from the driver's current directory, which may be a run somebody else made.
+        with tempfile.TemporaryDirectory() as empty, chdir(empty):
+            try:
+                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray start "
+                    "--head`, or give its address"
+                ) from error
+        self.ray, self.idle = ray, []
+        try:
+            self._probe(jobs[0].part.parent)
+        except BaseException:
+            ray.shutdown()
+            raise
         total = ray.cluster_resources()
         gpus = int(total.get("GPU", 0))
         most = place.workers if place.workers > 1 else gpus or int(total.get("CPU", 1))
-        count = max(1, min(most, len(jobs)))
-        kind = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0)(_Actor)
-        bar, left, deaths = _Bar(shown), deque(jobs), Counter[str]()
-        busy: dict[Any, tuple[Job, Any]] = {}
-        idle: list[Any] = []
-        while left or busy:
-            while left and len(busy) < count:
-                actor, job = idle.pop() if idle else kind.remote(), left.popleft()
-                busy[actor.do.remote(work, job, count, granted())] = (job, actor)
-            while idle:  # its core may be what the job of a lost node waits for
-                ray.kill(idle.pop())
-            for reply in ray.wait(list(busy))[0]:
-                job, actor = busy.pop(reply)
-                try:
-                    failed = ray.get(reply)
-                except ray.exceptions.RayError as error:  # the actor or its node died: another one takes its place
-                    ray.kill(actor)
-                    left.append(_once_more(job, deaths, type(error).__name__))
-                    continue
-                if failed is not None:
-                    raise failed
-                bar.move(job, job.size)
-                idle.append(actor)
-    finally:
-        ray.shutdown()  # ends the actors of this driver and leaves the cluster
+        self.count = max(1, min(most, len(jobs)))
+        self.kind = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0)(_Actor)
 
+    def _probe(self, folder: Path) -> None:
+        """Every node must see the run directory, before any work begins."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
-def _connected(address: str) -> Any:
-    """Ray, connected to the cluster; imported only here."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == "local":
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError('--ray needs Ray: pip install "rocktokens[cluster]"') from None
-    # Ray lets workers import from the driver's current directory, which may be a run somebody else made: show it none.
-    with tempfile.TemporaryDirectory() as empty, chdir(empty):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-", suffix=".tmp") as mark:
+            look = self.ray.remote(num_cpus=0, max_retries=0)(os.path.exists)
+            nodes = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            on = [OnNode(node["NodeID"], soft=False) for node in nodes]
+            found = [look.options(scheduling_strategy=node).remote(mark.name) for node in on]
+            for node, sees in zip(nodes, self.ray.get(found, timeout=300)):
+                if not sees:
+                    raise RunError(
+                        f"Ray's node {node['NodeManagerAddress']} does not see {folder}; put the run on a file system "
+                        "that every node mounts at the same path"
+                    )
+
+    def start(self) -> Any:
+        return self.kind.remote()
+
+    def give(self, worker: Any, work: Callable[..., object], job: Job) -> Any:
+        return worker.do.remote(work, job, self.count, granted())
+
+    def wait(self, replies: list[Any]) -> list[Any]:
+        return self.ray.wait(replies)[0]
+
+    def read(self, reply: Any) -> tuple[str, Any]:
         try:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray start "
-                "--head`, or give its address"
-            ) from error
-    return ray
+            return self.ray.get(reply)
+        except self.ray.exceptions.RayError as error:  # the actor or its node died: another one takes its place
+            return "died", type(error).__name__
 
+    def spare(self) -> None:
+        """End actors without a job: their core may be what the job of a lost node waits for."""
+        while self.idle:
+            self.kill(self.idle.pop())
 
-def _probe(ray: Any, folder: Path) -> None:
-    """Every node must see the run directory, before any work begins."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+    def kill(self, worker: Any) -> None:
+        self.ray.kill(worker)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / f".probe-{uuid.uuid4().hex[:12]}.tmp"
-    mark.touch()
-    try:
-        look = ray.remote(num_cpus=0, max_retries=0)(os.path.exists)
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        found = [look.options(scheduling_strategy=OnNode(node["NodeID"], soft=False)).remote(mark) for node in nodes]
-        for node, sees in zip(nodes, ray.get(found, timeout=300)):
-            if not sees:
-                raise RunError(
-                    f"Ray's node {node['NodeManagerAddress']} does not see {folder}; put the run on a file system that "
-                    "every node mounts at the same path"
-                )
-    finally:
-        mark.unlink(missing_ok=True)
+    def close(self) -> None:
+        """End the actors of this driver and leave the cluster."""
+        self.ray.shutdown()

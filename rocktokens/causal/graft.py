@@ -46,7 +46,7 @@ from rocktokens.causal.baseline import (
 from rocktokens.causal.inference import NEUTRAL, STUMBLING_BLOCK, change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig
 from rocktokens.errors import ConfigError
-from rocktokens.jobs import Place, keeping_loaded
+from rocktokens.jobs import Place, keeping_workers
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
@@ -513,7 +513,7 @@ def run_graft(
         if run.done("knockout") and run.manifest["config"].get("baseline") == to_mapping(baseline):
             for row in run.read("baseline").to_pylist():
                 known.setdefault(row["prompt_id"], []).append(row)
-        with keeping_loaded():
+        with keeping_workers(loaded=True):
             work = setup.work(stage, place, grafts=True)
             found = _graft_all(work, setup.problems, sets, setup.facts.vocabulary, config, setup.baseline, known)
         table = graft_table(found.rows, types, sets.target, sets.clusters or {})

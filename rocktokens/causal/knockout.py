@@ -56,7 +56,7 @@ from rocktokens.causal.census import (
 )
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.errors import ConfigError
-from rocktokens.jobs import Place, keeping_loaded
+from rocktokens.jobs import Place, keeping_workers
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
@@ -378,7 +378,7 @@ def knockout(
         setup = Setup.of(run, baseline, servers or ServersConfig())
         sets = _sets(run, config, setup)
         check_sets(sets, setup.facts.eos_ids, setup.facts.vocabulary)
-        with keeping_loaded():
+        with keeping_workers(loaded=True):
             found = _take_census(setup.work(stage, place), setup.problems, sets, config, setup.baseline)
         for note in found.census.notes:
             log.warning("%s", note)

@@ -90,7 +90,7 @@ class GraftSampler(Sampler):
         self.teacher.model.eval()
         steps = max((request.max_new_tokens for request in requests), default=0)
         try:
-            with fast_on_cpu(self.teacher.model, steps=steps, kept=self.teacher._packed):
+            with fast_on_cpu(self.teacher.model, steps=steps):
                 return super().generate(requests, progress=progress)
         finally:
             self.teacher.model.train(was_training)

@@ -7,7 +7,6 @@ those there were. Rollouts travel as rows of `runs/schema.ROLLOUTS`; their text 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -128,7 +127,7 @@ def rollouts_of(table: pa.Table) -> RolloutRows:
 
 
 class RolloutRows(Sequence[Rollout]):
-    """Rollouts of a table, made when they are asked for: as Python's numbers they take ten times as much memory."""
+    """Rollouts of a table, made when a slice is asked for: as Python's numbers they take ten times as much memory."""
 
     def __init__(self, table: pa.Table) -> None:
         columns = table.select(["prompt_id", "rollout_id", "prompt_ids", "token_ids"])
@@ -137,26 +136,11 @@ class RolloutRows(Sequence[Rollout]):
     def __len__(self) -> int:
         return len(self._table)
 
-    @overload
-    def __getitem__(self, at: int) -> Rollout: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Rollout]: ...
-
-    def __getitem__(self, at: int | slice) -> Rollout | list[Rollout]:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
-            if step == 1:
-                return self._rows(self._table.slice(start, max(stop - start, 0)))
-            return [self[number] for number in range(start, stop, step)]
-        if not -len(self) <= at < len(self):
-            raise IndexError(at)
-        return self._rows(self._table.slice(at % len(self), 1))[0]
+    def __getitem__(self, at: slice) -> list[Rollout]:  # type: ignore[override]
+        start, stop, _ = at.indices(len(self))
+        columns = [column.to_pylist() for column in self._table.slice(start, max(stop - start, 0)).columns]
+        return [Rollout(prompt, rollout, tuple(ids), tuple(tokens)) for prompt, rollout, ids, tokens in zip(*columns)]
 
     def __iter__(self) -> Iterator[Rollout]:
         for start in range(0, len(self), READ_AT_ONCE):
             yield from self[start : start + READ_AT_ONCE]
-
-    def _rows(self, table: pa.Table) -> list[Rollout]:
-        columns = [table[name].to_pylist() for name in table.column_names]
-        return [Rollout(prompt, rollout, tuple(ids), tuple(tokens)) for prompt, rollout, ids, tokens in zip(*columns)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.sample.cpu_decoding import Packed, fast_on_cpu
+from rocktokens.sample.cpu_decoding import fast_on_cpu
 from rocktokens.sample.kv_decoder import Decoder
 from rocktokens.sample.requests import Continuation, Request
 from rocktokens.seeds import uniforms
@@ -51,20 +51,11 @@ class Sampler:
         top_p: float | None = None,
         batch_size: int = 64,
     ) -> None:
-        if not 0 < temperature < float("inf"):
-            raise ConfigError(f"temperature must be > 0, got {temperature}; for greedy decoding pass greedy=True")
-        if top_k is not None and top_k < 1:
-            raise ConfigError(f"top_k must be at least 1, got {top_k}; None turns it off")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ConfigError(f"top_p must be in (0, 1], got {top_p}; None turns it off")
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         if not eos_ids:
             raise ConfigError("sampling needs at least one end token; the model's generation config names none")
         self.model, self.pad_id, self.vocabulary = model, pad_id, vocabulary
         self.temperature, self.greedy, self.top_k, self.top_p = temperature, greedy, top_k, top_p
         self.batch_size = batch_size
-        self._packed = Packed()
         self.device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
         self.eos_E = torch.tensor(sorted(set(eos_ids)), device=self.device)
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -81,7 +72,7 @@ class Sampler:
         self.model.eval()
         steps = max((request.max_new_tokens for request in requests), default=0)
         try:
-            with fast_on_cpu(self.model, steps=steps, kept=self._packed):
+            with fast_on_cpu(self.model, steps=steps):
                 for roots, members in self._blocks(requests):
                     trunk = self._trunk(roots)
                     order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
@@ -138,26 +129,18 @@ class Sampler:
         return decoder.branch(trunk_decoder, row_B, prefixes, room=room)
 
     def _check(self, request: Request) -> None:
-        if not request.prefix:
-            raise DataError("a prompt is empty; every prompt needs at least one token")
-        if request.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
-        if self.context is not None and len(request.prefix) >= self.context:
+        known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
+        if not request.prefix or (self.context is not None and len(request.prefix) >= self.context):
             raise DataError(
                 f"a prompt has {len(request.prefix)} tokens and the model's context is {self.context}; "
-                "shorten the prompt or leave it out"
+                "every prompt needs a token, and room for a response"
             )
-        known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
         if not 0 <= min(request.prefix) <= max(request.prefix) < known:
-            raise DataError(
-                f"a prompt holds token ids {min(request.prefix)} to {max(request.prefix)}, the model knows {known}; "
-                "it was made with another tokenizer"
-            )
+            raise DataError(f"a prompt holds token ids beyond the {known} of this model; it was made for another")
         rows = self.vocabulary or self.model.get_output_embeddings().weight.shape[0]
-        if request.banned and not 0 <= min(request.banned) <= max(request.banned) < rows:
-            raise ConfigError(f"banned token ids must lie in [0, {rows}), got {sorted(request.banned)}")
-        if len(set(request.banned)) >= rows:
-            raise ConfigError("every token type is banned; nothing can be sampled")
+        banned = set(request.banned)
+        if banned and (min(banned) < 0 or max(banned) >= rows or len(banned) >= rows):
+            raise ConfigError(f"banned token ids must lie in [0, {rows}) and leave some over, got {sorted(banned)}")
 
     def _room(self, request: Request) -> int:
         if self.context is None:

@@ -74,7 +74,7 @@ def test_every_place_makes_the_same_parts_once(tmp_path: Path, place: Place) -> 
 def test_a_killed_worker_costs_its_job_only(tmp_path: Path, victim: int, times: int) -> None:
     jobs = toy(tmp_path, faults={victim: {"fault": "killed", "times": times}})
     if times > RETRIES:
-        with pytest.raises(RunError, match="SIGKILL"):
+        with pytest.raises(RunError, match="killed"):
             run(jobs, work, POOL, what="squaring")
         run(toy(tmp_path), work, POOL, what="squaring")  # a repeat completes
     else:

@@ -8,15 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forking import ending, fork
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pair, scored_run
 
-from rocktokens.cli import main
 from rocktokens.detect.stage import detect, detect_table
 from rocktokens.errors import DataError, RunError
 from rocktokens.geometry.stage import geometry
@@ -120,11 +117,6 @@ def test_another_checkpoint_is_not_silently_ignored(run):
     assert open_run(run).done("sample")
 
 
-def test_another_number_of_prompts_is_not_silently_ignored(run):
-    with pytest.raises(RunError, match=r"sample\.limit was None, now 3.*--again"):
-        sample(run, *DEFAULTS, ROLLOUTS, limit=3)
-
-
 def test_cheap_stages_run_again_and_say_why(run, caplog):
     with caplog.at_level(logging.INFO):
         detect(run, replace(DETECT, seed=5))
@@ -138,14 +130,6 @@ def test_cheap_stages_run_again_and_say_why(run, caplog):
         report(run)
     assert "geometry runs again: stage detect has changed" in caplog.text
     assert caplog.text.count("nothing to do") == 1
-
-
-def test_a_lost_table_is_made_again(run, caplog):
-    (run / "types.parquet").unlink()
-    with caplog.at_level(logging.INFO):
-        detect(run, DETECT)
-    assert "types.parquet is damaged" in caplog.text
-    assert (run / "types.parquet").exists()
 
 
 def test_a_checkpoint_can_be_added_and_fewer_must_be_asked_for(distilled, tmp_path):
@@ -172,22 +156,6 @@ def test_no_stage_falls_back_to_the_built_in_pair_inside_a_run(tmp_path):
     with pytest.raises(RunError, match="names no pair"):
         distill(run.path, *DEFAULTS, DISTILL)
     assert open_run(run.path).manifest["config"] == {}
-
-
-def test_a_run_without_prompts_wants_them_named(tmp_path, pair):
-    run = Run.create(tmp_path / "mine")
-    with pytest.raises(RunError, match=r"names no prompts.*--prompts\.source"):
-        sample(run.path, pair[0], PromptsConfig(), ROLLOUTS)
-
-
-def test_detect_reads_telemetry_where_there_are_no_fixed_contexts(distilled, tmp_path, caplog):
-    path = Path(shutil.copytree(distilled, tmp_path / "run"))
-    with caplog.at_level(logging.WARNING):
-        run = detect(path, DETECT)
-    assert "no fixed contexts" in caplog.text
-    assert "stagnation cannot be tested" in caplog.text
-    rows = run.query("select count(*) as n from telemetry where step = 2")["n"][0].as_py()
-    assert run.query("select sum(count_all) as n from types")["n"][0].as_py() == rows > 0
 
 
 # ---------------------------------------------------------------- nothing is lost
@@ -249,17 +217,6 @@ def test_a_replacement_that_is_killed_is_completed(distilled, tmp_path, monkeypa
     assert {"training", "monitor"} <= {item.stem for item in path.glob("*.parquet")}
     assert len(run.query("select distinct step from telemetry")) == 2
     assert not [item.name for item in path.iterdir() if item.name.startswith(".") and item.name != LOCK]
-
-
-def test_a_resumed_sample_may_use_another_batch_size(pair, scored, tmp_path, monkeypatch):
-    """Seen: 28 rows for 24 prompts, or 20 with 24/24 printed."""
-    from rocktokens.sample import stage as stage
-
-    whole = open_run(scored).read("rollouts")
-    monkeypatch.setattr(stage, "PART_PROMPTS", 5)
-    path = stop_after_parts(tmp_path, pair, monkeypatch, 3)
-    run = sample(path, *pair, replace(ROLLOUTS, batch_size=3))
-    assert run.read("rollouts").equals(whole)
 
 
 def test_parts_of_two_students_are_never_mixed(pair, tmp_path, monkeypatch):
@@ -381,25 +338,6 @@ def test_processes_of_one_command_share_the_lock(run):
         )
         assert done.returncode == 0
         assert (run / LOCK).read_text()
-
-
-def test_two_studies_on_one_directory_end_with_a_clear_sentence(tmp_path):
-    words = ["--workers", "1", "study", "arithmetic", "--path", str(tmp_path / "study")]
-    words += ["--distill.steps", "1000", "--stages", "distill"]
-    first = fork(lambda: main(words), tmp_path / "first.log")
-    try:
-        for _ in range(6000):
-            if (tmp_path / "study" / LOCK).exists() and (tmp_path / "study" / LOCK).read_text():
-                break
-            time.sleep(0.01)
-        second = ending(fork(lambda: main(words), tmp_path / "second.log"))
-    finally:
-        os.kill(first, signal.SIGKILL)
-        os.waitpid(first, 0)
-    said = (tmp_path / "second.log.err").read_text()
-    assert second == 1
-    assert f"in use: process {first}" in said
-    assert "Traceback" not in said
 
 
 def test_only_drafts_of_ended_processes_are_removed(tmp_path):

@@ -8,7 +8,7 @@ from tiny import prompts, tiny_model
 from torch import nn
 
 from rocktokens.sample import cpu_decoding
-from rocktokens.sample.cpu_decoding import ATTENTION, Packed, fast_on_cpu, one_query_attention
+from rocktokens.sample.cpu_decoding import ATTENTION, fast_on_cpu, one_query_attention
 from rocktokens.sample.kv_decoder import Decoder
 from rocktokens.sample.requests import Request
 from rocktokens.sample.sampler import Sampler
@@ -164,38 +164,11 @@ def test_packed_weights_follow_training():
     torch.testing.assert_close(after, 2 * before, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("write", ["in place", "through .data", "new storage"])
-def test_kept_copies_are_used_again_until_a_weight_changes(monkeypatch, write):
-    model, kept, made = tiny_model("llama"), Packed(), []
-    pack = cpu_decoding._multiplier
-    monkeypatch.setattr(cpu_decoding, "_multiplier", lambda layer, dtype: made.append(layer) or pack(layer, dtype))
-
-    def logits() -> torch.Tensor:
-        with fast_on_cpu(model, steps=64, kept=kept):
-            return Decoder(model, pad_id=2).prefill(prompts(2), room=1)
-
-    before = logits()
-    num_layers = len(made)
-    assert num_layers == sum(type(module) is nn.Linear for module in model.modules())
-    torch.testing.assert_close(logits(), before, rtol=0, atol=0)
-    assert len(made) == num_layers
-    if write == "in place":
-        with torch.no_grad():
-            model.lm_head.weight.mul_(2)
-    elif write == "through .data":
-        model.lm_head.weight.data.mul_(2)
-    else:
-        model.lm_head.weight = nn.Parameter(2 * model.lm_head.weight.detach())
-    torch.testing.assert_close(logits(), 2 * before, rtol=1e-4, atol=1e-5)
-    assert len(made) == num_layers + 1
-    assert len(kept.made) == num_layers
-
-
 @pytest.mark.parametrize("reason", ["few steps", "no memory"])
 def test_nothing_is_packed_for_a_few_steps_or_without_memory(monkeypatch, reason):
     model = tiny_model("llama")
     if reason == "no memory":
-        monkeypatch.setattr(cpu_decoding, "_free_bytes", lambda: 0.0)
+        monkeypatch.setattr(cpu_decoding, "MEMORY_SHARE", 0.0)
     with fast_on_cpu(model, steps=64 if reason == "no memory" else 3):
         assert forwards_and_attention(model)[0] == []
 

@@ -14,7 +14,7 @@ from tiny import CONTEXT, FAMILIES, VOCABULARY, prompts, tiny_model
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.sample.kv_decoder import Decoder
 from rocktokens.sample.requests import Request
-from rocktokens.sample.sampler import BLOCK_TOKENS, WIDE_VOCABULARY, Sampler, inverse_transform, numbers_of
+from rocktokens.sample.sampler import BLOCK_TOKENS, WIDE_VOCABULARY, Sampler, inverse_transform
 
 EOS, PAD, INF = 1, 2, math.inf
 NEVER = (0,)  # an end token that greedy decoding of these models does not meet
@@ -80,16 +80,6 @@ def test_greedy_with_a_ban_equals_generate_with_suppressed_tokens(model):
         assert not set(answer.token_ids) & set(banned)
 
 
-def test_resuming_a_greedy_rollout_gives_its_rest(model):
-    """From prompt and partial response, at every place at once."""
-    (prefix,) = prompts(1, shortest=5)
-    engine = sampler(model, eos_ids=NEVER, greedy=True)
-    (whole,) = engine.generate([Request(prefix, 15, 0)])
-    resumed = engine.generate([Request(prefix + whole.token_ids[:k], 15 - k, 0) for k in range(15)])
-    for k, answer in enumerate(resumed):
-        assert whole.token_ids[:k] + answer.token_ids == whole.token_ids
-
-
 def test_resuming_a_sampled_rollout_with_its_own_numbers_gives_its_rest(model):
     (prefix,) = prompts(1, shortest=5)
     (whole,) = sampler(model, eos_ids=NEVER).generate([Request(prefix, 15, seed=3)])
@@ -97,12 +87,6 @@ def test_resuming_a_sampled_rollout_with_its_own_numbers_gives_its_rest(model):
     asked = [Request(prefix + whole.token_ids[:k], 15 - k, seed=3, skip=k) for k in range(count)]
     for k, answer in enumerate(sampler(model, eos_ids=NEVER).generate(asked)):
         assert whole.token_ids[:k] + answer.token_ids == whole.token_ids
-
-
-def test_another_stream_for_the_first_number_changes_that_number_alone():
-    first, own = numbers_of(Request((3,), 5, seed=3, skip=2, first_seed=9), 5), numbers_of(Request((3,), 5, seed=3), 7)
-    assert first[1:].tolist() == own[3:].tolist()
-    assert first[0] == numbers_of(Request((3,), 5, seed=9), 1)[0] != own[2]
 
 
 def test_vocabulary_padding_is_never_emitted():
@@ -170,29 +154,6 @@ def test_a_row_does_not_depend_on_the_bans_of_others(llama):
     assert got[::2] == free[::2]
     assert got[1::2] != free[1::2]
     assert not {5, 59, 24} & {token for answer in got[1::2] for token in answer.token_ids}
-
-
-def test_global_random_state_is_neither_used_nor_changed(llama):
-    asked = requests(prompts(4))
-    torch.manual_seed(1)
-    first = sampler(llama).generate(asked)
-    state = torch.get_rng_state()
-    torch.manual_seed(2)
-    assert sampler(llama).generate(asked) == first
-    torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_seeds_matter(llama):
-    (prefix,) = prompts(1)
-    answers = sampler(llama).generate([Request(prefix, 12, seed) for seed in range(10)])
-    assert len({answer.token_ids for answer in answers}) == 10
-
-
-def test_a_longer_limit_only_adds_tokens(llama):
-    asked, longer = requests(prompts(6), 5), requests(prompts(6), 15)
-    for short, long in zip(sampler(llama).generate(asked), sampler(llama).generate(longer)):
-        assert long.token_ids[: len(short.token_ids)] == short.token_ids
 
 
 # --- the law ---
@@ -324,33 +285,6 @@ def test_the_end_token_is_part_of_the_response_and_ends_it(llama):
             assert not {5, 59} & set(answer.token_ids)
 
 
-def test_an_end_token_at_the_length_limit_is_not_truncated(llama):
-    (prefix,) = prompts(1)
-    (free,) = sampler(llama, eos_ids=NEVER, greedy=True).generate([Request(prefix, 6, 0)])
-    at = free.token_ids.index(free.token_ids[3])
-    engine = sampler(llama, eos_ids=(free.token_ids[3],), greedy=True)
-    (exact,) = engine.generate([Request(prefix, at + 1, 0)])
-    assert exact.token_ids == free.token_ids[: at + 1]
-    assert not exact.truncated
-    if at:
-        (short,) = engine.generate([Request(prefix, at, 0)])
-        assert short.truncated
-
-
-def test_pad_equal_to_eos_still_ends_with_the_end_token(llama):
-    answers = sampler(llama, eos_ids=(59,), pad_id=59).generate(requests(prompts(20), 30))
-    assert any(answer.token_ids[-1] == 59 for answer in answers)
-    assert all(59 not in answer.token_ids[:-1] for answer in answers)
-    reference = sampler(llama, eos_ids=(59,), pad_id=PAD).generate(requests(prompts(20), 30))
-    assert answers == reference
-
-
-def test_every_row_has_its_own_length_limit(llama):
-    asked = [Request(prefix, 1 + number, number) for number, prefix in enumerate(prompts(9))]
-    answers = sampler(llama, eos_ids=NEVER, greedy=True).generate(asked)
-    assert [len(answer.token_ids) for answer in answers] == list(range(1, 10))
-
-
 def test_the_models_context_is_a_limit_too(llama):
     asked = [Request(tuple([7] * (CONTEXT - 3)), 50, 0), Request((7, 8), 5, 1)]
     long, short = sampler(llama, eos_ids=NEVER, greedy=True).generate(asked)
@@ -375,20 +309,6 @@ def test_finished_rows_cost_nothing(llama):
     assert len(passed) == 30
     assert decoded <= 1.15 * tokens
     assert passed[-1] == (1, 1)
-
-
-def test_equal_prompts_are_prefilled_once(llama):
-    passed = []
-    handle = llama.register_forward_pre_hook(
-        lambda module, args, kwargs: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    try:
-        engine = sampler(llama, eos_ids=NEVER, greedy=True)
-        engine.generate([Request(prefix, 3, n) for prefix in prompts(3, shortest=5) for n in range(4)])
-    finally:
-        handle.remove()
-    assert passed[0][0] == 3
-    assert passed[1][0] == 12
 
 
 @pytest.mark.parametrize("longest", [20, 5])  # 5: all prompts are equally long
@@ -422,16 +342,6 @@ def test_what_all_prompts_begin_with_is_computed_once(model, longest):
 # --- manners ---
 
 
-def test_nothing_asked_nothing_done(llama):
-    assert sampler(llama).generate([]) == []
-
-
-def test_progress_counts_every_row(llama):
-    told = []
-    sampler(llama, batch_size=4).generate(requests(prompts(10)), progress=told.append)
-    assert sum(told) == 10
-
-
 def test_training_mode_is_put_back_and_dropout_is_off():
     model = tiny_model("llama", attention_dropout=0.5)
     asked = requests(prompts(4))
@@ -439,12 +349,6 @@ def test_training_mode_is_put_back_and_dropout_is_off():
     model.train()
     assert sampler(model).generate(asked) == expected
     assert model.training
-
-
-def test_sampling_leaves_the_model_trainable(llama):
-    sampler(llama).generate(requests(prompts(2), 3))
-    llama(torch.tensor([[3, 4]])).logits.sum().backward()
-    llama.zero_grad()
 
 
 # --- broken models and bad requests ---
@@ -464,31 +368,10 @@ def test_a_row_with_nan_logits_is_marked_and_spoils_no_other():
         assert got[row].token_ids[: len(before_63)] == before_63
 
 
-def test_nan_in_the_middle_keeps_what_came_before():
-    model = tiny_model("llama")
-    (prefix,) = prompts(1)
-    (free,) = sampler(model, eos_ids=NEVER, greedy=True).generate([Request(prefix, 10, 0)])
-    at = free.token_ids.index(free.token_ids[4])
-    with torch.no_grad():
-        model.get_input_embeddings().weight[free.token_ids[4]] = math.nan
-    (got,) = sampler(model, eos_ids=NEVER, greedy=True).generate([Request(prefix, 10, 0)])
-    assert got.invalid
-    assert got.token_ids == free.token_ids[: at + 1]
-
-
-@pytest.mark.parametrize("greedy", [False, True])
-def test_infinite_logits_are_marked(greedy):
-    model = tiny_model("llama")
-    with torch.no_grad():
-        model.get_output_embeddings().weight.fill_(math.inf)
-    assert all(answer.invalid for answer in sampler(model, greedy=greedy).generate(requests(prompts(3))))
-
-
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
         (Request((), 5, 0), DataError),
-        (Request((3,), 0, 0), ConfigError),
         (Request(tuple([3] * CONTEXT), 5, 0), DataError),
         (Request((3, VOCABULARY), 5, 0), DataError),
         (Request((3, -1), 5, 0), DataError),
@@ -501,24 +384,6 @@ def test_infinite_logits_are_marked(greedy):
 def test_bad_requests_are_refused(llama, request_, error):
     with pytest.raises(error):
         sampler(llama).generate([Request((3, 4), 2, 0), request_])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.0},
-        {"temperature": math.nan},
-        {"eos_ids": ()},
-        {"top_k": 0},
-        {"top_p": 0.0},
-        {"top_p": 1.5},
-        {"batch_size": 0},
-    ],
-    ids=str,
-)
-def test_bad_settings_are_refused(llama, options):
-    with pytest.raises(ConfigError):
-        sampler(llama, **options)
 
 
 @pytest.mark.parametrize("num_tokens", [WIDE_VOCABULARY + 1, WIDE_VOCABULARY + BLOCK_TOKENS, 151_936])
@@ -536,12 +401,3 @@ def test_a_wide_vocabulary_is_searched_as_token_by_token(num_tokens):
             assert mass[row, token] > 0
             slack = 1e-12 * exact[-1]
             assert exact[token] - slack <= uniform * exact[-1] <= exact[token + 1] + slack
-
-
-def test_a_wide_vocabulary_ends_where_its_mass_ends():
-    mass = torch.zeros((2, WIDE_VOCABULARY * 2))
-    mass[0, 700:703] = torch.tensor([1.0, 2.0, 1.0])
-    mass[1, WIDE_VOCABULARY + 3] = 1e-30
-    for uniform, want in ((0.0, 700), (0.2499, 700), (0.25, 701), (0.7499, 701), (0.75, 702), (1 - 2**-53, 702)):
-        got = inverse_transform(mass, torch.full((2,), uniform, dtype=torch.float64))
-        assert got.tolist() == [want, WIDE_VOCABULARY + 3]

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import oracles
-import pyarrow as pa
 import pytest
 import torch
 from tiny import FAMILIES, VOCABULARY, tiny_model
@@ -55,21 +54,6 @@ def test_ids_and_log_probabilities_are_those_of_the_models_own_logits(family):
                 assert row[f"{who}_top_logprobs"] == pytest.approx([math.log(p[t]) for t in best], abs=1e-4)
 
 
-def test_every_student_stands_beside_the_same_teacher():
-    student, teacher = tiny_model("llama"), tiny_model("llama", seed=1, width=48)
-    rows = kept(ROLLOUTS, {r.rollout_id for r in ROLLOUTS}, student, teacher)
-    assert len(rows) == 2 * sum(len(r.token_ids) for r in ROLLOUTS)
-    for (step, rollout, position), row in rows.items():
-        assert row["teacher_top_ids"] == rows[0, rollout, position]["teacher_top_ids"]
-        if step == 7:  # the teacher scored as a student
-            assert row["student_top_ids"] == row["teacher_top_ids"]
-
-
-def test_rollouts_that_are_not_shown_write_nothing():
-    student = tiny_model("llama")
-    assert kept(ROLLOUTS, set(), student, student) == {}
-
-
 def test_chunks_padding_rows_and_small_vocabularies(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     hidden_NH, weight_VH = torch.randn(50, 8, generator=generator), torch.randn(12, 8, generator=generator)
@@ -83,16 +67,6 @@ def test_chunks_padding_rows_and_small_vocabularies(monkeypatch):
     np.testing.assert_allclose(everything.logprobs_NK.exp().sum(1), 1, atol=1e-5)
     with pytest.raises(ConfigError, match="k must be"):
         top_tokens(hidden_NH, Head(weight_VH), 0)
-
-
-def test_the_table_is_one_arrow_column_of_lists_per_model():
-    student = tiny_model("llama")
-    parts: list[pa.Table] = []
-    recorder = TopTokenRecorder({"p0#0"}, 3, VOCABULARY, lambda _, table: parts.append(table))
-    options = {"eos_ids": (1,), "vocabulary": VOCABULARY, "top": recorder}
-    score(ROLLOUTS[:1], {0: student}, student, write=lambda *_: None, **options)
-    assert parts[0].column_names == TOP_TOKENS.names
-    assert [len(row) for row in parts[0]["student_top_ids"].to_pylist()] == [3] * len(ROLLOUTS[0].token_ids)
 
 
 def test_the_costliest_positions_of_one_checkpoint_are_kept_too(monkeypatch):
