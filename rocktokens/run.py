@@ -30,7 +30,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocktokens.errors import DataError, RockTokensError, RunError
+from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
 from rocktokens.tables import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, table_of
 from rocktokens.values import Json
 
@@ -114,6 +114,8 @@ def remove_left_drafts(folder: Path, pattern: str = "*") -> None:
 def require_writable(path: Path | None) -> None:
     """Refuse a file that cannot be written, before the work whose result it is to hold; None is no file."""
     if path is not None:
+        if "\0" in str(path) or any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+            raise ConfigError(f"cannot write {str(path)!a}: no file can have this name")
         with failing(path), drafting(path) as draft:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -131,8 +131,6 @@ def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = F
         trains: Whether the student's weights will be trained: they are then float32 whatever `dtype` says, because
             small updates vanish in 16 bits (at a rate of 2e-6 only 1 % of bfloat16 weights move).
     """
-    if not config.student or not config.teacher:
-        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
     tokenizer, num_types = check_tokenizers(config)
     student = load_model(config.student, replace(config, dtype="float32") if trains else config)
     teacher = load_model(config.teacher, config) if with_teacher else None
@@ -363,6 +361,8 @@ def _head_rows(model: PreTrainedModel) -> int:
 
 def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.json",)) -> tuple[str, dict[str, Any]]:
     """Where transformers is to look, and with which options; a directory must hold one of the files named."""
+    if not name:
+        raise ConfigError("give both --pair.student and --pair.teacher: a model directory, a hub name or a .gguf file")
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     path = Path(name).expanduser()
     if path.suffix == ".gguf":

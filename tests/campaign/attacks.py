@@ -14,7 +14,7 @@ import random
 import secrets
 import shutil
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,69 +25,39 @@ from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConf
 from rocktokens.cli import main
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.run import open_run
-from rocktokens.score.settings import ScoreConfig
+from rocktokens.study import StudyConfig, study
 
 SHARE = float(os.environ.get("CAMPAIGN_SHARE", "1"))
-PART, PARTS = (int(number) for number in os.environ.get("CAMPAIGN_PART", "1/1").split("/"))  # a campaign in pieces
 SEED = int(os.environ.get("CAMPAIGN_SEED") or secrets.randbits(32))
-COUNTS = os.environ.get("CAMPAIGN_COUNTS")
 KEPT = Path(__file__).parent / "kept.json"
 
-BASELINE = BaselineConfig(problems=6, rollouts=1, max_new_tokens=8)
-KNOCKOUT = KnockoutConfig(candidates=("w7", "w9"), until="budget", resamples=100)
-GRAFT = GraftConfig(problems=4, rocks=("w7",), clusters=False, resamples=100)
-COMPARE = CompareConfig(
-    regimes=("uniform", "freeze"),
-    seeds=1,
-    steps=2,
-    evaluations=1,
-    problems=4,
-    rollouts=1,
-    contexts=4,
-    rocks=(7,),
-    resamples=100,
-)
-STAGES = ("distill", "sample", "score", "detect", "geometry", "knockout", "graft", "compare", "report")
 
-
-def run_stage(path: Path, name: str, pair: Any, prompts: Any) -> None:
-    """One stage with the campaign's settings."""
-    from rocktokens.causal import graft, knockout
-    from rocktokens.compare import stage as compare
-    from rocktokens.detect import stage as detect
-    from rocktokens.geometry import stage as geometry
-    from rocktokens.report import stage as report
-    from rocktokens.sample import stage as sample
-    from rocktokens.score import stage as score
-    from rocktokens.train import stage as distill
-
-    work: dict[str, Callable[[], object]] = {
-        "distill": lambda: distill.distill(path, pair, prompts, DISTILL, problems=4),
-        "sample": lambda: sample.sample(path, pair, prompts, ROLLOUTS, limit=8),
-        "score": lambda: score.score(path, ScoreConfig()),
-        "detect": lambda: detect.detect(path, DETECT),
-        "geometry": lambda: geometry.geometry(path),
-        "knockout": lambda: knockout.knockout(path, KNOCKOUT, BASELINE),
-        "graft": lambda: graft.run_graft(path, GRAFT, BASELINE),
-        "compare": lambda: compare.compare(path, COMPARE),
-        "report": lambda: report.report(path),
-    }
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        work[name]()
-
-
-def pair_and_prompts(home: Path) -> tuple[Any, Any]:
-    """A tiny pair on disk, with 80 prompts."""
+def small_study(home: Path) -> StudyConfig:
+    """A study that takes seconds: a tiny pair on disk, 80 prompts, every stage small."""
     pair, prompts = save_pair(home / "pair", prompts=80)
-    return pair, replace(prompts, checker="exact")
+    return StudyConfig(
+        path=home / "run",
+        pair=pair,
+        prompts=prompts,
+        problems=4,
+        detection_prompts=8,
+        distill=DISTILL,
+        rollouts=ROLLOUTS,
+        detect=DETECT,
+        baseline=BaselineConfig(problems=6, rollouts=1, max_new_tokens=8),
+        knockout=KnockoutConfig(candidates=("w7", "w9"), until="budget", resamples=100),
+        graft=GraftConfig(problems=4, rocks=("w7",), clusters=False, resamples=100),
+        compare=CompareConfig(
+            regimes=("uniform", "freeze"), seeds=1, steps=2, evaluations=1, problems=4, rollouts=1, contexts=4,
+            rocks=(7,), resamples=100,
+        ),
+    )  # fmt: skip
 
 
-def finished_run(home: Path) -> Path:
-    """A small study with every stage complete."""
-    pair, prompts = pair_and_prompts(home)
-    for name in STAGES:
-        run_stage(home / "run", name, pair, prompts)
-    return home / "run"
+def run_stages(config: StudyConfig, *stages: str) -> None:
+    """These stages of a study, without a word."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        study(replace(config, stages=stages))
 
 
 @dataclass
@@ -107,15 +77,10 @@ class Account:
     def close(self) -> None:
         """Print the counts, keep every failing case, and fail if there is one."""
         held = self.tried - len(self.failures)
-        print(
-            f"\n{self.kind}: tried {self.tried}, held {held}, failed {len(self.failures)} (seed {SEED}, share {SHARE})"
-        )
+        counts = f"tried {self.tried}, held {held}, failed {len(self.failures)}"
+        print(f"\n{self.kind}: {counts} (seed {SEED}, share {SHARE})")
         for failure in self.failures[:20]:
             print(f"  {json.dumps(failure)[:400]}")
-        if COUNTS:
-            with open(COUNTS, "a") as file:
-                counts = {"kind": self.kind, "tried": self.tried, "held": held, "seed": SEED, "part": f"{PART}/{PARTS}"}
-                file.write(json.dumps(counts) + "\n")
         if self.failures and SHARE == 1:
             known = json.loads(KEPT.read_text()) if KEPT.exists() else []
             KEPT.write_text(json.dumps([*known, *self.failures], indent=1) + "\n")
@@ -127,7 +92,7 @@ def chosen(cases: Iterable[Any], kind: str) -> list[Any]:
     cases = list(cases)
     rng = random.Random(f"{SEED}/{kind}")
     rng.shuffle(cases)
-    return cases[: max(1, round(SHARE * len(cases)))][PART - 1 :: PARTS]
+    return cases[: max(1, round(SHARE * len(cases)))]
 
 
 def attempt(words: list[str]) -> tuple[int, str, str | None]:
@@ -139,12 +104,7 @@ def attempt(words: list[str]) -> tuple[int, str, str | None]:
     except SystemExit as ended:
         status = int(ended.code or 0)
     except BaseException as error:  # whatever escapes is what the campaign looks for
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        return (
-            70,
-            out.getvalue(),
-            f"{type(error).__name__}: {str(error)[:200]} at {Path(line.filename).name}:{line.lineno}",
-        )
+        return 70, out.getvalue(), escaped(error)
     else:
         return 70, out.getvalue(), "the command returned without a status"
     said = out.getvalue()
@@ -153,6 +113,12 @@ def attempt(words: list[str]) -> tuple[int, str, str | None]:
     if "Traceback (most recent call last)" in said:
         return status, said, "traceback: " + said[-300:]
     return status, said, None if status in (0, 1, 2) else f"status {status}"
+
+
+def escaped(error: BaseException) -> str:
+    """An error that is none of ours, and where it was raised."""
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error)[:200]} at {Path(line.filename).name}:{line.lineno}"
 
 
 def lost(path: Path, before: set[str], own: str | None) -> str | None:

@@ -6,14 +6,18 @@ import logging
 from pathlib import Path
 
 import pytest
-from attacks import finished_run
+from attacks import run_stages, small_study
 from faults import Faults
+
+from rocktokens.study import STAGES
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
     """A small study with every stage complete; attempts work on copies."""
-    return finished_run(tmp_path_factory.mktemp("campaign"))
+    config = small_study(tmp_path_factory.mktemp("campaign"))
+    run_stages(config, *STAGES)
+    return config.path
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import resource
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from attacks import SEED, STAGES, Account, chosen, disagreement, pair_and_prompts, run_stage
+from attacks import SEED, Account, chosen, disagreement, escaped, run_stages, small_study
 
 from rocktokens.errors import RockTokensError
 from rocktokens.run import open_run
+from rocktokens.study import STAGES
 
 # Tables that hold no clock: a resumed run must have them byte for byte as the uninterrupted one.
 TABLES = ("rollouts", "types", "geometry", "persistence", "baseline", "knockouts", "census", "grafts")
@@ -120,8 +120,7 @@ def without_space(root: Path, at: int, work: Callable[[], None]) -> str | None:
     except RockTokensError as error:
         return None if "No space left" in str(error) else f"said: {error}"
     except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} at {Path(line.filename).name}:{line.lineno}"
+        return escaped(error)
     return None  # what could not be written was not needed; the stage's result is compared all the same
 
 
@@ -139,8 +138,7 @@ def with_small_files(bytes_: int, work: Callable[[], None], said: Path) -> str |
             except RockTokensError as error:
                 code, words = 1, str(error)
             except BaseException as error:
-                line = traceback.extract_tb(error.__traceback__)[-1]
-                words = f"{type(error).__name__}: {error} at {Path(line.filename).name}:{line.lineno}"
+                words = escaped(error)
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             os.write(descriptor, words.encode())
         finally:
@@ -165,7 +163,8 @@ class Faults:
     """A small study, stage by stage, and the copy on which attempts work."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.path, self.pair = home, home / "run", pair_and_prompts(home)
+        self.home, self.config = home, small_study(home)
+        self.path = self.config.path
         self.states: dict[str, StageStates] = {}
         for name in STAGES:
             before, after = home / f"before-{name}", home / f"after-{name}"
@@ -182,7 +181,7 @@ class Faults:
             shutil.copytree(source, target)
 
     def work(self, stage: str) -> None:
-        run_stage(self.path, stage, *self.pair)
+        run_stages(self.config, stage)
 
     def attempt(self, stage: str, fault: Callable[[Callable[[], None]], str | None]) -> str | None:
         """Disturb a stage, repeat it, and compare with the undisturbed one; returns what is wrong."""

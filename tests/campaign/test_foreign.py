@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from attacks import SEED, Account, attempt, pair_and_prompts
+from attacks import SEED, Account, attempt
+from small_runs import save_pair
 
 TEXTS = {
     "empty": b"",
@@ -52,7 +53,7 @@ def try_one(case: dict, folder: Path, pair) -> str | None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    return pair_and_prompts(tmp_path_factory.mktemp("foreign"))
+    return save_pair(tmp_path_factory.mktemp("foreign"))
 
 
 @pytest.mark.campaign

@@ -8,11 +8,12 @@ import attacks
 import pytest
 import test_artefacts
 import test_foreign
-import test_settings
+import test_wrong_settings
+from small_runs import save_pair
 
 CASES = json.loads(attacks.KEPT.read_text()) if attacks.KEPT.exists() else []
 RETRY = {
-    "wrong settings": test_settings.try_one,
+    "wrong settings": test_wrong_settings.try_one,
     "damaged files": test_artefacts.try_one,
     "wrong values in run.json": test_artefacts.try_manifest,
 }
@@ -25,7 +26,7 @@ def test_a_case_that_failed_once_holds(case, request, tmp_path):
     if case["kind"] in FAULTS:
         assert request.getfixturevalue("faults").try_one(case) is None
     elif case["kind"] == FOREIGN:
-        assert test_foreign.try_one(case, tmp_path, attacks.pair_and_prompts(tmp_path / "pair")) is None
+        assert test_foreign.try_one(case, tmp_path, save_pair(tmp_path / "pair")) is None
     else:
         run = attacks.copy_of(request.getfixturevalue("finished"), tmp_path / "run")
         assert RETRY[case["kind"]](case, run) is None

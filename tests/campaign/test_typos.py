@@ -31,7 +31,7 @@ TYPOS = {
     "knockout RUN --baseline.checkpoint 99": "99",
     "graft RUN --rocks typo": "typo",
     "sample RUN --again --checkpoint 99": "99",
-    "detect RUN --tau-post inf": "finite",
+    "detect RUN --tau-post inf": "tau_post",
     "compare RUN --regimes uniform": "nothing to compare",
     "compare RUN --regimes uniform freeze": "only uniform is left",
     "knockout RUN --again --baseline.split nosuch": "nosuch",
@@ -41,8 +41,8 @@ TYPOS = {
     "distill RUN --again --pair.student HOME/none --pair.teacher HOME/none": "none",
     "sample RUN --num-rollouts 3": "--again",
     "score RUN --checkpoints 99": "99",
-    "study --path RUN --problems 7": "another configuration",
-    "study --path RUN --detection-prompts 3": "another configuration",
+    "study --path RUN --problems 7": "distill is complete",
+    "study --path RUN --detection-prompts 3": "distill is complete",
 }
 # Values that no setting takes, flags that a command would pass over, and sizes that are absurd.
 NONSENSE = {
@@ -62,8 +62,8 @@ NONSENSE = {
     "sample NEW --prompts.source arithmetic --prompts.split nosuch": "nosuch",
     "distill NEW --prompts.source arithmetic --keep 1000000000": "keep",
     "distill NEW --prompts.source arithmetic --steps 1 --generation vllm": "vllm",
-    "distill NEW --prompts.source arithmetic --learning-rate nan": "finite",
-    "study --config LATIN": "UTF-8",
+    "distill NEW --prompts.source arithmetic --learning-rate nan": "learning_rate",
+    "study --config LATIN": "utf-8",
     "study nosuch": "no recipe",
     "sample NEW --prompts.source LATIN MODELS": "UTF-8",
     "export RUN --format nosuch": "nosuch",
