@@ -306,7 +306,6 @@ def test_intervals_end_where_the_possible_ends():
         assert 0 <= row["enrichment_low"] <= row["enrichment"]
     types = report.types_table().to_pylist()
     assert all(row["r_low"] is None or row["r_low"] >= 0 for row in types)
-    assert all(row["ccr_high"] is None or row["ccr_high"] <= 1 for row in types)
 
 
 def test_order_of_rows_unit_of_the_loss_and_names_of_types_change_nothing():
