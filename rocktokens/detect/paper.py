@@ -7,6 +7,7 @@ Everything here is computed on whichever occurrences it is given: on one half to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,8 +27,6 @@ MIX_ROWS = 2_048  # of them mixed at once, which the cache holds
 POOL, PAIRS = 20_000, 100_000  # contexts and pairs that calibrate γ: its share of 5 % then errs by 0.1 %
 BLOCK_CELLS = 300_000  # cosines that exist at once: about 1 MB, within the cache
 COSINE_ROUNDING = np.float32(1e-5)  # cosines of identical contexts differ from 1 in float32
-STACKED = 48  # types of at most so many occurrences are multiplied as one stack
-PADDING = 1.25  # a stack's types differ in size by this factor at most
 MAX_UNITS = 1024
 MAX_CELLS = 16_000_000  # of one (V, U) column: 64 MB
 TYPE_BLOCK = 256
@@ -251,16 +250,21 @@ class Contexts:
         limit = np.float32(gamma) - COSINE_ROUNDING
 
         def work(types: slice) -> None:
-            start, stop = int(bound_T[types.start]), int(bound_T[types.stop])
-            if stop - start <= ENCODE_ROWS:
-                local_T = bound_T[types.start : types.stop + 1] - start
-                encoded_QH = self.encode(slice(start, stop))
-                rho_Q[start:stop] = shares_of_types(encoded_QH, local_T, sampled_Q[start:stop], limit)
-                return
-            others_OH = self.encode(start + np.flatnonzero(sampled_Q[start:stop]))
-            for begin in range(start, stop, ENCODE_ROWS):
-                part = slice(begin, min(begin + ENCODE_ROWS, stop))
-                rho_Q[part] = similar_shares(self.encode(part), others_OH, sampled_Q[part], limit)
+            """Encode types of few occurrences together, one of many in parts."""
+            first, last = int(bound_T[types.start]), int(bound_T[types.stop])
+            encoded_QH = self.encode(slice(first, last)) if last - first <= ENCODE_ROWS else None
+            for start, stop in itertools.pairwise(bound_T[types.start : types.stop + 1].tolist()):
+                if stop - start < 2:
+                    continue
+                sampled_q = sampled_Q[start:stop]
+                if encoded_QH is not None:
+                    own_qH = encoded_QH[start - first : stop - first]
+                    rho_Q[start:stop] = similar_shares(own_qH, own_qH[sampled_q], sampled_q, limit)
+                    continue
+                others_OH = self.encode(start + np.flatnonzero(sampled_q))
+                for begin in range(start, stop, ENCODE_ROWS):
+                    part = slice(begin, min(begin + ENCODE_ROWS, stop))
+                    rho_Q[part] = similar_shares(self.encode(part), others_OH, sampled_Q[part], limit)
 
         for_each(work, _type_blocks(bound_T))
         return rho_Q
@@ -285,43 +289,3 @@ def similar_shares(own_qH: Floats, others_OH: Floats, sampled_q: Array, limit: n
             similar_q[part] += (cosine_Oq >= limit).view(np.uint8).sum(0, dtype=np.uint8)
     similar_q -= sampled_q & (np.einsum("qh,qh->q", own_qH, own_qH) >= limit)
     return (np.maximum(similar_q, 0) / (len(others_OH) - sampled_q)).astype(np.float32)
-
-
-def shares_of_types(encoded_QH: Floats, bound_T: Array, sampled_Q: Array, limit: np.float32) -> Floats:
-    """`similar_shares` of consecutive types, each among its own, (Q,); 0 for an occurrence that is alone.
-
-    Types with few occurrences are multiplied as one stack: one product for each would take longer to start than to do.
-
-    Args:
-        encoded_QH: unit encodings sorted by type.
-        bound_T: where each type begins; one more entry, the number of encodings.
-        sampled_Q: which encodings are among the others of their type.
-        limit: least cosine of similar contexts.
-    """
-    rho_Q = np.zeros(len(encoded_QH), np.float32)
-    start_T, size_T = bound_T[:-1], np.diff(bound_T)
-    all_sampled_T = np.add.reduceat(~sampled_Q, start_T, dtype=np.int64) == 0 if len(start_T) else np.empty(0, bool)
-    small_T = all_sampled_T & (size_T <= STACKED) & (size_T > 1)
-    for t in np.flatnonzero(~small_T & (size_T > 1)):
-        own = slice(int(bound_T[t]), int(bound_T[t + 1]))
-        rho_Q[own] = similar_shares(encoded_QH[own], encoded_QH[own][sampled_Q[own]], sampled_Q[own], limit)
-    small = np.flatnonzero(small_T)[np.argsort(size_T[small_T], kind="stable")]
-    first = 0
-    while first < len(small):
-        # Types of like size, so many that their cosines fit in the cache; shorter ones are filled up with zero vectors.
-        widest = max(int(size_T[small[first]] * PADDING), int(size_T[small[first]]) + 1)
-        last = int(np.searchsorted(size_T[small], widest, side="right"))
-        stack = small[first : min(last, first + max(1, BLOCK_CELLS // widest**2))]
-        first += len(stack)
-        size_t, widest = size_T[stack][:, None], int(size_T[stack].max())
-        inside_Tq = np.arange(widest) < size_t
-        row_Tq = np.where(inside_Tq, start_T[stack][:, None] + np.arange(widest), 0)
-        own_TqH = encoded_QH[row_Tq]
-        own_TqH[~inside_Tq] = 0
-        cosine_Tqq = own_TqH @ own_TqH.transpose(0, 2, 1)
-        similar_Tq = (cosine_Tqq >= limit).view(np.uint8).sum(1, dtype=np.uint8).astype(np.int64)
-        similar_Tq -= np.einsum("tqq->tq", cosine_Tqq) >= limit
-        if limit <= 0:  # the zero vectors count as similar
-            similar_Tq -= widest - size_t
-        rho_Q[row_Tq[inside_Tq]] = (similar_Tq / (size_t - 1))[inside_Tq]
-    return rho_Q
