@@ -57,7 +57,7 @@ def run_detect(rows: int) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     start = time.perf_counter()
     report = detect_rocks(columns, config=DetectConfig(k=NUM_ROCKS))
-    tables = report.tables()
+    tables = report.tables
     seconds = time.perf_counter() - start
     found = {
         f"recall_{name}": len(rocks & set(token_ids.tolist())) / len(rocks) for name, token_ids in report.sets.items()

@@ -58,7 +58,7 @@ MEASURED = "on the half of the prompts that did not choose the rocks"
 
 def render(report: RockReport, command: str | None = None, limit: int = 30) -> Table:
     """The rocks, then the other costly types; below them footprints, spread of the loss and what is still needed."""
-    rows = [row for row in report.types_table().to_pylist() if row["class"] or row[f"in_{report.definition}"]]
+    rows = [row for row in report.tables["types"].to_pylist() if row["class"] or row[f"in_{report.definition}"]]
     for row in rows:
         named = row["class"] or ""
         row["said"] = f"{named} (not confirmed)" if named and not row["confirmed"] else named

@@ -388,8 +388,8 @@ def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> 
     return 1 - wrong / (square - total**2 / number)
 
 
-def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number: int) -> Row:
-    """Columns of the positions with the largest loss of all, the costliest first, each with the text around it."""
+def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number: int) -> list[Row]:
+    """The positions with the largest loss of all, the costliest first, each with the text around it."""
     total = sum(float(np.maximum(half.loss_post_N, 0).sum(dtype=float)) for half in halves)
     rows: list[tuple[tuple[float, int, int], Row]] = []
     for half in halves:
@@ -416,8 +416,7 @@ def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number:
             }
             rows.append(((-loss, rollout, position), columns))
     rows.sort(key=lambda found: found[0])
-    kept = [columns for _, columns in rows[:number]]
-    return {name: [columns[name] for columns in kept] for name in (kept[0] if kept else ())}
+    return [columns for _, columns in rows[:number]]
 
 
 def _near(occurrences: Occurrences, texts: list[str], row: int, offsets: range) -> Iterator[str]:

@@ -28,7 +28,7 @@ SIGNALS = ("kl", "log_ratio")
 KEYS = ("prompt_id", "rollout_id", "position", "token_id")
 LOSSES = ("loss", "loss_pre", "loss_post", *SIGNALS)
 NUMERIC = {"FLOAT", "DOUBLE", "DECIMAL", *(f"{size}INT" for size in ("TINY", "SMALL", "", "BIG", "HUGE")), "INTEGER"}
-BATCH_ROWS = 1_000_000
+BATCH_ROWS, BLOCK_ROWS = 1_000_000, 5_000_000  # rows that are read, and added up, at a time
 
 
 def rng_for(seed: int, purpose: str) -> np.random.Generator:
@@ -180,12 +180,18 @@ class Occurrences:
         """
         at = slice(None) if rows_n is None else rows_n
         table = pa.table({"prompt": self.prompt_N[at], "type": self.type_N[at], **columns})
+        prompt_n, start, parts = table["prompt"].to_numpy(), 0, []
         added = "".join(f', sum("{name}"::double) as "{name}"' for name in columns)
         sql = f"select prompt, type, count(*) as n{added} from found group by prompt, type order by prompt, type"
         # One thread: floating-point additions in one order, so that a repeated run is the same to the bit.
         with duckdb.connect(config={"threads": 1}) as connection:
-            connection.register("found", table)
-            summed = connection.sql(sql).to_arrow_table()
+            while start < len(table) or not parts:  # whole prompts at a time, so that memory stays bounded
+                last = prompt_n[min(start + BLOCK_ROWS, len(table)) - 1] if len(table) else 0
+                stop = int(np.searchsorted(prompt_n, last, side="right"))
+                connection.register("found", table.slice(start, stop - start))
+                parts.append(connection.sql(sql).to_arrow_table())
+                start = stop
+        summed = pa.concat_tables(parts)
         return {name: summed[name].to_numpy() for name in summed.column_names}
 
     def pairs(self) -> Pairs:

@@ -49,22 +49,16 @@ class RockReport:
     has_pre: bool
     """Whether the loss before OPD is known; without it no type can be declared a rock."""
     thresholds: Thresholds
-    types: Row
-    """Columns of the types table."""
-    sensitivity: list[Row]
-    """The declared set, and with κ or q moved by one step."""
+    tables: dict[str, pa.Table]
+    """Every table by its name in a run: types, sensitivity, footprints, clusters, persistence, positions."""
     footprints: dict[str, Footprint]
     """By definition, of all costly types, and of both controls (`control`, `control_loss`) of the chosen one."""
-    clusters: list[Row]
-    controls: dict[str, Control]
     overlaps: list[tuple[str, str, float]]
     """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
     groups: dict[str, Array]
     """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""
     persistence: list[measures.PersistenceRow]
     concentration: Concentration
-    positions: Row
-    """Columns of the table of the costliest positions."""
     enough: EnoughData
     counts: dict[str, int]
     """num_occurrences, num_left_out, num_prompts, num_prompts_measured, num_rollouts and num_types."""
@@ -84,26 +78,6 @@ class RockReport:
     def _repr_html_(self) -> str:
         """The declared tokens as a table, for notebooks; made by report/notebook.py, found by its name."""
         return str(import_module("rocktokens.report.notebook").rocks_html(self))
-
-    def tables(self) -> dict[str, pa.Table]:
-        """Every table by its name in a run."""
-        rows = [footprint._asdict() for footprint in self.footprints.values()]
-        return {
-            "types": self.types_table(),
-            "sensitivity": _table("sensitivity", self.sensitivity),
-            "persistence": _table("persistence", [row._asdict() for row in self.persistence]),
-            "footprints": _table("footprints", rows),
-            "clusters": _table("clusters", self.clusters),
-            "positions": _from_columns("positions", self.positions),
-        }
-
-    def types_table(self) -> pa.Table:
-        """One row per token type observed: rocks of the chosen definition first, then other costly types, by burden."""
-        rank = np.asarray(self.types[f"rank_{self.definition}"], float)
-        rock = np.asarray(self.types[f"in_{self.definition}"], bool)
-        costly = np.array([name is not None for name in self.types["class"]])
-        order = np.lexsort((-np.asarray(self.types["r"], float), np.where(rock, rank, np.inf), ~costly, ~rock))
-        return _from_columns("types", self.types).take(pa.array(order))
 
     def facts(self) -> Json:
         """The few numbers a manifest keeps."""
@@ -218,6 +192,12 @@ def detect_rocks(
         rank_V = np.full(len(ids_V), np.nan)
         rank_V[ranked[name]] = np.arange(1, len(ranked[name]) + 1)
         types |= {f"rank_{name}": rank_V, f"in_{name}": np.isin(np.arange(len(ids_V)), sets[name])}
+    # Rocks of the chosen definition first, then other costly types, by burden.
+    rock_V = types[f"in_{config.definition}"]
+    place_V = np.where(rock_V, types[f"rank_{config.definition}"], np.inf)
+    order = np.lexsort((-found.r_V, place_V, class_V == "", ~rock_V))
+    order = order[observed_V[order]]
+    clusters = {name: rocks[kinds[rocks] == name] for name in CLUSTERS}
     notes += _notes(tests, class_V, found, spread, equal=most - least <= 1e-6 * max(abs(least), abs(most)))
     if pairs.late_S is None and (class_V == LEARNING).any():
         notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
@@ -230,20 +210,26 @@ def detect_rocks(
         confirmed=ids_V[sets["certified"][confirmed_V[sets["certified"]]]],
         has_pre=has_pre,
         thresholds=scores.thresholds,
-        types={name: column[observed_V] for name, column in types.items()},
-        sensitivity=_sensitivity(nearby, sets["certified"], scores, found, config),
+        tables={
+            "types": _table("types", {name: column[order] for name, column in types.items()}),
+            "sensitivity": _rows("sensitivity", _sensitivity(nearby, sets["certified"], scores, found, config)),
+            "footprints": _rows("footprints", [footprint._asdict() for footprint in footprints.values()]),
+            "clusters": _rows(
+                "clusters",
+                [
+                    {"cluster": n, "num_types": len(own), **_shares(own, found)}
+                    for n, own in clusters.items()
+                    if len(own)
+                ],
+            ),
+            "persistence": _rows("persistence", [row._asdict() for row in persistence]),
+            "positions": _rows("positions", measures.costliest_positions(halves, texts, config.positions)),
+        },
         footprints=footprints,
-        clusters=[
-            {"cluster": name, "num_types": len(own), **_shares(own, found)}
-            for name in CLUSTERS
-            if len(own := rocks[kinds[rocks] == name])
-        ],
-        controls=controls,
         overlaps=overlaps,
         groups={name: ids_V[own] for name, own in groups.items()},
         persistence=persistence,
         concentration=spread,
-        positions=measures.costliest_positions(halves, texts, config.positions),
         enough=enough,
         counts={
             "num_occurrences": sum(map(len, halves)),
@@ -424,28 +410,24 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _from_columns(name: str, columns: Row) -> pa.Table:
+def _table(name: str, columns: Row) -> pa.Table:
     """Columns in the order and the types of a run's table; what is not there, or not finite, is empty."""
-    schema = TABLES[name].schema
-    number = len(next(iter(columns.values()), ()))
-    arrays = []
-    for field in schema:
-        values = np.asarray(columns.get(field.name, [None] * number))
-        if values.dtype.kind == "f":
-            arrays.append(pa.array(values.astype(float), mask=~np.isfinite(values)).cast(field.type))
-        else:
-            arrays.append(pa.array(values.tolist(), type=field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+    found = {}
+    for key, values in columns.items():
+        array = np.asarray(values)
+        array = np.where(np.isfinite(array), array, np.nan) if array.dtype.kind == "f" else array
+        found[key] = pa.array(array, from_pandas=True)  # NaN is empty
+    return TABLES[name].conform(pa.table(found))
 
 
-def _table(name: str, rows: list[Row]) -> pa.Table:
+def _rows(name: str, rows: list[Row]) -> pa.Table:
     """Rows as a run's table; an Estimate becomes value, _low and _high."""
     columns: Row = {}
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows]
         if any(isinstance(value, Estimate) for value in values):
-            for suffix, part in (("", "value"), ("_low", "low"), ("_high", "high")):
-                columns[key + suffix] = [np.nan if value is None else getattr(value, part) for value in values]
+            for place, suffix in enumerate(("", "_low", "_high")):
+                columns[key + suffix] = [np.nan if value is None else value[place] for value in values]
         else:
             columns[key] = values
-    return _from_columns(name, columns)
+    return _table(name, columns)

@@ -161,9 +161,8 @@ def _refuse_other_runs(out: Path) -> None:
 
 
 def _write(stage: Stage, report: RockReport, more: Json) -> None:
-    tables = report.tables()
-    tables["positions"] = _with_top_tokens(stage.run, tables["positions"])
-    stage.publish(tables, {**report.facts(), **more})
+    positions = _with_top_tokens(stage.run, report.tables["positions"])
+    stage.publish({**report.tables, "positions": positions}, {**report.facts(), **more})
     console().print(render(report, more.get("command")))
 
 

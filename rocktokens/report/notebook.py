@@ -114,7 +114,7 @@ def run_html(run: Run) -> str:
 
 def rocks_html(report: Any) -> str:
     """The declared tokens of a detection (a `RockReport`), with what each costs."""
-    rows = [row for row in report.types_table().to_pylist() if row[f"in_{report.definition}"]]
+    rows = [row for row in report.tables["types"].to_pylist() if row[f"in_{report.definition}"]]
     cells = [
         [
             f"<code>{escape(visible(row['token']))}</code>",

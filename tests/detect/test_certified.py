@@ -142,7 +142,7 @@ def test_every_costly_type_has_a_class():
     assert report.classes[LEVELLED].tolist() == [2]
     assert report.classes["unclear"].tolist() == [3]
     assert report.confirmed.tolist() == [0]
-    types = {row["token_id"]: row for row in report.types_table().to_pylist()}
+    types = {row["token_id"]: row for row in report.tables["types"].to_pylist()}
     assert types[1]["fall"] == pytest.approx(0.75, abs=1e-4)
     assert types[0]["fall"] == pytest.approx(0.0, abs=1e-4)
     assert types[50]["class"] is None
@@ -194,11 +194,11 @@ def test_no_rocks_is_an_answer_that_goes_through_every_table():
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
     assert len(report.rocks) == 0
     assert report.facts()["rocks"] == []
-    assert not report.types_table()["in_certified"].to_numpy(zero_copy_only=False).any()
-    assert [row["parameter"] for row in report.sensitivity] == ["base", "kappa", "q", "kappa", "q"]
+    assert not report.tables["types"]["in_certified"].to_numpy(zero_copy_only=False).any()
+    assert report.tables["sensitivity"]["parameter"].to_pylist() == ["base", "kappa", "q", "kappa", "q"]
     assert "certified" not in report.footprints
     assert title(report).startswith("No rocks are declared")
-    for table in report.tables().values():
+    for table in report.tables.values():
         assert isinstance(table, pa.Table)
 
 
@@ -210,7 +210,7 @@ def test_without_the_loss_before_the_word_is_costly():
     assert set(report.classes["costly"].tolist()) == set(rocks)
     assert any("no rock can be declared" in note and "called costly" in note for note in report.notes)
     assert "rocks cannot be declared" in title(report)
-    types = report.types_table().to_pydict()
+    types = report.tables["types"].to_pydict()
     assert set(types["class"]) == {"costly", None}
     assert types["p_stagnant"] == [None] * len(types["class"])
     assert types["fall"] == [None] * len(types["class"])
@@ -300,11 +300,11 @@ def test_intervals_end_where_the_possible_ends():
     assert (bounded.low, bounded.high) == (max(estimate.low, 0.0), 1.0)
     columns, _ = corpora.four_rocks(np.random.default_rng(0), 8)
     report = detect_rocks(columns, config=DetectConfig(k=4, **QUICK))
-    for row in report.tables()["footprints"].to_pylist():
+    for row in report.tables["footprints"].to_pylist():
         for name in ("share_positions", "share_loss"):
             assert 0 <= row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] <= 1
         assert 0 <= row["enrichment_low"] <= row["enrichment"]
-    types = report.types_table().to_pylist()
+    types = report.tables["types"].to_pylist()
     assert all(row["r_low"] is None or row["r_low"] >= 0 for row in types)
 
 

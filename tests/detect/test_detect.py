@@ -65,7 +65,7 @@ def test_identical_models_have_no_rocks(planted):
     zero = detect_rocks({**planted[0], "loss_pre": np.zeros(12000), "loss_post": np.zeros(12000)}, config=QUICK)
     assert all(len(ids) == 0 for ids in zero.sets.values())
     assert any("not positive" in note for note in zero.notes)
-    assert zero.types_table().num_rows == 200
+    assert zero.tables["types"].num_rows == 200
     assert "No rocks" in said(zero)
 
 
@@ -80,14 +80,14 @@ def test_choice_and_measurement_share_no_prompt_and_numbers_come_from_the_measur
     plain = detect_rocks(columns, config=QUICK)
     doubled = detect_rocks({**columns, "loss_post": scale * columns["loss_post"]}, config=QUICK)
     assert {n: ids.tolist() for n, ids in plain.sets.items()} == {n: ids.tolist() for n, ids in doubled.sets.items()}
-    one, two = plain.types_table().to_pydict(), doubled.types_table().to_pydict()
+    one, two = plain.tables["types"].to_pydict(), doubled.tables["types"].to_pydict()
     np.testing.assert_allclose(2 * np.array(one["r"]), two["r"], rtol=1e-5)
 
 
 def test_a_repeated_run_is_the_same_to_the_bit(planted, report):
     again = detect_rocks(planted[0], config=DetectConfig(k=8))
-    for name, table in report.tables().items():
-        assert table.equals(again.tables()[name]), name
+    for name, table in report.tables.items():
+        assert table.equals(again.tables[name]), name
     assert report.facts() == again.facts()
 
 
@@ -102,11 +102,11 @@ def test_footprint_adds_up(planted, report):
     control = report.footprints["control"]
     assert control.share_positions.value == pytest.approx(found.share_positions.value, rel=0.02)
     assert control.enrichment.value < 1
-    assert sum(row["share_loss"] for row in report.clusters) == pytest.approx(found.share_loss.value)
+    assert sum(report.tables["clusters"]["share_loss"].to_pylist()) == pytest.approx(found.share_loss.value)
 
 
 def test_sensitivity_moves_kappa_and_q_one_step_either_way(report):
-    rows = {(row["parameter"], row["step"]): row for row in report.sensitivity}
+    rows = {(row["parameter"], row["step"]): row for row in report.tables["sensitivity"].to_pylist()}
     assert {key: row["value"] for key, row in rows.items() if key[1]} == pytest.approx(
         {("kappa", -1): 0.65, ("kappa", 1): 0.85, ("q", -1): 0.05, ("q", 1): 0.2}
     )
@@ -122,11 +122,11 @@ def test_k_is_a_number_within_the_types_or_that_of_the_declared(planted, k, want
 
 
 def test_tables_are_those_of_the_schema_and_the_terminal_names_the_rocks(report):
-    types = report.types_table()
+    types = report.tables["types"]
     assert types["in_certified"].to_pylist() == [True] * 8 + [False] * 192
     assert types["rank_certified"].to_pylist()[:8] == list(range(1, 9))
     assert types["class"].to_pylist()[:8] == ["rock"] * 8
-    for name, table in report.tables().items():
+    for name, table in report.tables.items():
         assert table.schema.equals(TABLES[name].schema), name
     assert report.facts()["rocks"] == report.rocks.tolist()
     text = said(report)
@@ -148,7 +148,7 @@ class Letters:
 
 def test_a_tokenizer_names_tokens_and_hostile_text_stays_text(planted):
     named = detect_rocks(planted[0], Letters(1000), QUICK)
-    assert {row["cluster"] for row in named.clusters} == {"math", "content"}
+    assert set(named.tables["clusters"]["cluster"].to_pylist()) == {"math", "content"}
     assert "[bold]$" in said(named)
     with pytest.raises(DataError, match="tokenizer"):
         detect_rocks(planted[0], Letters(10))
@@ -165,7 +165,7 @@ def test_an_embedding_encodes_contexts_and_thresholds_may_be_numbers(planted):
 def test_one_checkpoint_skips_persistence_and_says_so(planted):
     columns = {name: column for name, column in planted[0].items() if name not in ("loss_pre", "grad_norm")}
     found = detect_rocks(columns, config=QUICK)
-    assert found.tables()["persistence"].num_rows == 0
+    assert found.tables["persistence"].num_rows == 0
     for words in ("persistence is skipped", "without the loss before OPD"):
         assert any(words in note for note in found.notes)
     assert found.thresholds.tau_pre is None

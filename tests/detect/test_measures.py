@@ -181,13 +181,13 @@ def test_the_costliest_positions_are_named_with_their_context():
         "loss": [0.1, 5.0, 0.2, 0.0, 9.0, 0.3, np.nan],
     }
     occurrences, texts = [Occurrences.from_table(table)], list("ABCDE")
+    names = ("prompt_id", "rollout_id", "position", "token", "before", "after")
     found = costliest_positions(occurrences, texts, 2)
-    assert found["share_loss"] == pytest.approx([9 / 14.6, 5 / 14.6])
-    wanted = {"prompt_id": ["b", "a"], "rollout_id": ["b/0", "a/0"], "position": [0, 1], "token": ["A", "B"]}
-    wanted |= {"before": ["", "A"], "after": ["BE", "CD"]}
-    assert {name: found[name] for name in wanted} == wanted
-    assert len(costliest_positions(occurrences, texts, 100)["token"]) == 5  # a loss of 0 or NaN costs nothing
-    assert costliest_positions(occurrences, texts, 0) == {}
+    assert [row["share_loss"] for row in found] == pytest.approx([9 / 14.6, 5 / 14.6])
+    wanted = [("b", "b/0", 0, "A", "", "BE"), ("a", "a/0", 1, "B", "A", "CD")]
+    assert [tuple(row[name] for name in names) for row in found] == wanted
+    assert len(costliest_positions(occurrences, texts, 100)) == 5  # a loss of 0 or NaN costs nothing
+    assert costliest_positions(occurrences, texts, 0) == []
 
 
 def test_a_report_says_whether_types_or_positions_matter():
@@ -199,7 +199,7 @@ def test_a_report_says_whether_types_or_positions_matter():
     assert report.concentration.positions_50 == pytest.approx(0.01, abs=0.004)
     assert "single positions" in spread_lines(report)[0]
     assert any("only 30 prompts were measured" in note and "too short" in note for note in report.notes)
-    assert report.tables()["positions"].num_rows == 100
+    assert report.tables["positions"].num_rows == 100
 
 
 KINDS = {

@@ -224,7 +224,7 @@ def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, see
     config = DetectConfig(definition="context", k=6, resamples=200, seed=seed)
     report = detect_rocks(Occurrences.read(tables), tokenizer, config)
     for name in ("types", "sensitivity", "persistence", "footprints", "clusters"):
-        run.write(name, report.tables()[name])
+        run.write(name, report.tables[name])
     run.manifest["config"]["detect"] = {"definition": "context", "k": 6, "resamples": 200, "seed": seed}
     run.finish("detect", report.facts())
     return report

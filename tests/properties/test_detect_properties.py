@@ -27,17 +27,17 @@ def same(first, second, relabel=None):
     relabel = relabel or {}
     for name in first.sets:
         assert [relabel.get(t, t) for t in first.sets[name].tolist()] == second.sets[name].tolist()
-    one, two = first.types_table().to_pylist(), second.types_table().to_pylist()
+    one, two = first.tables["types"].to_pylist(), second.tables["types"].to_pylist()
     ours = {relabel.get(row["token_id"], row["token_id"]): row for row in one}
     assert sorted(ours) == sorted(row["token_id"] for row in two)
     for row in two:
         for column in ("count", "r", "ccr", "r_ctx", "loss_pre", "loss_post", "r_low", "r_high"):
             assert_close(ours[row["token_id"]][column], row[column])
-    for a, b in zip(first.sensitivity, second.sensitivity):
+    for a, b in zip(*(report.tables["sensitivity"].to_pylist() for report in (first, second))):
         assert [a[name] for name in ("parameter", "step", "num_rocks")] == [
             b[n] for n in ("parameter", "step", "num_rocks")
         ]
-        np.testing.assert_allclose(a["enrichment"], b["enrichment"], rtol=1e-5)
+        assert_close(a["enrichment"], b["enrichment"])
     for name in first.footprints:
         np.testing.assert_allclose(first.footprints[name].enrichment, second.footprints[name].enrichment, rtol=1e-5)
 
