@@ -18,7 +18,7 @@ from typing import Any
 
 from rocktokens import open_run
 from rocktokens.facts import Facts
-from rocktokens.report.run_conclusions import answer
+from rocktokens.report.conclusions import answer
 from rocktokens.show import estimate, interval, percent, plural, points
 
 HEADING, MARKER = "## The study\n", "<!-- below: written by hand -->\n"

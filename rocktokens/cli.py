@@ -370,12 +370,11 @@ class View:
 
     def run(self) -> None:
         """Serve until Ctrl-C."""
-        from rocktokens.report.stage import decoder_of
         from rocktokens.report.view import view
 
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"--port takes a number from 0 to 65,535, got {self.port}")
-        view(self.path, port=self.port, open_browser=self.open_browser, decoder=decoder_of)
+        view(self.path, port=self.port, open_browser=self.open_browser)
 
 
 @dataclass(frozen=True, kw_only=True)

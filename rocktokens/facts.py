@@ -1,7 +1,7 @@
-"""What a run knows, read once for the report: tables with or without optional columns, tokens, the rock set, stages.
+"""What a report reads of a run: its tables, each optional as is every column, the manifest, tokens and rocks.
 
-Every table is optional and so is every column: what is not there leaves out what needs it, and is named. This module
-reads; it computes nothing that detection or the census should have computed.
+What is not there leaves out what needs it, and is named in `notes`. This module reads; it computes nothing that
+detection or the census should have computed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,13 @@ import pyarrow.parquet as pq
 from rocktokens.errors import DataError, RockTokensError, RunError
 from rocktokens.run import Run, first_line, open_run
 from rocktokens.show import at_home, visible
-
-# Stage → (the table that shows it ran, what it answers).
 from rocktokens.values import Json, Row
 
-STAGES = {
-    "distill": ("training", "loss and accuracy over training, and where its time went"),
-    "sample": ("rollouts", "real rollouts"),
-    "score": (None, "what every token costs, at every checkpoint"),
-    "detect": ("types", "which token types are rocks, and how large their footprint is"),
-    "geometry": ("geometry", "which way the rocks' gradients point"),
-    "knockout": ("census", "whether the student needs the tokens at inference"),
-    "graft": ("grafts", "what the student would gain had it learned them"),
-    "compare": ("compare", "what training without them costs and saves"),
-}
 
-
-# Stages that load the student or the teacher.
-NEED_MODELS = ("distill", "sample", "score", "knockout", "graft", "compare")
+def registry() -> dict[str, Any]:
+    """The stages by name, in their order; found by its name, since the registry stands above all rooms."""
+    stages: dict[str, Any] = import_module("rocktokens.study").STAGES
+    return stages
 
 
 class Facts:
@@ -66,18 +56,18 @@ class Facts:
     def table(self, name: str) -> pa.Table | None:
         """A table that is there and not empty; a damaged one is named and left out."""
         if name not in self._tables:
-            self._tables[name] = self._load(name)
+            try:
+                found = self.run.read(name) if self.run.has(name) else None
+            except (DataError, RunError) as error:
+                self.notes.append(f"{name}.parquet was left out: {error}")
+                found = None
+            self._tables[name] = found if found is not None and len(found) else None
         return self._tables[name]
 
-    def _load(self, name: str) -> pa.Table | None:
-        if not self.run.has(name):
-            return None
-        try:
-            table = self.run.read(name)
-        except (DataError, RunError) as error:
-            self.notes.append(f"{name}.parquet was left out: {error}")
-            return None
-        return table if len(table) else None
+    def rows(self, name: str) -> list[Row]:
+        """The rows of a table; none where there is none."""
+        table = self.table(name)
+        return [] if table is None else table.to_pylist()
 
     def columns(self, name: str) -> list[str]:
         """Columns of a table that may be too large to read whole; none where it is missing or damaged."""
@@ -85,13 +75,8 @@ class Facts:
         try:
             return pq.read_schema(path).names if path.exists() else []
         except (pa.ArrowInvalid, OSError) as error:
-            self.notes.append(f"{name}.parquet was left out: {str(error).splitlines()[0]}")
+            self.notes.append(f"{name}.parquet was left out: {first_line(error)}")
             return []
-
-    def rows(self, name: str) -> list[Row]:
-        """The rows of a table; none where there is none."""
-        table = self.table(name)
-        return [] if table is None else table.to_pylist()
 
     def lacks(self, table: pa.Table, figure: str, *columns: str) -> bool:
         """Whether a table lacks columns that a figure needs; if so, the report says which."""
@@ -107,6 +92,11 @@ class Facts:
         except (DataError, RunError) as error:
             self.notes.append(f"a question to the run was left out: {error}")
             return None
+
+    def ask(self, sql: str) -> list[Row]:
+        """The rows of a query; none where a table or column is missing."""
+        found = self.query(sql)
+        return [] if found is None else found.to_pylist()
 
     def memo(self, name: str, make: Callable[[], Any]) -> Any:
         """A value computed once for the whole report."""
@@ -126,18 +116,14 @@ class Facts:
         return self.run.manifest.get("stages", {}).get(name) or {}
 
     def ran(self, stage: str) -> bool:
-        """Whether a stage is complete, by the manifest or by its table."""
-        table = STAGES[stage][0]
-        if stage == "score":
-            return bool(self.run.steps())
-        if stage == "sample":
-            return bool(self.columns("rollouts"))
-        return self.run.done(stage) or (table is not None and self.table(table) is not None)
+        """Whether a stage is complete; an imported run holds rollouts and their scores without the stages."""
+        there = {"score": lambda: bool(self.run.steps()), "sample": lambda: bool(self.columns("rollouts"))}
+        return self.run.done(stage) or (stage in there and there[stage]())
 
     @property
     def stages(self) -> list[str]:
-        """Completed stages in the order of the story, whatever order they were completed in."""
-        known = list(STAGES)
+        """Completed stages in the order of a study, whatever order they were completed in."""
+        known = list(registry())
 
         def place(stage: str) -> tuple[int, str, int]:
             base, _, step = stage.partition("/step=")
@@ -147,14 +133,15 @@ class Facts:
 
     @property
     def sections(self) -> list[str]:
-        """Sections of the configuration in the order of the story."""
-        known = ["pair", "prompts", "rollouts", *STAGES]
+        """Sections of the configuration in the order of a study."""
+        known = ["pair", "prompts", "rollouts", *registry()]
         return sorted(self.config, key=lambda name: (known.index(name) if name in known else len(known), name))
 
     @property
-    def not_run(self) -> list[str]:
-        """Stages that this run has not completed."""
-        return [stage for stage in STAGES if not self.ran(stage)]
+    def not_run(self) -> dict[str, str]:
+        """Stages that this run has not completed, and what each does."""
+        stages = {name: spec.help for name, spec in registry().items() if name != "report"}
+        return {name: what for name, what in stages.items() if not self.ran(name)}
 
     # Commands that a reader can paste
 
@@ -173,10 +160,8 @@ class Facts:
         return text if text.startswith("~") and shlex.quote(text[1:]) == text[1:] else shlex.quote(str(below))
 
     def command(self, stage: str) -> str | None:
-        """The command that runs a stage on this run; None where the run lacks the models or occurrences it needs."""
-        if stage in NEED_MODELS and not self.has_models:
-            return None
-        return f"rocktokens {stage} {self.place}"
+        """The command that runs a stage on this run; None where the run lacks the models it asks."""
+        return f"rocktokens {stage} {self.place}" if self.has_models or not registry()[stage].asks else None
 
     # Tokens and rocks
 
@@ -234,7 +219,9 @@ class Facts:
     def pair(self) -> tuple[str, str]:
         """Names of student and teacher; of a path, its last two parts."""
         pair = self.config.get("pair", {})
-        return _short(pair.get("student", "")), _short(pair.get("teacher", ""))
+        names = (str(pair.get(role, "")).replace("\\", "/").split("/") for role in ("student", "teacher"))
+        student, teacher = (visible("/".join([part for part in parts if part][-2:])) for parts in names)
+        return student.replace("∅", "not recorded"), teacher.replace("∅", "not recorded")
 
 
 @contextmanager
@@ -250,8 +237,3 @@ def understood(path: Path) -> Iterator[None]:
             f"{path}: run.json or a table holds a value that no stage writes ({type(error).__name__}: "
             f"{first_line(error)}, {place.name}); restore it, or run its stage again with --again"
         ) from error
-
-
-def _short(name: str) -> str:
-    parts = [part for part in str(name).replace("\\", "/").split("/") if part]
-    return visible("/".join(parts[-2:])) if parts else "not recorded"

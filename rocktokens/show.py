@@ -45,6 +45,11 @@ SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star")
 # Formats
 
 
+def text(value: object) -> str:
+    """Any value as text; a dash for None."""
+    return NONE if value is None else str(value)
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """A number with `digits` decimals, a true minus sign and thin spaces between thousands; a dash for None."""
     if value is None or not math.isfinite(value):
@@ -163,17 +168,6 @@ def _pictured(letter: str) -> bool:
     return bool(letter) and unicodedata.category(letter) in ("So", "Sk", "Mn")
 
 
-def code(token: str) -> str:
-    """A token as HTML, isolated from the direction of the text round it."""
-    return f"<code><bdi>{escape(visible(token))}</bdi></code>"
-
-
-def prose(sentence: str) -> str:
-    """A sentence as HTML: `commands` and “tokens” set as code."""
-    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(sentence, quote=False))
-    return re.sub(r"“([^”]*)”", r"<code><bdi>\1</bdi></code>", text)
-
-
 def label(token: str, limit: int = 18) -> str:
     """Text of a run inside a chart, e.g. a token: Plotly reads a few tags, so they are escaped; long ones are cut."""
     text = visible(token)
@@ -231,6 +225,8 @@ class Column(NamedTuple):
     """Keyword arguments of `form`."""
     interval: bool = False
     """Whether the value is written with its interval."""
+    token: bool = False
+    """Whether it holds tokens, which the page sets as code and links to their occurrences."""
     styles: Mapping[str, str] = {}
     """Styles of the terminal by value."""
 
@@ -238,9 +234,11 @@ class Column(NamedTuple):
         """The text of one cell."""
         if self.form is None:
             value = row.get(self.key)
-            if value is None or hasattr(value, "__html__"):  # markup of a page's own table
-                return NONE if value is None else value
-            return visible(str(value))
+            if isinstance(value, bool):
+                return "yes" if value else "no"
+            # Markup belongs to a page's own table; an empty cell is not an empty token.
+            own = hasattr(value, "__html__") or (value == "" and not self.token)
+            return value if own else NONE if value is None else visible(str(value))
         if self.interval:
             return interval(estimate(row, self.key), self.form, **self.options)
         return self.form(row.get(self.key), **self.options)
@@ -257,8 +255,8 @@ class Table:
     """Lines below it."""
     name: str = "table"
     """What a copied or saved file is called."""
-    token_id: str | None = None
-    """Key of a row's token id. The first column then holds tokens, which the page links to their occurrences."""
+    ids: str | None = None
+    """Key of a row's token id, where rows are of tokens: the page offers to copy the ids."""
     chosen: int | None = None
     """The row to set in bold."""
     limit: int | None = None
@@ -299,7 +297,9 @@ class Table:
 
     def html(self, *, tools: bool = True) -> str:
         """Escaped HTML; with `tools`, what the page's script needs to sort, filter and copy."""
-        return _table_template().render(table=self, tools=tools, filter_from=FILTER_FROM)
+        from markupsafe import Markup
+
+        return Markup(_table_template().render(table=self, tools=tools, filter_from=FILTER_FROM))
 
     def _repr_html_(self) -> str:
         return self.html(tools=False)
@@ -309,15 +309,14 @@ def _keys(column: Column) -> tuple[str, ...]:
     return (column.key, f"{column.key}_low", f"{column.key}_high") if column.interval else (column.key,)
 
 
-_TABLE = """{% set ids = table.token_id -%}
-{% macro token(text, id) -%}
+_TABLE = """{% macro token(text, id) -%}
 {% if tools and id is integer %}<a class="token" href="#viewer:type={{ id }}" title="Show its occurrences">{% endif -%}
 <code><bdi>{{ text }}</bdi></code>{% if tools and id is integer %}</a>{% endif %}
 {%- endmacro -%}
 {% if tools %}<div class="table" data-table="{{ table.name }}"><div class="tools" hidden>
 {%- if table.data | length >= filter_from %}<input type="search" class="sift" aria-label="Filter rows"
  placeholder="Filter rows" autocomplete="off">{% endif %}<output></output>
-{%- if ids %}<button type="button" class="link" data-copy="ids">Copy ids</button>{% endif -%}
+{%- if table.ids %}<button type="button" class="link" data-copy="ids">Copy ids</button>{% endif -%}
 <button type="button" class="link" data-copy="csv">Copy CSV</button></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Table">
 {%- elif table.title %}<p>{{ table.title }}</p>{% endif -%}
@@ -325,11 +324,11 @@ _TABLE = """{% set ids = table.token_id -%}
 {%- for column in table.columns %}<th scope="col"{% if not column.form %} class="left"{% endif %}>
 {%- if tools %}<button type="button" class="sort">{{ column.header }}</button>{% else %}{{ column.header }}{% endif -%}
 </th>{% endfor %}</tr></thead><tbody>
-{%- for cells in table.cells() %}{% set row = table.data[loop.index0] -%}
-<tr{% if loop.index0 == table.chosen %} class="chosen"{% endif %}
-{%- if ids and row.get(ids) is integer %} data-id="{{ row[ids] }}"{% endif %}>
-{%- for cell in cells %}<td{% if not table.columns[loop.index0].form %} class="left"{% endif %}>
-{%- if ids and loop.first %}{{ token(cell, row.get(ids)) }}{% else %}{{ cell }}{% endif %}</td>{% endfor %}</tr>
+{%- for cells in table.cells() %}{% set row = loop.index0 %}{% set id = table.data[row].get(table.ids) -%}
+<tr{% if row == table.chosen %} class="chosen"{% endif %}{% if id is integer %} data-id="{{ id }}"{% endif %}>
+{%- for cell in cells %}{% set column = table.columns[loop.index0] -%}
+<td{% if not column.form %} class="left"{% endif %}>
+{%- if column.token %}{{ token(cell, id) }}{% else %}{{ cell }}{% endif %}</td>{% endfor %}</tr>
 {%- endfor %}</tbody></table>
 {%- if tools %}</div><button type="button" class="cue" hidden>More columns →</button></div>
 {%- else %}{% for line in table.caption %}<p>{{ line }}</p>{% endfor %}{% endif %}"""

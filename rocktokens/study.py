@@ -288,8 +288,8 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
     from rocktokens.facts import Facts
     from rocktokens.jobs import keeping_workers
     from rocktokens.progress import clock, stages, terminal_width
+    from rocktokens.report.conclusions import found_by, summary
     from rocktokens.run import open_run, working_on
-    from rocktokens.study_terminal import found_by, summary
 
     start, path = time.monotonic(), config.path
     place, complete = place or fitting(config), _complete(path)

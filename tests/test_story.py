@@ -21,7 +21,7 @@ from oracles import probabilities, reverse_kl
 from story import KNOCKOUT, child, die, study, study_words
 from transformers import AutoModelForCausalLM
 
-from rocktokens.report.build import FIGURES
+from rocktokens.report.stage import FIGURES
 from rocktokens.show import visible
 from rocktokens.study import STAGES
 from rocktokens.world import get_world

@@ -256,12 +256,13 @@ def accuracy_tokens(facts: Facts) -> Figure | None:
         return None
     found = {name: estimate(row, "change_same_tokens") for name, row in finals(facts).items() if name != "uniform"}
     said = [f"{name} {interval(change, points)} points" for name, change in found.items() if change is not None]
+    columns = ("regime", "seed", "step", "accuracy", "tokens_total")
     return Figure(
         name="accuracy_tokens",
         title="What does a token buy?",
         sentence=f"At equal tokens, against uniform: {listed(said, 6)}.",
         estimator=f"{CURVES} A token counts once when it is sampled and once when the teacher scores it.",
-        rows=table.select(("regime", "seed", "step", "accuracy", "tokens_total")),
+        rows=table.select([name for name in columns if name in table.column_names]),
         data=list(curves.values()),
         layout=layout("tokens sampled, and scored by the teacher", ACCURACY, height=420, xaxis={"rangemode": "tozero"}),
     )

@@ -346,7 +346,10 @@ def sensitivity(facts: Facts) -> Figure | None:
         return None
     rows.sort(key=lambda row: (row["jaccard"], row["parameter"], row["step"]), reverse=True)
     words = {"kappa": "stagnation κ", "q": "false-discovery rate q"}
-    names = [f"{words.get(row['parameter'], row['parameter'])} {'↑' if row['step'] > 0 else '↓'}" for row in rows]
+    names = [
+        f"{words.get(row['parameter']) or label(row['parameter'], 40)} {'↑' if row['step'] > 0 else '↓'}"
+        for row in rows
+    ]
     texts = []
     for name, row in zip(names, rows):
         texts.append(f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}")

@@ -1,44 +1,23 @@
-"""What a notebook shows: a run's verdict card, the tables of a detection or a census, and any figure of the report.
+"""What a notebook shows: a run's verdict card and figures, the tables of a detection and of a census.
 
-`Run`, `RockReport` and `Census` find this module by name when a notebook asks them for HTML, because their layers
-import nothing from above.
+`Run`, `RockReport` and `Census` find this module by its name when a notebook asks them for HTML, because they import
+nothing from above.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from rocktokens.causal import figures as causal
-from rocktokens.compare import figures as compare
-from rocktokens.detect import figures as detect
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.facts import Facts
-from rocktokens.geometry import figures as geometry
-from rocktokens.report.card import LABELS
-from rocktokens.report.verdict import verdict
+from rocktokens.report.conclusions import said_accuracies, verdict
+from rocktokens.report.page import templates
+from rocktokens.report.stage import FIGURES
 from rocktokens.run import Run
-from rocktokens.show import NONE, Figure, interval, number, percent, plural, points, prose, visible
-from rocktokens.stats import Estimate
-from rocktokens.train import figures as distill
+from rocktokens.show import Column, Table, interval, number, percent, plural, points, text, visible
 
-FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
-    "footprint": detect.footprint,
-    "funnel": detect.funnel,
-    "density": detect.density,
-    "clusters": detect.clusters,
-    "training_loss": distill.training_loss,
-    "persistence": distill.persistence,
-    "gradients": geometry.gradients,
-    "alignment": geometry.alignment,
-    "knockouts": causal.knockouts,
-    "grafts": causal.grafts,
-    "accuracy_seconds": compare.accuracy_seconds,
-    "time": compare.time_spent,
-    "sensitivity": detect.sensitivity,
-}
 # The report's light colours by the names that figures use.
 COLOURS = {
     "paper": "#ffffff",
@@ -52,8 +31,64 @@ COLOURS = {
     "fifth": "#826300",
     "sixth": "#a82c74",
 }
-TONES = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
 MAX_ROWS = 50
+TONES = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
+CARD = """{% macro badge(tone, text) %}<span style="color:{{ tones[tone] }};border:1.5px solid {{ tones[tone] }};
+border-radius:999px;padding:0 .6em;white-space:nowrap">{{ text }}</span>{% endmacro %}
+<div class="rocktokens-run"><h3>{{ found.title | prose }}</h3>
+<p>{{ badge(found.tone, found.label) }} {{ found.line | prose }}</p><table>
+{% for tile in found.tiles %}<tr><td>{{ tile.question }}</td><td>{{ badge(tile.tone, tile.chip) }}</td>
+<td><b>{{ tile.value }}</b></td><td style="text-align:left">{{ tile.detail | prose }}</td></tr>{% endfor %}
+</table>{% if accuracies %}<p>Accuracy: {{ accuracies }}</p>{% endif %}<p>{{ path }}</p></div>"""
+
+
+def run_html(run: Run) -> str:
+    """A run's verdict card."""
+    found = verdict(Facts(run))
+    card = templates().from_string(CARD)
+    return card.render(found=found, tones=TONES, accuracies=said_accuracies(found), path=visible(str(run.path)))
+
+
+def rocks_html(report: Any) -> str:
+    """The declared tokens of a detection (a `RockReport`), with what each costs."""
+    rows = [row for row in report.tables["types"].to_pylist() if row[f"in_{report.definition}"]]
+    word = "rock" if report.has_pre else "costly token"
+    columns = [
+        Column("token", "token", token=True),
+        Column("id", "token_id", text),
+        Column("class", "class"),
+        Column("count", "count", number, {"digits": 0}),
+        Column("loss before", "loss_pre", number, {"digits": 3}),
+        Column("after", "loss_post", number, {"digits": 3}),
+        Column("burden R", "r", number, {"digits": 1}),
+    ]
+    title = f"{plural(len(rows), word)} of {plural(report.num_types, 'token type')} by {report.definition}"
+    return Table(columns, rows, title=title, limit=MAX_ROWS).html(tools=False)
+
+
+def census_html(census: Any) -> str:
+    """The verdicts of a census (a `Census`), largest effects first."""
+    found = sorted((row for row in census.results if row.banned.role == "candidate"), key=lambda row: -abs(row.delta))
+    rows = [
+        {
+            "token": row.banned.token,
+            "token_id": row.banned.token_id,
+            "verdict": row.verdict,
+            **{"delta": row.delta, "delta_low": row.low, "delta_high": row.high},
+            "used_share": row.used_share,
+        }
+        for row in found
+    ]
+    columns = [
+        Column("banned", "token", token=True),
+        Column("id", "token_id", text),
+        Column("verdict", "verdict"),
+        Column("Δ, points", "delta", points, interval=True),
+        Column("used in", "used_share", percent),
+    ]
+    counts = ", ".join(f"{count} {name}" for name, count in census.counts().items())
+    title = f"{plural(len(rows), 'candidate')}: {counts}; baseline accuracy {interval(census.accuracy, percent)}"
+    return Table(columns, rows, title=title, limit=MAX_ROWS).html(tools=False)
 
 
 def plot(run: Run, name: str) -> Any:
@@ -64,7 +99,7 @@ def plot(run: Run, name: str) -> Any:
         name: One of the report's figures, e.g. funnel, knockouts or training_loss.
 
     Returns:
-        A `plotly.graph_objects.Figure`, in the report's light colours, with its sentence as the title.
+        A `plotly.graph_objects.Figure` in the report's light colours.
     """
     import plotly.graph_objects as go
 
@@ -91,77 +126,3 @@ def _painted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _painted(item) for key, item in value.items()}
     return [_painted(item) for item in value] if isinstance(value, list) else value
-
-
-def run_html(run: Run) -> str:
-    """A run's verdict card."""
-    facts = Facts(run)
-    found = verdict(facts)
-    tiles = "".join(
-        f"<tr><td>{escape(tile.question)}</td><td>{_badge(tile.tone, tile.chip)}</td>"
-        f"<td><b>{escape(tile.value)}</b></td>"
-        f'<td style="text-align:left">{prose(tile.detail)}</td></tr>'
-        for tile in found.tiles
-    )
-    said = " → ".join(f"{interval(item.value, percent)} {item.name}" for item in found.accuracies)
-    accuracy = f"<p>Accuracy: {escape(said)}</p>" if said else ""
-    where = f'<p style="color:{COLOURS["muted"]}">{escape(visible(str(run.path)))}</p>'
-    return (
-        f'<div class="rocktokens-run"><h3>{prose(found.title)}</h3><p>{_badge(found.tone, LABELS[found.state])} '
-        f"{prose(found.line)}</p><table>{tiles}</table>{accuracy}{where}</div>"
-    )
-
-
-def rocks_html(report: Any) -> str:
-    """The declared tokens of a detection (a `RockReport`), with what each costs."""
-    rows = [row for row in report.tables["types"].to_pylist() if row[f"in_{report.definition}"]]
-    cells = [
-        [
-            f"<code>{escape(visible(row['token']))}</code>",
-            str(row["token_id"]),
-            escape(str(row.get("class") or NONE)),
-            number(row["count"], 0),
-            f"{number(row.get('loss_pre'), 3)} → {number(row['loss_post'], 3)}",
-            number(row.get("r"), 1),
-        ]
-        for row in rows[:MAX_ROWS]
-    ]
-    word = "rock" if report.has_pre else "costly token"
-    title = f"{plural(len(rows), word)} of {plural(report.num_types, 'token type')} by `{report.definition}`"
-    header = ["token", "id", "class", "count", "loss before → after", "burden R"]
-    return f'<div class="rocktokens-rocks"><p>{prose(title)}</p>{_table(header, cells, len(rows))}</div>'
-
-
-def census_html(census: Any) -> str:
-    """The verdicts of a census (a `Census`), largest effects first."""
-    rows = [row for row in census.results if row.banned.role == "candidate"]
-    rows.sort(key=lambda row: -abs(row.delta))
-    cells = [
-        [
-            f"<code>{escape(visible(row.banned.token))}</code>",
-            str(row.banned.token_id),
-            escape(row.verdict),
-            interval(Estimate(row.delta, row.low, row.high, 0), points),
-            percent(row.used_share),
-        ]
-        for row in rows[:MAX_ROWS]
-    ]
-    counts = ", ".join(f"{count} {escape(name)}" for name, count in census.counts().items())
-    base = interval(census.accuracy, percent)
-    header = ["banned", "id", "verdict", "Δ, points", "used in"]
-    said = f"{plural(len(rows), 'candidate')}: {counts}; baseline accuracy {base}"
-    said += f", ε = {number(100 * census.epsilon, 1)} points"
-    return f'<div class="rocktokens-census"><p>{said}</p>{_table(header, cells, len(rows))}</div>'
-
-
-def _badge(tone: str, text: str) -> str:
-    colour = TONES[tone]
-    style = f"color:{colour};border:1.5px solid {colour};border-radius:999px;padding:0 .6em;white-space:nowrap"
-    return f'<span style="{style}">{escape(text)}</span>'
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> str:
-    head = "".join(f"<th>{name}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    more = f"<p>{count - len(rows)} more</p>" if count > len(rows) else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"

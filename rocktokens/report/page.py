@@ -1,6 +1,6 @@
-"""From figures and sentences to one self-contained HTML page: no network requests.
+"""From figures and sentences to one self-contained HTML page, by jinja2 templates that escape what they are given.
 
-Scripts and styles are allowed by their hash alone and the page may open no connection, so text from a tokenizer or a
+Scripts and styles are allowed by their hash alone and a report may open no connection, so text from a tokenizer or a
 prompt can neither run nor leave, whatever it is. Everything a page holds follows from the run: the same run, the same
 bytes.
 """
@@ -9,37 +9,91 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
-from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from rocktokens.facts import Facts
-from rocktokens.report.card import answer_html, card_html
-from rocktokens.report.policy import report_policy
+from rocktokens.report.conclusions import all_accuracies, answer, verdict
+from rocktokens.report.method import method
 from rocktokens.report.tables import (
+    accuracies_table,
     census_table,
     costly_table,
     footprints_table,
     regimes_table,
     rocks_table,
-    table_html,
 )
-from rocktokens.report.verdict import verdict
-from rocktokens.show import NONE, Figure, plural, prose, significant, to_csv, visible
-from rocktokens.values import Row
+from rocktokens.show import Column, Figure, Table, interval, number, percent, plural, significant, text, to_csv, visible
+from rocktokens.values import Json, Row
 
+REPORT = "report.html"
 EMBED_CSV_BYTES = 150_000
 SHOWN_ROWS = 40
+CHIPS = 24
+
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'"
+# What only a header can say, a page's own element cannot: nobody may show the page inside theirs.
+UNFRAMED = "frame-ancestors 'none'"
+DATA_POLICY = f"{NOTHING}; {UNFRAMED}; sandbox"
 
 
 def resource(name: str) -> str:
     """A file of this package."""
     return resources.files("rocktokens.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def templates() -> Environment:
+    """The templates of the report and of the pages that `view` makes."""
+    found = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"prose": prose, "visible": visible, "interval": interval, "plural": plural}
+    found.globals |= {"percent": percent, "number": number, "chips": CHIPS}
+    return found
+
+
+def prose(sentence: str) -> Markup:
+    """A sentence as HTML: `commands` and “tokens” set as code."""
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(sentence)))
+    return Markup(re.sub(r"“([^”]*)”", r"<code><bdi>\1</bdi></code>", text))
+
+
+# What a page may run, load and send
+
+
+def content_hash(text: str) -> str:
+    """How a policy names an inline script or stylesheet."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def page_policy(scripts: Sequence[str], style: str, *, more: str = "") -> str:
+    """A page with these scripts and this stylesheet; nothing else is run, fetched, framed or sent."""
+    return f"{NOTHING}; script-src {' '.join(map(content_hash, scripts))}; style-src {content_hash(style)}{more}"
+
+
+@cache
+def own_policy() -> str:
+    """The policy of every report that this version writes; `view` sends it as a header too.
+
+    Plotly adds an empty style element, which has a hash too, and fills it through the document's own interface.
+    """
+    more = f" {content_hash('')}; img-src data: blob:"
+    return page_policy([plotly_script(), *report_scripts()], resource("report.css"), more=more)
 
 
 @cache
@@ -54,28 +108,14 @@ def plotly_packed() -> str:
     return packed(plotly_script())
 
 
+def report_scripts() -> list[str]:
+    """The report's own scripts, in the order of the page."""
+    return [resource(f"{name}.js") for name in ("charts", "tables", "viewer")]
+
+
 def packed(text: str) -> str:
     """Text as the page carries it: gzip, then base64; the same text gives the same bytes."""
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
-
-
-@cache
-def own_policy() -> str:
-    """The policy of every report that this version writes; `view` sends it as a header too."""
-    return report_policy([plotly_script(), *page_scripts().values()], resource("report.css"))
-
-
-def page_scripts() -> dict[str, str]:
-    """The report's own scripts by their place in the template."""
-    return {f"{name}_js": resource(f"{name}.js") for name in ("charts", "tables", "viewer")}
-
-
-@cache
-def served_style() -> str:
-    """The stylesheet of the pages that `view` makes: the reader's system decides between light and dark."""
-    css = resource("report.css")
-    dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
-    return f"{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
 
 
 def as_json(value: Any) -> str:
@@ -86,122 +126,89 @@ def as_json(value: Any) -> str:
     return text
 
 
-def page(facts: Facts, sentences: list[str], figures: list[Figure], viewer: dict[str, object] | None) -> str:
+# The report
+
+
+def page(facts: Facts, figures: list[Figure], viewer: Json | None) -> str:
     """The whole report."""
     found = verdict(facts)
-    blocks = [
-        ("verdict", "Verdict", card_html(facts, found)),
-        ("answer", "In five sentences", answer_html(facts, sentences)),
-    ]
+    rocks, costly, all_found = rocks_table(facts), costly_table(facts), all_accuracies(facts)
     by_name = {figure.name: figure for figure in figures}
-    if "footprint" in by_name:
-        blocks.append(("footprint", by_name["footprint"].title, _figure(by_name["footprint"], footprints_table(facts))))
-    if facts.rocks:
-        blocks.append(("rocks", "The rocks", rocks_table(facts) + costly_table(facts)))
-    elif costly := costly_table(facts):
-        blocks.append(("rocks", "Costly, but no rocks", costly))
-    if viewer is not None:
-        blocks.append(("viewer", "Read the rollouts", viewer_html(viewer)))
-    more = {"accuracy_seconds": regimes_table(facts), "knockouts": census_table(facts)}
-    for figure in figures:
-        if figure.name != "footprint":
-            blocks.append((figure.name, figure.title, _figure(figure, more.get(figure.name, ""))))
-    blocks.append(("method", "Method and settings", _method(facts)))
-    student, teacher = facts.pair
-    values = {
-        "csp": escape(own_policy()),
-        "title": escape(f"{found.title} · {visible(facts.name)}"),
-        "css": resource("report.css"),
-        "contents": _contents(blocks),
-        "headline": prose(found.title),
-        "subject": f"Student <bdi>{escape(student)}</bdi>, teacher <bdi>{escape(teacher)}</bdi>{_size(facts)}",
-        "body": "\n".join(_section(*block) for block in blocks),
-        "footer": "Made by rocktokens from this run’s own tables. The page opens no connection.",
-        "data": as_json({"figures": [figure.spec() for figure in figures]}),
-        "viewer": "" if viewer is None else packed(as_json(viewer)),
-        "plotly": plotly_packed(),
-        **page_scripts(),
-    }
-    # One pass over the template: what is put in is never searched for places again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], resource("report.html"))
-
-
-def _section(name: str, title: str, html: str) -> str:
-    head = f'<h2 id="{name}-title">{escape(title)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-title">{head}{html}</section>'
-
-
-def _size(facts: Facts) -> str:
-    detect = facts.stage("detect")
-    number_of = facts.stage("sample").get("rollouts")
-    parts = [plural(number_of, "rollout")] if number_of else []
-    parts += [plural(detect["num_prompts"], "prompt")] if detect.get("num_prompts") else []
-    parts += [plural(detect["num_occurrences"], "occurrence")] if detect.get("num_occurrences") else []
-    parts += [f"checkpoints {', '.join(map(str, facts.steps))}"] if len(facts.steps) > 1 else []
-    return "".join(f" · {escape(part)}" for part in parts)
-
-
-def _contents(blocks: list[tuple[str, str, str]]) -> str:
-    return "<ol>" + "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in blocks) + "</ol>"
-
-
-def csv_link(name: str, rows: pa.Table) -> str:
-    """Rows inside the page where they are few, else as a file beside it."""
-    text = to_csv(rows)
-    href = f"figures/{name}.csv"
-    if len(text) <= EMBED_CSV_BYTES:
-        href = "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
-    return f'<a href="{href}" download="{name}.csv">{plural(len(rows), "row")} as CSV</a>'
-
-
-def _figure(figure: Figure, more: str = "") -> str:
-    notes = "".join(f'<p class="note">{prose(note)}</p>' for note in figure.notes)
-    shown = [name for name in figure.rows.column_names if not pa.types.is_nested(figure.rows.schema.field(name).type)]
-    head = figure.rows.select(shown).slice(0, SHOWN_ROWS).to_pylist()
-    cells = [[_cell(row[name]) for name in shown] for row in head]
-    ids = [row.get("token_id") for row in head] if "token_id" in shown else None
-    count = len(figure.rows)
-    title = f"First {SHOWN_ROWS} of {count} rows" if count > SHOWN_ROWS else f"{plural(count, 'row')} as a table"
-    table = table_html([escape(name) for name in shown], cells, name=figure.name, ids=ids)
-    return f"""
-<p class="says">{prose(figure.sentence)}</p>
-<div class="chart" data-figure="{figure.name}" tabindex="0" role="group"
- aria-label="Chart: {escape(figure.title)}. Arrow keys read its points."><p class="waiting">Drawing…</p></div>
-<p class="reading-line" aria-live="polite"></p>{notes}
-<div class="under"><span class="est" tabindex="0">How it was estimated
-<span role="tooltip">{escape(figure.estimator)}</span></span>
-{csv_link(figure.name, figure.rows)}
-<button type="button" class="link" data-save="svg" data-figure="{figure.name}">SVG</button>
-<button type="button" class="link" data-save="png" data-figure="{figure.name}">PNG</button></div>
-{more}<details><summary>{title}</summary>{table}</details>"""
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return significant(value, 4)
-    return f"<bdi>{escape(visible(str(value)))}</bdi>"
-
-
-def viewer_html(viewer: Row, part: str | None = None) -> str:
-    """The viewer's own markup; its data travel apart, compressed. `part` says which rollouts these are."""
-    shown, total = len(viewer["rollouts"]), viewer["total"]
-    if part is None and shown == total:
-        part = f"All {total} rollouts"
-    elif part is None:
-        part = (
-            f"{shown} of {plural(total, 'rollout')}, taken evenly over the run; `rocktokens view` pages through all "
-            "of them"
+    sections = {"verdict": "Verdict", "answer": "In five sentences"}
+    sections |= {"footprint": by_name["footprint"].title} if "footprint" in by_name else {}
+    if facts.rocks or costly.data:
+        sections["rocks"] = "The rocks" if facts.rocks else "Costly, but no rocks"
+    sections |= {"viewer": "Read the rollouts"} if viewer is not None else {}
+    sections |= {figure.name: figure.title for figure in figures}
+    sections["method"] = "Method and settings"
+    return (
+        templates()
+        .get_template(REPORT)
+        .render(
+            csp=own_policy(),
+            css=Markup(resource("report.css")),
+            scripts=[Markup(script) for script in report_scripts()],
+            plotly=Markup(plotly_packed()),
+            data=Markup(as_json({"figures": [figure.spec() for figure in figures]})),
+            viewer_packed="" if viewer is None else Markup(packed(as_json(viewer))),
+            sections=sections,
+            facts=facts,
+            found=found,
+            sizes=_sizes(facts),
+            sentences=answer(facts),
+            accuracies=accuracies_table(all_found) if len(all_found) > 1 else None,
+            figures={figure.name: _figure(figure) for figure in figures},
+            more={
+                "footprint": footprints_table(facts),
+                "accuracy_seconds": regimes_table(facts),
+                "knockouts": census_table(facts),
+            },
+            overlaps=[(a, b, number(value)) for a, b, value in facts.stage("detect").get("overlaps") or []],
+            rocks=rocks,
+            costly=costly,
+            method=method(facts),
+            **viewer_values(viewer),
         )
-    edges = ["< 0.01", "0.01", "0.03", "0.1", "0.3", "1", "≥ 3"]
-    legend = "".join(f'<span class="t l{place}">{escape(edge)}</span>' for place, edge in enumerate(edges))
-    return resource("viewer.html").replace("{{part}}", prose(part)).replace("{{legend}}", legend)
+    )
 
 
-def _method(facts: Facts) -> str:
-    from rocktokens.report.method import method
+def viewer_values(viewer: Row | None, part: str | None = None) -> Json:
+    """What the viewer's template shows; its data travel apart, compressed. `part` says which rollouts these are."""
+    if part is None and viewer is not None:
+        shown, total = len(viewer["rollouts"]), viewer["total"]
+        part = f"{shown} of {plural(total, 'rollout')}, taken evenly over the run; `rocktokens view` pages through all"
+        part = f"All {total} rollouts" if shown == total else f"{part} of them"
+    return {"part": part, "levels": ["< 0.01", "0.01", "0.03", "0.1", "0.3", "1", "≥ 3"]}
 
-    return method(facts)
+
+def _sizes(facts: Facts) -> list[str]:
+    detect, rollouts = facts.stage("detect"), facts.stage("sample").get("rollouts")
+    counts = {"rollout": rollouts, "prompt": detect.get("num_prompts"), "occurrence": detect.get("num_occurrences")}
+    sizes = [plural(count, noun) for noun, count in counts.items() if count]
+    return sizes + ([f"checkpoints {', '.join(map(str, facts.steps))}"] if len(facts.steps) > 1 else [])
+
+
+def _figure(figure: Figure) -> Json:
+    """A figure with its rows as a table and as CSV: inside the page where they are few, else a file next to it."""
+    schema = figure.rows.schema
+    shown = [name for name in schema.names if not pa.types.is_nested(schema.field(name).type)]
+    columns = []
+    for name in shown:
+        kind = schema.field(name).type
+        form = (
+            (significant, {"digits": 4}) if pa.types.is_floating(kind) else (text,) if pa.types.is_integer(kind) else ()
+        )
+        columns.append(Column(name, name, *form))
+    head = figure.rows.select(shown).slice(0, SHOWN_ROWS).to_pylist()
+    rows, count = to_csv(figure.rows), len(figure.rows)
+    href = f"figures/{figure.name}.csv"
+    if len(rows) <= EMBED_CSV_BYTES:
+        href = "data:text/csv;charset=utf-8;base64," + base64.b64encode(rows.encode()).decode()
+    return {
+        "figure": figure,
+        "href": href,
+        "table": Table(columns, head, name=figure.name, ids="token_id" if "token_id" in shown else None),
+        "summary": f"First {SHOWN_ROWS} of {count} rows"
+        if count > SHOWN_ROWS
+        else f"{plural(count, 'row')} as a table",
+    }

@@ -1,4 +1,4 @@
-"""`rocktokens view`: reports on this machine's own address, a list of the runs in a folder, and two of them compared.
+"""`rocktokens view`: reports on this machine's own address, a list of the runs in a folder, and runs while they train.
 
 The server listens on 127.0.0.1 and nowhere else. It hands out reports and figures of the runs it found, by name, and
 no other file: no path of a request is ever joined to a path of the disk before it was found in a fixed list of names.
@@ -10,37 +10,55 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shlex
 import socket
 import threading
 from collections.abc import Callable
+from datetime import datetime
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import numpy as np
+from markupsafe import Markup, escape
+
+from rocktokens.accuracy import accuracy_estimate
+from rocktokens.detect.figures import footprint_row
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.facts import Facts, understood
-from rocktokens.report.build import REPORT, report
-from rocktokens.report.live import live_data, live_page
-from rocktokens.report.page import own_policy, served_style
-from rocktokens.report.pages import PAGE_STYLE, TABLES_SCRIPT, compare_page, index_page, message_page, of_another
-from rocktokens.report.policy import DATA_POLICY, FIGURE_POLICY, UNFRAMED, page_policy
-from rocktokens.report.rollouts import rollouts_page
-from rocktokens.report.viewer_tokens import Decode
-from rocktokens.run import MANIFEST, Run, open_run
+from rocktokens.progress import clock
+from rocktokens.report.conclusions import comparison, verdict
+from rocktokens.report.live import live_data
+from rocktokens.report.page import (
+    DATA_POLICY,
+    REPORT,
+    UNFRAMED,
+    as_json,
+    own_policy,
+    packed,
+    page_policy,
+    resource,
+    templates,
+    viewer_values,
+)
+from rocktokens.report.stage import decoder_of, report
+from rocktokens.report.viewer import Decode, payload, rollout_list
+from rocktokens.run import MANIFEST, open_run
+from rocktokens.show import NONE, Column, Table, at_home, estimate, interval, number, percent, points, text, visible
+from rocktokens.stats import Estimate
+from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8707
-Decoder = Callable[[Run], "Decode | None"]
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".csv": "text/csv; charset=utf-8",
-}
+PER_PAGE = 50
+"""Rollouts on a page of all rollouts."""
+KINDS = {".html": "text/html; charset=utf-8", ".csv": "text/csv; charset=utf-8"}
 # Sent with every answer, whatever it is.
 HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
@@ -62,37 +80,197 @@ def find_runs(path: Path) -> dict[str, Path]:
         return {root.name: root}
     found = {}
     for item in sorted(root.iterdir()):
-        if (item / MANIFEST).is_file() and item.resolve().is_relative_to(root) and _can_be_opened(item):
+        if not (item / MANIFEST).is_file() or not item.resolve().is_relative_to(root):
+            continue
+        try:
+            open_run(item)
             found[item.name] = item.resolve()
+        except RockTokensError as error:  # one that cannot be read must not hide the others
+            log.warning("left out: %s", error)
     return found
-
-
-def _can_be_opened(path: Path) -> bool:
-    """Whether a run's manifest can be read; one that cannot must not hide the other runs of a folder."""
-    try:
-        open_run(path)
-    except RockTokensError as error:
-        log.warning("left out: %s", error)
-        return False
-    return True
 
 
 def inside(run: Path, *parts: str) -> Path | None:
     """A report or a figure of a run as a file that lies, links followed, inside the run; None for anything else."""
-    known = parts == (REPORT,) or (len(parts) == 2 and parts[0] == "figures")
-    if not known or not all(_plain(part) for part in parts):
+    if parts != (REPORT,) and not (len(parts) == 2 and parts[0] == "figures" and re.fullmatch(r"\w+\.csv", parts[1])):
         return None
     path = run.joinpath(*parts)
     try:
-        is_own = path.suffix in KINDS and path.is_file() and path.resolve().is_relative_to(run.resolve())
+        return path if path.is_file() and path.resolve().is_relative_to(run.resolve()) else None
     except OSError:  # a name longer than the file system takes, or a directory that may not be read
         return None
-    return path if is_own else None
 
 
-def _plain(name: str) -> bool:
-    """A file's own name: no separators, no dots in front, nothing unprintable."""
-    return bool(name) and name.isprintable() and not name.startswith(".") and not set(name) & set("/\\:\0")
+# The pages that the server makes itself
+
+
+@cache
+def style() -> str:
+    """The stylesheet of these pages: the reader's system decides between light and dark."""
+    css = resource("report.css")
+    dark = css.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
+    return f"{css}@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
+
+
+def served(template: str, script: str, **values: Any) -> tuple[str, str]:
+    """(a page, its policy): its one script and stylesheet; only the live page may ask this server for more."""
+    code = resource(script)
+    values = {"links": (), **values}
+    html = templates().get_template(template).render(script=Markup(code), style=Markup(style()), **values)
+    more = "; img-src data:; " + UNFRAMED + ("; connect-src 'self'" if script == "live.js" else "")
+    return html, page_policy([code], style(), more=more)
+
+
+def message_page(title: str, text: str) -> tuple[str, str]:
+    """One sentence."""
+    return served("message.html", "tables.js", title=title, text=text)
+
+
+def of_another(html: bytes, run: Path) -> bytes:
+    """A run's report as it is served: one whose scripts are not this version's says so, since they will not run."""
+    if str(escape(own_policy())).encode() in html[:20_000]:
+        return html
+    command = f"rocktokens report {shlex.quote(at_home(str(run)))} --again"
+    said = Markup(
+        "<p>This report was not written by this version of rocktokens, so its scripts are not run and its charts stay "
+        "empty. <code>{}</code> makes it again.</p>"
+    ).format(command)
+    return re.sub(rb"(<body[^>]*>)|$", lambda found: found[0] + said.encode(), html, count=1)
+
+
+def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> tuple[str, str]:
+    """The runs of a folder: a card and a row each, and charts over them."""
+    shown, failed = [], {}
+    for name, facts in runs.items():
+        try:
+            with understood(facts.run.path):
+                shown.append(_listed(name, facts, have[name]))
+        except RockTokensError as error:  # one run that cannot be shown must not hide the others
+            failed[name] = str(error)
+    shares = {"of loss": "share_loss", "of positions": "share_positions"}
+    columns = [
+        Column("run", "link"),
+        Column("verdict", "badge"),
+        Column("last change", "changed"),
+        Column("took", "took", text),
+        Column("rocks", "rocks", number, {"digits": 0}),
+        *(Column(title, key, percent, interval=True) for title, key in shares.items()),
+        Column("enrichment", "enrichment", number, interval=True),
+        Column("accuracy", "accuracy", text),
+        Column("student / teacher", "pair"),
+        Column("not run", "not_run"),
+    ]
+    charts = {
+        "share of the loss that the rocks carry, %": _dots(shown, "loss", percent),
+        "accuracy after distillation, %": _dots(shown, "after", percent),
+        "change of accuracy trained without them, points": _dots(shown, "change", points),
+    }
+    return served(
+        "index.html",
+        "tables.js",
+        title=f"Runs in {visible(folder)}",
+        runs=shown,
+        failed=failed,
+        table=Table(columns, shown, name="runs"),
+        charts={title: dots for title, dots in charts.items() if len(dots) > 1},
+    )
+
+
+def _listed(name: str, facts: Facts, has_report: bool) -> Row:
+    """What the list shows of a run."""
+    found, at = verdict(facts), f"/run/{quote(name)}"
+    row = footprint_row(facts) if facts.types else {}
+    after = next((item.value for item in found.accuracies if item.name == "after"), sampled_accuracy(facts))
+    link = Markup('<a href="{}"><bdi>{}</bdi></a>{}').format(
+        f"{at}/{REPORT if has_report else 'live'}", visible(name), "" if has_report else " (no report yet)"
+    )
+    return {
+        **row,
+        "name": name,
+        "found": found,
+        "link": link,
+        "links": [(f"{at}/{REPORT}", "report")] * has_report
+        + [(f"{at}/rollouts", "all rollouts"), (f"{at}/live", "live")],
+        "badge": Markup('<span class="badge {}">{}</span>').format(found.tone, found.label),
+        "changed": datetime.fromtimestamp((facts.run.path / MANIFEST).stat().st_mtime).strftime("%Y-%m-%d %H:%M"),
+        "took": _took(facts.run.path),
+        "rocks": len(facts.rocks) if facts.types else None,
+        "accuracy": interval(after, percent),
+        "pair": Markup("<bdi>{}</bdi> / <bdi>{}</bdi>").format(*facts.pair),
+        "not_run": ", ".join(facts.not_run) or "none",
+        "loss": estimate(row, "share_loss") if facts.rocks else None,
+        "after": after,
+        "change": comparison(facts).change,
+    }
+
+
+def _took(path: Path) -> str:
+    """How long the stages took, where `study` recorded it."""
+    try:
+        return clock(sum(map(float, json.loads((path / "times.json").read_text(encoding="utf-8")).values())))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return NONE
+
+
+def _dots(runs: list[Row], key: str, form: Callable[..., str]) -> list[Json]:
+    """A mark and its interval for every run, as places on a line; from 0 to 100 % but for changes."""
+    found: list[tuple[str, Estimate]] = [(run["name"], run[key]) for run in runs if run[key] is not None]
+    ends = [end for _, item in found for end in item[:3] if end == end]
+    low, high = (min([0.0, *ends]), max([0.0, *ends])) if form is points else (0.0, max([1.0, *ends]))
+
+    def x(value: float) -> str | None:
+        return f"{190 + 500 * (value - low) / max(high - low, 1e-9):.1f}" if value == value else None
+
+    return [
+        {
+            "name": name,
+            "value": x(item.value),
+            "low": x(item.low),
+            "high": x(item.high),
+            "zero": x(0.0),
+            "text": form(item.value),
+        }
+        for name, item in found
+    ]
+
+
+def sampled_accuracy(facts: Facts) -> Estimate | None:
+    """Share of right answers among the sampled rollouts, with an interval over prompts."""
+    if not {"prompt_id", "correct"} <= set(facts.columns("rollouts")):
+        return None
+    rows = facts.ask(
+        "select avg(correct::int) as share from rollouts where correct is not null group by prompt_id order by share"
+    )
+    share_P = np.array([row["share"] for row in rows])
+    return accuracy_estimate(share_P, rng=np.random.default_rng(0)) if len(share_P) else None
+
+
+def rollouts_page(facts: Facts, page: int, decode: Decode | None) -> tuple[str, str] | None:
+    """A page of all rollouts in the report's own viewer; None where there is nothing to show."""
+    everything = rollout_list(facts) if facts.columns("rollouts") else []
+    last = max(1, -(-len(everything) // PER_PAGE))
+    page = min(max(page, 1), last)
+    names = [row["rollout_id"] for row in everything[(page - 1) * PER_PAGE : page * PER_PAGE]]
+    found = payload(facts, decode, names=names) if names else None
+    if found is None:
+        return None
+    part = "The rollouts in the order of the table; the most probable tokens were kept for those that the report shows"
+    return served(
+        "rollouts.html",
+        "viewer.js",
+        title=f"Rollouts of {visible(facts.name)}",
+        links=((REPORT, "Report"), ("live", "Live"), ("/", "Runs")),
+        total=len(everything),
+        first=(page - 1) * PER_PAGE + 1,
+        last=(page - 1) * PER_PAGE + len(names),
+        page=page,
+        places=sorted({1, max(1, page - 1), page, min(last, page + 1), last}),
+        viewer_packed=Markup(packed(as_json(found))),
+        **viewer_values(found, part),
+    )
+
+
+# The server
 
 
 class Viewer(ThreadingHTTPServer):
@@ -101,11 +279,9 @@ class Viewer(ThreadingHTTPServer):
     daemon_threads = True
     address_family = socket.AF_INET
 
-    def __init__(self, path: Path, port: int = DEFAULT_PORT, decoder: Decoder | None = None) -> None:
+    def __init__(self, path: Path, port: int = DEFAULT_PORT) -> None:
         self.folder = path
-        self.decoder = decoder
         self._decoders: dict[Path, Decode | None] = {}
-        self.single = (path / MANIFEST).is_file()
         super().__init__((LOOPBACK, port), _Handler)
 
     @property
@@ -113,28 +289,19 @@ class Viewer(ThreadingHTTPServer):
         """Where to point a browser."""
         return f"http://{LOOPBACK}:{self.server_port}/"
 
-    def hosts(self) -> set[str]:
-        """Names under which this server answers."""
-        names = {f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")}
-        return names | ({LOOPBACK, "localhost"} if self.server_port == 80 else set())
-
-    def runs(self) -> dict[str, Path]:
-        """Runs that are there now."""
-        return find_runs(self.folder)
-
     def decode(self, path: Path) -> Decode | None:
-        """What spells a run's tokens, loaded once and beside the answers; None until then, and where there is none."""
+        """The decode function of a run's tokenizer, loaded in the background; None until then, or without one."""
+
+        def load() -> None:
+            try:
+                self._decoders[path] = decoder_of(open_run(path))
+            except (RockTokensError, ImportError) as error:
+                log.info("tokens of %s are shown as detection named them: %s", path.name, error)
+
         if path not in self._decoders:
             self._decoders[path] = None
-            if self.decoder is not None:
-                threading.Thread(target=self._load, args=(path, self.decoder), daemon=True).start()
+            threading.Thread(target=load, daemon=True).start()
         return self._decoders[path]
-
-    def _load(self, path: Path, decoder: Decoder) -> None:
-        try:
-            self._decoders[path] = decoder(open_run(path))
-        except RockTokensError as error:
-            log.info("tokens of %s are shown as detection named them: %s", path.name, error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,14 +315,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        if self.headers.get("Host") not in self.server.hosts():
-            self._page(HTTPStatus.FORBIDDEN, message_page("Not here", "This server answers on 127.0.0.1 only."))
+        port = self.server.server_port
+        if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
+            self._page(HTTPStatus.FORBIDDEN, *message_page("Not here", "This server answers on 127.0.0.1 only."))
             return
         try:
             with understood(self.server.folder):
                 self._route(urlsplit(self.path))
         except RockTokensError as error:
-            self._page(HTTPStatus.INTERNAL_SERVER_ERROR, message_page("That did not work", str(error)))
+            self._page(HTTPStatus.INTERNAL_SERVER_ERROR, *message_page("That did not work", str(error)))
         except OSError as error:  # the reader went away, or a file did
             log.debug("no answer to %s: %s", self.path, error)
             self.close_connection = True
@@ -163,74 +331,51 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _route(self, url: Any) -> None:
-        runs = self.server.runs()
+        runs = find_runs(self.server.folder)
         parts = [unquote(part) for part in url.path.split("/")[1:]]
         if parts == [""]:
             self._home(runs)
-        elif parts == ["compare"]:
-            self._compare(runs, parse_qs(url.query))
-        elif len(parts) >= 3 and parts[0] == "run" and parts[1] in runs:
-            made = {"live": self._live, "live.json": self._live_data, "rollouts": self._rollouts}
-            if len(parts) == 3 and parts[2] in made:
-                made[parts[2]](runs[parts[1]], parse_qs(url.query))
-            else:
-                self._file(runs[parts[1]], parts[2:])
-        else:
+            return
+        if len(parts) < 3 or parts[0] != "run" or parts[1] not in runs:
             self._missing()
+            return
+        run, what = runs[parts[1]], parts[2:]
+        if what == ["live"]:
+            links = ((REPORT, "Report"), ("rollouts", "All rollouts"), ("/", "Runs"))
+            self._page(HTTPStatus.OK, *served("live.html", "live.js", title=f"Live: {visible(run.name)}", links=links))
+        elif what == ["live.json"]:
+            body = json.dumps(live_data(run, self.server.decode(run)), allow_nan=False)
+            self._send(HTTPStatus.OK, body.encode(), "application/json", DATA_POLICY)
+        elif what == ["rollouts"]:
+            asked = parse_qs(url.query).get("page", ["1"])[0]
+            page = int(asked) if asked.isdecimal() and len(asked) < 9 else 1
+            made = rollouts_page(Facts.of(run), page, self.server.decode(run))
+            none = message_page("No rollouts", "This run has no scored rollouts to read yet.")
+            self._page(HTTPStatus.OK if made else HTTPStatus.NOT_FOUND, *(made or none))
+        elif (path := inside(run, *what)) is None:
+            self._missing()
+        elif path.name == REPORT:
+            # The file is the run's: whatever stands in it, only scripts that this version writes are run.
+            body = of_another(path.read_bytes(), run)
+            self._send(HTTPStatus.OK, body, KINDS[".html"], f"{own_policy()}; {UNFRAMED}")
+        else:
+            self._send(HTTPStatus.OK, path.read_bytes(), KINDS[".csv"], DATA_POLICY)
 
     def _home(self, runs: dict[str, Path]) -> None:
-        if self.server.single:
+        if (self.server.folder / MANIFEST).is_file():
             name, path = next(iter(runs.items()))
             there = f"/run/{quote(name)}/{REPORT if inside(path, REPORT) else 'live'}"
             self._send(HTTPStatus.FOUND, b"", KINDS[".html"], DATA_POLICY, [("Location", there)])
             return
         found = {name: Facts.of(path) for name, path in runs.items()}
         have = {name: inside(path, REPORT) is not None for name, path in runs.items()}
-        self._page(HTTPStatus.OK, index_page(self.server.folder.resolve().name, found, have))
-
-    def _compare(self, runs: dict[str, Path], query: dict[str, list[str]]) -> None:
-        names = [query.get(key, [""])[0] for key in ("a", "b")]
-        if not all(name in runs for name in names):
-            self._missing()
-            return
-        self._page(HTTPStatus.OK, compare_page(*(Facts.of(runs[name]) for name in names)))
-
-    def _live(self, path: Path, query: dict[str, list[str]]) -> None:
-        html, script = live_page(path.name)
-        policy = page_policy(script, served_style(), connect=True)
-        self._send(HTTPStatus.OK, html.encode(), KINDS[".html"], policy)
-
-    def _live_data(self, path: Path, query: dict[str, list[str]]) -> None:
-        body = json.dumps(live_data(path, self.server.decode(path)), allow_nan=False).encode()
-        self._send(HTTPStatus.OK, body, "application/json", DATA_POLICY)
-
-    def _rollouts(self, path: Path, query: dict[str, list[str]]) -> None:
-        asked = query.get("page", ["1"])[0]
-        page = int(asked) - 1 if asked.isdecimal() and len(asked) < 9 else 0
-        made = rollouts_page(Facts.of(path), page, self.server.decode(path))
-        if made is None:
-            words = "This run has no scored rollouts to read yet."
-            self._page(HTTPStatus.NOT_FOUND, message_page("No rollouts", words))
-            return
-        self._send(HTTPStatus.OK, made[0].encode(), KINDS[".html"], page_policy(made[1], served_style()))
-
-    def _file(self, run: Path, parts: list[str]) -> None:
-        path = inside(run, *parts)
-        if path is None:
-            self._missing()
-            return
-        if path.name == REPORT:
-            # The file is the run's: whatever stands in it, only scripts that this version writes are run.
-            body = of_another(path.read_bytes(), run)
-            self._send(HTTPStatus.OK, body, KINDS[".html"], f"{own_policy()}; {UNFRAMED}")
-        else:
-            self._send(HTTPStatus.OK, path.read_bytes(), KINDS[path.suffix], FIGURE_POLICY)
+        self._page(HTTPStatus.OK, *index_page(self.server.folder.resolve().name, found, have))
 
     def _missing(self) -> None:
-        self._page(HTTPStatus.NOT_FOUND, message_page("Nothing here", "There is no such run, report or figure."))
+        self._page(HTTPStatus.NOT_FOUND, *message_page("Nothing here", "There is no such run, report or figure."))
 
-    def _page(self, status: HTTPStatus, html: str) -> None:
-        self._send(status, html.encode(), KINDS[".html"], page_policy(TABLES_SCRIPT, PAGE_STYLE))
+    def _page(self, status: HTTPStatus, html: str, policy: str) -> None:
+        self._send(status, html.encode(), KINDS[".html"], policy)
 
     def _send(
         self, status: HTTPStatus, body: bytes, kind: str, policy: str, more: list[tuple[str, str]] | None = None
@@ -252,9 +397,8 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what is no request for a page: another method, or no HTTP at all."""
         self.close_connection = True
-        self._page(
-            HTTPStatus(code), message_page("Not possible", "This server answers requests to read its own pages.")
-        )
+        said = message_page("Not possible", "This server answers requests to read its own pages.")
+        self._page(HTTPStatus(code), *said)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not worth a line each."""
@@ -266,22 +410,22 @@ def view(
     *,
     port: int = DEFAULT_PORT,
     open_browser: bool = False,
-    decoder: Decoder | None = None,
     ready: Callable[[Viewer], None] | None = None,
 ) -> None:
-    """Serve until stopped.
+    """Serve until stopped; `ready` is told when the server listens.
 
-    A single run that is no longer training and has no report gets one first. `decoder` finds what spells a run's
-    tokens; `ready` is told when the server listens.
+    A single run that is no longer training and has no report gets one first.
     """
     path = Path(path)
     runs = find_runs(path)
     if not runs:
         raise RunError(f"{path} holds no run; make one with `rocktokens study`")
-    if (path / MANIFEST).is_file() and not (path / REPORT).exists() and _rests(path):
-        report(path, decode=None if decoder is None else decoder(open_run(path)))
+    if (path / MANIFEST).is_file() and not (path / REPORT).exists():
+        run = open_run(path)
+        if run.done("distill") or run.has("rollouts") or run.has("types"):
+            report(path)
     try:
-        server = Viewer(path, port, decoder)
+        server = Viewer(path, port)
     except OSError as error:
         raise ConfigError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}; choose another --port") from error
     with server:
@@ -296,9 +440,3 @@ def view(
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print("stopped")
-
-
-def _rests(path: Path) -> bool:
-    """Whether there is something to report: training has ended, or the run has rollouts."""
-    run = open_run(path)
-    return run.done("distill") or run.has("rollouts") or run.has("types")

@@ -1,31 +1,36 @@
 """What the rollout viewer shows: some real rollouts with every token's numbers, as compact columns.
 
-The rollouts are those for which scoring kept the most probable tokens (core/shown.py), and a few of the census with
+The rollouts are those for which scoring kept the most probable tokens (score/shown.py), and a few of the census with
 their knocked-out and grafted continuations. A page has a size: rollouts are left out from the end until the compressed
 data fit, and the page says how many of how many it shows. `rocktokens view` pages through all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from rocktokens.causal.figures import ARMS, verdicts_by_token
+from rocktokens.errors import RockTokensError
 from rocktokens.facts import Facts
-from rocktokens.report.viewer_extras import census_rollouts, overlays, top_tokens
-from rocktokens.report.viewer_tokens import Decode, Types, prompt_text, quoted
+from rocktokens.report.conclusions import decisions
+from rocktokens.report.page import as_json, packed
 from rocktokens.score.shown import MAX_LENGTH, shown_rollouts
-from rocktokens.show import visible
-
-# Compressed and base64-encoded bytes that the viewer's data may take in a page.
+from rocktokens.show import estimate, interval, points, visible
 from rocktokens.values import Json, Row
 
+Decode = Callable[[Sequence[int]], str]
 MAX_BYTES = 4_000_000
+"""Compressed and base64-encoded bytes that the viewer's data may take in a page."""
 MAX_STEPS = 9
 """Checkpoints on the slider; more are thinned evenly, the first and the last always stay."""
-CHANGING = ("kl", "log_ratio", "student_logprob", "student_entropy", "grad_norm")
-"""Measures that differ from checkpoint to checkpoint; the teacher's do not."""
-COLUMNS = ("kl", "log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy", "grad_norm")
+MAX_CENSUS, MAX_OTHERS = 24, 16
+"""Baseline rollouts of the census that are shown, and continuations of each, rocks first."""
+PROMPT_LENGTH, ANSWER_LENGTH = 4_000, 2_000
+"""Characters that are shown."""
 TITLES = {
     "kl": "KL(student ‖ teacher)",
     "kl_pre": "KL before distillation",
@@ -36,6 +41,9 @@ TITLES = {
     "teacher_entropy": "teacher entropy",
     "grad_norm": "gradient norm",
 }
+COLUMNS = tuple(name for name in TITLES if name != "kl_pre")
+# Measures that differ from checkpoint to checkpoint; the teacher's do not.
+CHANGING = tuple(name for name in COLUMNS if not name.startswith("teacher"))
 
 
 def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] | None = None) -> Json | None:
@@ -48,32 +56,35 @@ def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] 
     """
     columns = facts.columns("rollouts")
     missing = [name for name in ("prompt_id", "rollout_id", "token_ids") if name not in columns]
-    if not columns or missing or not facts.steps:
-        facts.notes += (
-            [f"the rollout viewer was left out: no column {', '.join(missing)}"] if columns and missing else []
-        )
+    if missing or not facts.steps:
+        if columns and missing:
+            facts.notes.append(f"the rollout viewer was left out: no column {', '.join(missing)}")
         return None
     everything = rollout_list(facts)
     if names is None:
-        chosen = choose(everything)
+        # Scoring kept both models' most probable tokens for the same rollouts.
+        right, lengths = ([row[key] for row in everything] for key in ("correct", "length"))
+        names = [
+            everything[place]["rollout_id"] for place in shown_rollouts(right, [length or 0 for length in lengths])
+        ]
+        census = True
     else:
-        by_name = {row["rollout_id"]: row for row in everything}
-        chosen = [by_name[name] for name in names if name in by_name]
-    chosen = _whole(facts, chosen)
-    scores = _scores(facts, [row["rollout_id"] for row in chosen])
-    chosen = [row for row in chosen if (row["prompt_id"], row["rollout_id"]) in scores]
+        census = False
+    whole = facts.query(f"select * from rollouts where rollout_id in ({quoted(names)})") if names else None
+    by_name = {row["rollout_id"]: row for row in ([] if whole is None else whole.to_pylist())}
+    scores = _scores(facts, list(by_name))
+    chosen = [by_name[name] for name in names if name in scores]
     if not chosen:
         facts.notes.append("the rollout viewer was left out: no rollout has scored occurrences")
         return None
     types = Types(facts, decode)
-    rollouts = [_rollout(facts, row, scores[row["prompt_id"], row["rollout_id"]], types, decode) for row in chosen]
-    top_tokens(facts, rollouts, types, slider_steps(facts))
-    shown_types = [rollout["tokens"] for rollout in rollouts]
+    rollouts = [_rollout(facts, row, scores[row["rollout_id"]], types, decode) for row in chosen]
+    _add_top_tokens(facts, rollouts, types)
     found: Row = {
         "titles": TITLES,
         "rollouts": rollouts,
-        "census": census_rollouts(facts, types, decode) if names is None else [],
-        "overlays": overlays(facts, rollouts, [types.ids[place] for row in shown_types for place in row]),
+        "census": census_rollouts(facts, types, decode) if census else [],
+        "overlays": overlays(facts, rollouts, types),
         "total": len(everything),
         "steps": slider_steps(facts),
         "definition": facts.definition,
@@ -83,9 +94,9 @@ def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] 
     return found
 
 
-def fitted(found: Row, size: Callable[[Json], int]) -> Json:
-    """The payload with as many rollouts as fit the page; `size` says how many bytes it takes there."""
-    while (takes := size(found)) > MAX_BYTES and len(found["rollouts"]) > 1:
+def fitted(found: Row) -> Json:
+    """The payload with as many rollouts as fit the page."""
+    while (takes := len(packed(as_json(found)))) > MAX_BYTES and len(found["rollouts"]) > 1:
         keep = max(1, min(len(found["rollouts"]) - 1, int(0.97 * len(found["rollouts"]) * MAX_BYTES / takes)))
         found = {**found, "rollouts": found["rollouts"][:keep]}
     return found
@@ -94,14 +105,7 @@ def fitted(found: Row, size: Callable[[Json], int]) -> Json:
 def rollout_list(facts: Facts) -> list[Row]:
     """Every rollout of the run by name, outcome and length, in the order of the table."""
     correct = "correct" if "correct" in facts.columns("rollouts") else "null::boolean"
-    found = facts.query(f"select prompt_id, rollout_id, {correct} as correct, len(token_ids) as length from rollouts")
-    return [] if found is None else found.to_pylist()
-
-
-def choose(rows: list[Row]) -> list[Row]:
-    """The rollouts that are shown; scoring kept both models' most probable tokens for the same ones."""
-    places = shown_rollouts([row.get("correct") for row in rows], [row.get("length") or 0 for row in rows])
-    return [rows[place] for place in places]
+    return facts.ask(f"select prompt_id, rollout_id, {correct} as correct, len(token_ids) as length from rollouts")
 
 
 def slider_steps(facts: Facts) -> list[int]:
@@ -112,50 +116,83 @@ def slider_steps(facts: Facts) -> list[int]:
     return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, MAX_STEPS).round()]
 
 
-def _whole(facts: Facts, chosen: list[Json]) -> list[Json]:
-    """The chosen rollouts with all their columns, in the order they were chosen."""
-    wanted = quoted(row["rollout_id"] for row in chosen)
-    found = facts.query(f"select * from rollouts where rollout_id in ({wanted})") if chosen else None
-    rows = {(row["prompt_id"], row["rollout_id"]): row for row in ([] if found is None else found.to_pylist())}
-    return [rows[row["prompt_id"], row["rollout_id"]] for row in chosen]
+def quoted(names: Iterable[str]) -> str:
+    """Names as a list of SQL strings."""
+    return ", ".join("'" + name.replace("'", "''") + "'" for name in names)
 
 
-def _scores(facts: Facts, rollout_ids: list[str]) -> dict[tuple[str, str], dict[int, list[dict[str, object]]]]:
-    """Scored positions of the chosen rollouts: (prompt, rollout) → checkpoint → rows by position."""
-    if not rollout_ids:
+class Types:
+    """Token types in the order in which the page first needs them."""
+
+    def __init__(self, facts: Facts, decode: Decode | None) -> None:
+        self.facts, self.decode = facts, decode
+        self._place: dict[int, int] = {}
+
+    def place(self, token_id: int) -> int:
+        """Where a token type stands in the page's list."""
+        return self._place.setdefault(token_id, len(self._place))
+
+    def ids(self, places: Iterable[int]) -> list[int]:
+        """Token ids by place."""
+        known = list(self._place)
+        return [known[place] for place in places]
+
+    def rows(self) -> list[Row]:
+        """What the page knows about each."""
+        facts, verdicts = self.facts, verdicts_by_token(self.facts)
+        known = {row["token_id"]: row for row in facts.types}
+        rows = []
+        for token_id in self._place:
+            row, text = known.get(token_id, {}), token_text(facts, token_id, self.decode)
+            shown: Row = {"id": token_id, "text": visible(text), "flow": visible(text, flow=True)}
+            shown |= {"cluster": row.get("cluster") or "unknown", "rock": token_id in facts.rock_ids}
+            shown |= {"class": str(row["class"])} if row.get("class") else {}
+            if token_id in verdicts:
+                effect = estimate(verdicts[token_id], "delta")
+                change = f", Δ {interval(effect, points)} points" if effect else ""
+                shown["verdict"] = f"{verdicts[token_id]['verdict']}{change}"
+            rows.append(shown)
+        return rows
+
+
+def token_text(facts: Facts, token_id: int, decode: Decode | None) -> str:
+    """A token's text: as detection named it, else by the tokenizer, else its id."""
+    return facts.token(token_id) if token_id in facts.texts or decode is None else decode([token_id])
+
+
+def _scores(facts: Facts, names: list[str]) -> dict[str, dict[int, list[Row]]]:
+    """Scored positions of the rollouts that the last checkpoint scored: rollout → checkpoint → rows by position."""
+    if not names:
         return {}
-    steps = ", ".join(map(str, slider_steps(facts)))
-    found = facts.query(
-        f"select * from occurrences where step in ({steps}) and rollout_id in ({quoted(rollout_ids)}) "
-        f"and position < {MAX_LENGTH} order by prompt_id, rollout_id, step, position"
-    )
-    grouped: dict[tuple[str, str], dict[int, list[dict[str, object]]]] = {}
-    for row in [] if found is None else found.to_pylist():
-        grouped.setdefault((row["prompt_id"], row["rollout_id"]), {}).setdefault(row["step"], []).append(row)
-    last = facts.steps[-1]
-    return {name: by_step for name, by_step in grouped.items() if last in by_step}
+    grouped: dict[str, dict[int, list[Row]]] = {}
+    for row in facts.ask(
+        f"select * from occurrences where step in ({', '.join(map(str, slider_steps(facts)))}) "
+        f"and rollout_id in ({quoted(names)}) and position < {MAX_LENGTH} order by rollout_id, step, position"
+    ):
+        grouped.setdefault(row["rollout_id"], {}).setdefault(row["step"], []).append(row)
+    return {name: by_step for name, by_step in grouped.items() if facts.steps[-1] in by_step}
 
 
-def _rollout(
-    facts: Facts,
-    row: Row,
-    scores: dict[int, list[Row]],
-    types: Types,
-    decode: Decode | None,
-) -> Row:
-    shown = scores[facts.steps[-1]]
-    columns = {name: [rounded(score.get(name)) for score in shown] for name in COLUMNS if name in shown[0]}
-    first = scores.get(facts.steps[0])
-    if first is not None and len(facts.steps) > 1 and len(first) == len(shown):
-        columns = {"kl_pre": [rounded(score.get("kl")) for score in first], **columns}
+def _common(facts: Facts, row: Row, decode: Decode | None) -> Row:
+    """What is shown of every rollout, of detection or of the census."""
     return {
         "id": row["rollout_id"],
         "prompt": prompt_text(facts, row, decode),
-        "answer": None if row.get("answer") is None else visible(str(row["answer"]))[:2000],
+        "answer": None if row.get("answer") is None else visible(str(row["answer"]))[:ANSWER_LENGTH],
         "correct": row.get("correct"),
         "truncated": bool(row.get("truncated")),
         "length": len(row["token_ids"]),
-        "positions": [score["position"] for score in shown] if _gaps(shown) else None,
+    }
+
+
+def _rollout(facts: Facts, row: Row, scores: dict[int, list[Row]], types: Types, decode: Decode | None) -> Row:
+    shown, first = scores[facts.steps[-1]], scores.get(facts.steps[0], [])
+    columns = {name: [rounded(score.get(name)) for score in shown] for name in COLUMNS if name in shown[0]}
+    if len(facts.steps) > 1 and len(first) == len(shown):
+        columns = {"kl_pre": [rounded(score.get("kl")) for score in first], **columns}
+    positions = [score["position"] for score in shown]
+    return _common(facts, row, decode) | {
+        "positions": None if positions == list(range(len(shown))) else positions,
         "tokens": [types.place(score["token_id"]) for score in shown],
         "spells": spelled(facts, row, shown),
         "columns": columns,
@@ -167,8 +204,19 @@ def _rollout(
     }
 
 
-def _gaps(scores: list[dict[str, object]]) -> bool:
-    return [score["position"] for score in scores] != list(range(len(scores)))
+def prompt_text(facts: Facts, row: Row, decode: Decode | None) -> str | None:
+    """The prompt as text, its middle left out where it is long; None where nothing can spell it."""
+    ids = row.get("prompt_ids") or []
+    if decode is not None:
+        text = visible(decode(ids), flow=True)
+    elif ids and all(token_id in facts.texts for token_id in ids):
+        text = visible("".join(facts.texts[token_id] for token_id in ids), flow=True)
+    else:
+        return None
+    half = PROMPT_LENGTH // 2
+    if len(text) <= PROMPT_LENGTH:
+        return text
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
@@ -189,8 +237,133 @@ def spelled(facts: Facts, row: Row, scores: list[Row]) -> dict[int, str]:
             if end > at:
                 found[start] = visible(text[at:end], flow=True)
             start = None
-        if token is not None and text.startswith(token, at):
-            at += len(token)
-        elif token is not None and (place := text.find(token, at)) >= 0:
+        if token is not None and (place := text.find(token, at)) >= 0:
             at = place + len(token)
+    return found
+
+
+def _add_top_tokens(facts: Facts, rollouts: list[Row], types: Types) -> None:
+    """Add both models' most probable tokens to the rollouts, where scoring kept them.
+
+    A rollout gets `top`: the teacher's ids (as places in the list of types) and log-probabilities, `k` per position,
+    flat, and the student's for every checkpoint.
+    """
+    if not any((facts.run.path / "top_tokens").glob("step=*/*.parquet")):
+        return
+    shown = {rollout["id"]: rollout for rollout in rollouts}
+    grouped: dict[tuple[str, int], list[Row]] = {}
+    for row in facts.ask(
+        f"select * from top_tokens where step in ({', '.join(map(str, slider_steps(facts)))}) "
+        f"and rollout_id in ({quoted(shown)}) and position < {MAX_LENGTH} order by rollout_id, step, position"
+    ):
+        grouped.setdefault((row["rollout_id"], row["step"]), []).append(row)
+    for (name, step), rows in grouped.items():
+        if len(rows) == len(shown[name]["tokens"]):
+            top = shown[name].setdefault("top", {"k": len(rows[0]["student_top_ids"]), "student": {}})
+            top["student"][str(step)] = _flat(rows, "student", types)
+            top["teacher"] = _flat(rows, "teacher", types)  # the same under every checkpoint
+
+
+def _flat(rows: list[Row], who: str, types: Types) -> dict[str, list[Any]]:
+    ids = [types.place(token_id) for row in rows for token_id in row[f"{who}_top_ids"]]
+    return {"ids": ids, "logprobs": [rounded(value, 3) for row in rows for value in row[f"{who}_top_logprobs"]]}
+
+
+def overlays(facts: Facts, rollouts: list[Row], types: Types) -> list[Json]:
+    """What selectors would keep, the shown rollouts taken as the rollouts of one step; none without torch.
+
+    Each has a title and, per rollout, a string with one digit per position: the weight in ninths.
+    """
+    try:
+        import torch
+    except ImportError:
+        return []
+    from rocktokens.select.interface import SelectorBatch, make_selector
+
+    lengths = [len(rollout["tokens"]) for rollout in rollouts]
+    longest = int(facts.config.get("rollouts", {}).get("max_new_tokens") or max(lengths))
+
+    def joined(name: str) -> torch.Tensor:
+        values = [v for rollout in rollouts for v in rollout["columns"].get(name, [None] * len(rollout["tokens"]))]
+        return torch.tensor([0.0 if value is None else value for value in values], dtype=torch.float64)
+
+    batch = SelectorBatch(
+        token_N=torch.tensor(types.ids(place for rollout in rollouts for place in rollout["tokens"])),
+        rollout_N=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)),
+        position_N=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
+        step=1,
+        length_limit=max(longest, max(lengths)),
+        value_N=joined("kl"),
+        student_entropy_N=joined("student_entropy"),
+    )
+    skipped = sorted(token_id for token_id, (decision, _) in decisions(facts).items() if decision == "skip")
+    wanted: list[tuple[str, str, Json]] = [
+        ("freeze: the bypass list left out", "freeze", {"rocks": skipped}),
+        ("freeze_rocks: all rocks left out", "freeze", {"rocks": sorted(facts.rock_ids)}),
+        ("entropy: the top 20 % by student entropy", "entropy", {"keep": 0.2}),
+        ("divergence: the top 20 % by KL", "divergence", {"keep": 0.2}),
+        ("prefix: the first half of the length limit", "prefix", {"keep": 0.5}),
+    ]
+    found = []
+    for title, name, options in wanted:
+        if options.get("rocks") == []:
+            continue
+        try:
+            weight_N = make_selector(name, **options).weights(batch).clamp(0, 1).numpy()
+        except RockTokensError:  # the selector refuses this batch
+            continue
+        digits = "".join(str(round(9 * float(weight))) for weight in weight_N)
+        found.append({"title": title, "kept": [digits[a:b] for a, b in pairwise(np.cumsum([0, *lengths]))]})
+    return found
+
+
+def census_rollouts(facts: Facts, types: Types, decode: Decode | None) -> list[Row]:
+    """Baseline rollouts of the census with their knocked-out and grafted continuations, where their ids were kept."""
+    others = _others(facts)
+    if not others or "token_ids" not in facts.columns("baseline"):
+        return []
+    names = quoted(list(others)[:MAX_CENSUS])
+    shown = []
+    for row in facts.ask(f"select * from baseline where rollout_id in ({names}) order by rollout_id"):
+        shown.append(
+            _common(facts, row, decode)
+            | {
+                "positions": None,
+                "tokens": [types.place(token_id) for token_id in row["token_ids"][:MAX_LENGTH]],
+                "spells": {},
+                "columns": {},
+                "steps": {},
+                "others": [
+                    {
+                        "title": title,
+                        "at": other["resumed_at"],
+                        "correct": other["correct"],
+                        "tokens": [types.place(token_id) for token_id in other["token_ids"][:MAX_LENGTH]],
+                    }
+                    for _, title, other in sorted(others[row["rollout_id"]], key=lambda item: item[0])[:MAX_OTHERS]
+                ],
+            }
+        )
+    return shown
+
+
+def _others(facts: Facts) -> dict[str, list[tuple[int, str, Row]]]:
+    """Baseline rollout → (order, what was changed, row) of its other continuations."""
+    found: dict[str, list[tuple[int, str, Row]]] = {}
+    if "token_ids" in facts.columns("knockouts"):
+        names = {row.get("set_id"): row for row in facts.rows("census")}
+        for row in facts.ask(
+            "select * from knockouts where arm = 'knockout' and repeat = 0 and token_ids is not null "
+            "order by rollout_id, set_id"
+        ):
+            census = names.get(row["set_id"], {})
+            title = f"{visible(str(census.get('token') or row['set_id']))} banned"
+            order = 0 if census.get("token_id") in facts.rock_ids else 2
+            found.setdefault(row["rollout_id"], []).append((order, title, row))
+    if "token_ids" in facts.columns("graft_rollouts"):
+        for row in facts.ask("select * from graft_rollouts where token_ids is not null order by rollout_id, arm"):
+            title = f"{ARMS.get(row['arm'], row['arm'])} drawn by the teacher"
+            if row["arm"] == "placebo":
+                title = "rocks drawn again by the student (placebo)"
+            found.setdefault(row["rollout_id"], []).append((1, title, row))
     return found

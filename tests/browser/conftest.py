@@ -8,9 +8,9 @@ import pytest
 from made_once import made_once
 from report_fixture import make_run
 
-from rocktokens.report.build import REPORT, report
+from rocktokens.report.stage import REPORT, report
 
-REPORTS = {"whole": {}, "hostile": {"hostile": True, "prompts": 12}}
+REPORTS = {"whole": {}, "hostile": {"hostile": True, "prompts": 24}}
 # The viewer as it is when a page has been opened: what a test chose is taken back without loading the page again.
 AFRESH = """const set = (id, value, kind) => {
   const node = document.getElementById(id); node.value = value; node.dispatchEvent(new Event(kind)); };

@@ -221,11 +221,11 @@ def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: in
 
 
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:
-    config = DetectConfig(definition="context", k=6, resamples=200, seed=seed)
+    config = DetectConfig(resamples=200, seed=seed)
     report = detect_rocks(Occurrences.read(tables), tokenizer, config)
     for name in ("types", "sensitivity", "persistence", "footprints", "clusters"):
         run.write(name, report.tables[name])
-    run.manifest["config"]["detect"] = {"definition": "context", "k": 6, "resamples": 200, "seed": seed}
+    run.manifest["config"]["detect"] = {"resamples": 200, "seed": seed}
     run.finish("detect", report.facts())
     return report
 
@@ -250,7 +250,7 @@ def _training(run: Run, rng: np.random.Generator) -> None:
         losses = {"loss_rocks": 0.55 - 0.02 * done + rng.normal(0, 0.02), "loss_rest": 0.09 - 0.05 * done}
         right = 0.35 + 0.25 * done
         read = {"accuracy": right, "accuracy_low": right - 0.05, "accuracy_high": right + 0.05}
-        record.add(_step(step, 0.2 - 0.1 * done) | (losses if step else {}) | (read if step % 20 == 0 else {}))
+        record.rows.append(_step(step, 0.2 - 0.1 * done) | (losses if step else {}) | (read if step % 20 == 0 else {}))
     record.write(run)
     ends = [{"accuracy": value, "accuracy_low": value - 0.05, "accuracy_high": value + 0.05} for value in (0.35, 0.6)]
     run.finish("distill", {"steps": 100, "saturated": True, "accuracy_before": ends[0], "accuracy_after": ends[1]})
@@ -371,7 +371,7 @@ def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: fl
         row |= {"scored": row["tokens"], "changed_share": 1 - kept, "end_dropped_share": 0.0}
         if step % 5 == 1:
             row |= {"changed_loss_share": 0.4 * (kept < 1)}
-        record.add(row)
+        record.rows.append(row)
     record.write(arm)
     for step in range(0, 21, 4):
         accuracy = 0.35 + (end - 0.35) * (1 - np.exp(-step / 6)) + rng.normal(0, 0.001)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from forking import ending, fork
 
-import rocktokens.report.build
+import rocktokens.report.stage
 import rocktokens.train.trainer  # noqa: F401 - once for all children
 from rocktokens import Run, cli, open_run
 

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from report_fixture import make_run
 
 from rocktokens.facts import Facts
-from rocktokens.report.build import REPORT, report
-from rocktokens.report.card import LABELS
-from rocktokens.report.verdict import verdict
+from rocktokens.report.conclusions import found_by, summary, verdict
+from rocktokens.report.stage import REPORT, report
 from rocktokens.run import Run, open_run
-from rocktokens.study_terminal import found_by, summary
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("verdict") / "whole"
-    make_run(path, prompts=20)
-    return path
-
-
-@pytest.fixture
-def run(whole, tmp_path) -> Run:
-    """A copy that a test may change."""
-    shutil.copytree(whole, tmp_path / "run")
-    return open_run(tmp_path / "run")
 
 
 def change(run: Run, name: str, make) -> None:
@@ -86,7 +69,7 @@ def test_a_verdict_that_an_earlier_version_recorded_from_too_few_seeds_is_not_be
 
 
 def test_no_rocks_is_an_answer_of_its_own(run):
-    change(run, "types", lambda row: {**row, "in_context": False, "class": "learning" if row["count"] > 50 else None})
+    change(run, "types", lambda row: {**row, "in_certified": False, "class": "learning" if row["count"] > 50 else None})
     found = verdict(Facts(run))
     assert found.state == "no rocks"
     assert found.title.startswith("No rock tokens")
@@ -95,10 +78,10 @@ def test_no_rocks_is_an_answer_of_its_own(run):
 
 
 def test_a_set_that_the_other_half_does_not_confirm_is_unstable(run):
-    change(run, "types", lambda row: {**row, "confirmed": False if row["in_context"] else None})
+    change(run, "types", lambda row: {**row, "confirmed": False if row["in_certified"] else None})
     found = verdict(Facts(run))
     assert found.state == "unstable"
-    assert "confirms 0 of 6" in found.line
+    assert "confirms 0 of 4" in found.line
 
 
 def test_pillars_are_named_before_anything_was_compared(run):
@@ -106,7 +89,7 @@ def test_pillars_are_named_before_anything_was_compared(run):
     change(run, "census", lambda row: {**row, "verdict": "Strong Pillar"})
     found = verdict(Facts(run))
     assert found.state == "keep"
-    assert found.title == "Keep the rock tokens: 6 of 6 are needed"
+    assert found.title == "Keep the rock tokens: 4 of 4 are needed"
     assert found.command == f"rocktokens compare {run.path}"
 
 
@@ -137,7 +120,7 @@ def test_an_imported_run_is_not_told_to_run_what_needs_models(run):
     found = verdict(Facts(run))
     assert found.state == "imported"
     assert all(tile.command is None for tile in found.tiles)
-    report(run.path)
+    report(run.path, again=True)
     html = (run.path / REPORT).read_text()
     assert "rocktokens compare" not in html.split('id="method"')[0]
     assert "rocktokens knockout" not in html.split('id="method"')[0]
@@ -146,7 +129,7 @@ def test_an_imported_run_is_not_told_to_run_what_needs_models(run):
 def test_without_a_loss_before_distillation_the_word_is_costly(run):
     change(run, "types", lambda row: {**row, "loss_pre": None})
     freeze(run, "unchanged", 0.0)
-    assert verdict(Facts(run)).title == "All 6 costly tokens can be skipped"
+    assert verdict(Facts(run)).title == "All 4 costly tokens can be skipped"
 
 
 def test_nothing_detected_yet(tmp_path):
@@ -185,12 +168,12 @@ def test_title_card_terminal_and_stages_say_the_same(run):
     assert f"<title>{found.title} · run</title>" in html
     card = html.split('id="verdict"')[1].split("</section>")[0]
     assert found.line in card
-    assert LABELS[found.state] in card
+    assert found.label in card
     lines = summary(facts, run.path / REPORT)
     assert lines[0] == found.title
     assert " ".join(lines).replace("  ", " ").count("skipping them changes nothing") == 1
     assert all(len(line) <= 80 for line in lines if not line.startswith(("  report", "  next")))
-    assert "6 of" in found_by("detect", facts)
+    assert "4 of" in found_by("detect", facts)
     assert "needed" in found_by("knockout", facts)
 
 
@@ -224,7 +207,7 @@ def test_rocks_that_are_not_on_the_list_are_not_called_undeclared(run):
 
 def test_token_types_that_the_user_named_are_not_called_rocks(run):
     """`compare --rocks` freezes any types; where none is declared, "all rocks" were not left out."""
-    change(run, "types", lambda row: {**row, "in_context": False, "class": None})
+    change(run, "types", lambda row: {**row, "in_certified": False, "class": None})
     frozen = {"verdict": "undecided", "delta": 0.02, "delta_low": -0.1, "delta_high": 0.1}
     kept = [row for row in run.read("compare_summary").to_pylist() if row["regime"] == "uniform"]
     run.write("compare_summary", pa.Table.from_pylist([*kept, {**kept[0], "regime": "freeze_rocks", **frozen}]))
