@@ -95,14 +95,17 @@ class PairFacts:
 def pair_facts(config: PairConfig) -> PairFacts:
     """Check that two models fit, by their tokenizers and configurations."""
     tokenizer, num_types = check_tokenizers(config)
-    vocabulary = min(head_rows(config.student, config), head_rows(config.teacher, config))
-    _check_vocabulary(num_types, vocabulary)
-    described = model_config(config.student, config)
-    source, _ = _source(config.student, config)
+    student, teacher = (model_config(name, config).get_text_config() for name in (config.student, config.teacher))
+    vocabulary = min(int(student.vocab_size), int(teacher.vocab_size))
+    if num_types > vocabulary:
+        raise ConfigError(
+            f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
+            "one of the models does not belong to this tokenizer"
+        )
     try:
-        named = GenerationConfig.from_pretrained(source).eos_token_id
+        named = GenerationConfig.from_pretrained(_source(config.student, config)[0]).eos_token_id
     except OSError:  # there is none: what the model's configuration says is what transformers would take
-        named = getattr(described.get_text_config(), "eos_token_id", None)
+        named = getattr(student, "eos_token_id", None)
     eos_ids = _end_ids(named, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     return PairFacts(tokenizer, vocabulary, eos_ids, int(pad_id), context_of(config.student, config))
@@ -111,14 +114,6 @@ def pair_facts(config: PairConfig) -> PairFacts:
 def context_of(name: str, config: PairConfig) -> int | None:
     """Tokens that a model takes, from its configuration."""
     return getattr(model_config(name, config).get_text_config(), "max_position_embeddings", None)
-
-
-def _check_vocabulary(num_types: int, vocabulary: int) -> None:
-    if num_types > vocabulary:
-        raise ConfigError(
-            f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
-            "one of the models does not belong to this tokenizer"
-        )
 
 
 def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = False) -> Pair:
@@ -131,19 +126,16 @@ def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = F
         trains: Whether the student's weights will be trained: they are then float32 whatever `dtype` says, because
             small updates vanish in 16 bits (at a rate of 2e-6 only 1 % of bfloat16 weights move).
     """
-    tokenizer, num_types = check_tokenizers(config)
+    facts = pair_facts(config)
     student = load_model(config.student, replace(config, dtype="float32") if trains else config)
-    teacher = load_model(config.teacher, config) if with_teacher else None
-    vocabulary = min(_head_rows(student), head_rows(config.teacher, config) if teacher is None else _head_rows(teacher))
-    _check_vocabulary(num_types, vocabulary)
-    eos_ids = end_tokens(student, tokenizer)
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
-    loaded = {"student": student, "teacher": teacher} if teacher is not None else {"student": student}
+    loaded = {"student": student}
+    if with_teacher:
+        loaded["teacher"] = load_model(config.teacher, config)
     for name, model in loaded.items():
-        check_head(name, model, vocabulary)
+        check_head(name, model, facts.vocabulary)
     choose_threads(config.threads, *loaded.values())
     warn_of_slow_products(*loaded.values())
-    return Pair(student, teacher, tokenizer, vocabulary, eos_ids, int(pad_id))
+    return Pair(student, loaded.get("teacher"), facts.tokenizer, facts.vocabulary, facts.eos_ids, facts.pad_id)
 
 
 def model_config(name: str, config: PairConfig) -> Any:
@@ -151,11 +143,6 @@ def model_config(name: str, config: PairConfig) -> Any:
     source, options = _source(name, config)
     with _named_errors(name, "configuration"):
         return AutoConfig.from_pretrained(source, **options)
-
-
-def head_rows(name: str, config: PairConfig) -> int:
-    """Rows of a model's output head, from its configuration."""
-    return int(model_config(name, config).get_text_config().vocab_size)
 
 
 def load_model(name: str, config: PairConfig) -> PreTrainedModel:
@@ -352,11 +339,6 @@ def check_head(name: str, model: PreTrainedModel, vocabulary: int) -> None:
             f"the {name} ({model.config.model_type}) computes its logits in a way this version does not know; "
             "its divergences would be wrong. Please report the model type."
         )
-
-
-def _head_rows(model: PreTrainedModel) -> int:
-    layer: Any = model.get_output_embeddings()
-    return int(layer.weight.shape[0])
 
 
 def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.json",)) -> tuple[str, dict[str, Any]]:
