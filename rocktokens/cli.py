@@ -271,23 +271,6 @@ class Detect(StageCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(StageCommand):
-    results: Path | None = None
-    """Also write the comparison with its circumstances (command, versions, hardware, date) to this JSON file."""
-
-    def work(self, spec: StageSpec, **options: Any) -> Any:
-        """Compare, and write the results."""
-        from rocktokens.compare.stage import save_results
-        from rocktokens.run import require_writable
-
-        require_writable(self.results)  # said before anything is trained
-        run = super().work(spec, **options)
-        if self.results is not None and run.done("compare"):
-            save_results(run, self.results)
-        return run
-
-
-@dataclass(frozen=True, kw_only=True)
 class StudyCommand(StudyConfig):
     """Run all stages in order, from distillation to the report: `study [RUN | RECIPE | FILE.yaml]`."""
 

@@ -39,27 +39,6 @@ from rocktokens.show import (
 from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 
-# Regime → what was done to the loss or to the sampling, as the subject of a sentence; {} is the share of positions.
-SUBJECTS = {
-    "freeze": "freezing the bypass list, {} of positions,",
-    "freeze_rocks": "freezing all rocks, {} of positions,",
-    "random": "freezing control positions in runs as long, {} of all,",
-    "soft": "giving the rocks a smaller weight",
-    "adaptive": "freezing what adaptive found while training, {} of positions,",
-    "small": "sampling one rollout per prompt, {} fewer positions,",
-    "prefix": "stopping every rollout at a fixed length, {} fewer positions,",
-    "entropy": "keeping only the positions where the student is least certain, dropping {},",
-    "divergence": "keeping only the positions of largest loss, dropping {},",
-    "tip": "keeping where the student is uncertain or far from the teacher, dropping {},",
-    "teachable": "keeping where the models disagree and the teacher believes in the student's choices, dropping {},",
-    "iw": "giving earlier positions more weight",
-    "fire": "dropping unlikely rollouts and weighing by both entropies, dropping {},",
-    "selectkd": "giving little weight where the student's first choice is not among the teacher's",
-    "position": "giving later positions more weight",
-    "adakd": "keeping an adaptive share of the positions of largest loss, dropping {},",
-    "todi": "training both divergences, mixed token by token,",
-    "srkl": "training the reverse divergence to a mixture of both models",
-}
 # Regime that freezes token types → what it freezes.
 FROZEN = {"freeze": "types on the bypass list", "freeze_rocks": "rocks"}
 ENOUGH = 0.9  # a control of fewer positions than this share of the frozen ones is not called as many
@@ -103,15 +82,12 @@ def verdict_sentence(row: Row, *, margin: float) -> str:
         "unchanged": f"left accuracy where it was (within ±{points(margin, signed=False)} points)",
         "undecided": "changed accuracy by nothing that could be measured",
     }[row["verdict"]]
-    change = interval(estimate(row, "delta"), points)
-    changed = f"{judged}: {change.replace(' [', ' points [')}"
+    change = f"{interval(estimate(row, 'delta'), points)} points"
+    changed = f"{judged}: {change}"
     if not row["over_seeds"]:
-        changed = (
-            f"changed accuracy by {change.replace(' [', ' points [')} over prompts only with {_seeds(row)}, which "
-            "decides nothing"
-        )
-    subject = SUBJECTS[row["regime"]].format(percent(_left_out(row)))
-    ceiling = f"; its ceiling is {row['ceiling']:.2f}×" if row["ceiling"] > 1.005 else ""
+        changed = f"changed accuracy by {change} over prompts only with {_seeds(row)}, which decides nothing"
+    left = f"with {percent(_left_out(row))} of positions left out, " if row["ceiling"] > 1.005 else ""
+    ceiling = f"; its ceiling is {row['ceiling']:.2f}×" if left else ""
     goal = f"uniform's final accuracy less {points(margin, signed=False)} points" if margin else "uniform's accuracy"
     if row["steps_to"] is None:
         chance = f" (it did in {percent(row['share_reached'])} of resamples)" if row["share_reached"] else ""
@@ -120,7 +96,7 @@ def verdict_sentence(row: Row, *, margin: float) -> str:
         low, high = ("not reached" if (end := row[f"steps_to_{side}"]) is None else f"{end:.0f}"
                      for side in ("low", "high"))  # fmt: skip
         reached = f"It reached {goal} after {row['steps_to']:.0f} steps [{low}, {high}] and {row['seconds_to']:.0f} s."
-    return f"{subject[0].upper()}{subject[1:]} {changed}, and {_saved(row)}{ceiling}. {reached}"
+    return f"{left}it {changed}, and {_saved(row)}{ceiling}. {reached}"
 
 
 def _left_out(row: Row) -> float:
@@ -201,7 +177,7 @@ def finals(facts: Facts) -> dict[str, Row]:
 
 def _curves(facts: Facts, x: str, unit: str) -> dict[str, Json]:
     """Regime → its curve of accuracy against the column x: means over seeds, with t intervals over them."""
-    table, columns = facts.table("compare"), ("regime", "step", "accuracy", x)
+    table, columns = facts.table("compare"), ("regime", "seed", "step", "accuracy", x)
     if table is None or facts.lacks(table, f"accuracy against {x}", *columns):
         return {}
     seen: dict[str, dict[int, list[Row]]] = {}

@@ -7,14 +7,8 @@ Seconds are those of training: evaluation happens outside of it, and recording a
 
 from __future__ import annotations
 
-import datetime
-import json
 import logging
-import os
-import platform
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +43,7 @@ from rocktokens.jobs import Job, Place
 from rocktokens.jobs import run as run_jobs
 from rocktokens.permissions import refuse_code
 from rocktokens.progress import console
-from rocktokens.run import Run, digest_of_value, open_run, working_on, write_text
+from rocktokens.run import Run, digest_of_value, open_run, working_on
 from rocktokens.seeds import derive_seed
 from rocktokens.select.adaptive import least_updates
 from rocktokens.servers.settings import ServersConfig
@@ -162,11 +156,8 @@ def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: Serve
     sets = frozen_sets(run, config)
     regimes = regimes_to_train(run, config, sets)
     if "adaptive" in regimes and base.steps <= least_updates():
-        log.warning(
-            "adaptive watches %d steps before it freezes anything: in %d it trains as uniform; compare more steps",
-            least_updates(),
-            base.steps,
-        )
+        watched = f"adaptive watches {least_updates()} steps before it freezes anything"
+        log.warning("%s: in %d it trains as uniform; compare more steps", watched, base.steps)
     if config.start:
         _warn_of_a_higher_rate(run, base.learning_rate, config.start)
     pair = replace(pair_of(run), student=_start(run, trained, config.start))
@@ -203,11 +194,8 @@ def _warn_of_a_higher_rate(run: Run, rate: float, step: int) -> None:
     if rates and rates[-1] < max(rates) and rates[-1] < rate / 2:  # below its peak: decayed, not warming up
         log.warning(
             "the distillation had come down to a learning rate of %.1e at step %d; the regimes begin there with a new "
-            "optimiser and a peak of %.1e, which may cost all of them accuracy at first (compare with "
-            "the accuracy before training). --learning-rate sets a lower one",
-            rates[-1],
-            step,
-            rate,
+            "optimiser and a peak of %.1e, which may cost all of them accuracy at first. --learning-rate sets a lower",
+            *(rates[-1], step, rate),
         )
 
 
@@ -316,7 +304,7 @@ def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table) -> Trained:
     )
 
 
-# ---------------------------------------------------------------- what is printed and saved
+# ---------------------------------------------------------------- what is printed
 
 
 ACCURACY = (
@@ -383,23 +371,3 @@ def _show(facts: Json, config: CompareConfig) -> None:
         out.print(Table(columns, rows, title=title, caption=[caption]))
     for sentence in facts["verdicts"]:
         out.print(sentence, markup=False)  # “[not reached, …]” is an interval, not a style
-
-
-def save_results(run: Run, path: Path) -> None:
-    """The comparison with its circumstances as one JSON file: command, versions, hardware, commit, date."""
-    import psutil
-
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    environment = {
-        "command": shlex.join(["rocktokens", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip() or None,
-        "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0],
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "python": platform.python_version(),
-        "versions": run.manifest["versions"],
-    }
-    settings = {name: own for name, own in run.manifest["config"].items() if name != "pair"}  # paths of this machine
-    content = {"environment": environment, "settings": settings, "results": run.facts("compare")}
-    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -50,8 +50,6 @@ NONSENSE = {
     "view RUN --port 65536": "65,535",
     "view RUN --port -1": "port",
     "sample RUN --rollouts.seed -1": "seed",
-    "compare RUN --results FILE/x.json": "cannot write",
-    "compare RUN --results HOME": "directory",
     "report HOME/LONG": "too long",
     "sample HOME/LONG --prompts.source arithmetic": "too long",
     "sample NEW --prompts.source LONG": "give both",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from rocktokens.compare.figures import SUBJECTS, conclusion, sentences, verdict_sentence
+from rocktokens.compare.figures import conclusion, sentences, verdict_sentence
 from rocktokens.compare.judgement import (
     Trained,
     at_tokens,
@@ -157,7 +157,7 @@ def test_gain():
     assert found["ceiling"] == pytest.approx(1 / 0.76)
     assert found["seconds_to"] == pytest.approx(0.9 * found["steps_to"] / 3)
     said = verdict_sentence(found, margin=0.01)
-    assert said.startswith("Freezing the bypass list, 24.0\u00a0% of positions, raised accuracy: +")
+    assert said.startswith("with 24.0\u00a0% of positions left out, it raised accuracy: +")
     for part in ("saved 10.0\u00a0% of the time", "its ceiling is 1.32×", "reached uniform's final accuracy less 1.0"):
         assert part in said
     assert "stumbling blocks" in conclusion({"freeze": found}, margin=0.01)
@@ -187,7 +187,7 @@ def test_loss_and_not_reached():
 def test_nothing_within_the_margin_and_nothing_measurable():
     found = read([replace(own, regime="freeze", kept_share=0.76) for own in UNIFORM])
     assert found["verdict"] == "unchanged"
-    assert "left accuracy where it was (within ±1.0 points): 0.0 points" in verdict_sentence(found, margin=0.01)
+    assert "left accuracy where it was (within ±1.0 points): 0.0" in verdict_sentence(found, margin=0.01)
     assert "can be skipped" in conclusion({"freeze": found}, margin=0.01)
     noisy = read(trainings("freeze", [0.4, 0.55, 0.65, 0.70], noise=0.02))
     assert noisy["verdict"] == "undecided"
@@ -370,7 +370,6 @@ def configs(seed: int = 0, **changes) -> dict[str, DistillConfig]:
 
 def test_regimes_differ_in_nothing_but_selector_and_their_own_settings():
     made = configs()
-    assert set(SUBJECTS) == set(made) - {"uniform"}
     others = {"small": {"rollouts_per_prompt"}, "todi": {"loss"}, "srkl": {"loss"}, "uniform": set()}
     for regime, config in made.items():
         uniform, own = asdict(made["uniform"]), asdict(config)
