@@ -1,6 +1,6 @@
 """What the study of a real pair found, with intervals: read off its run and the pair's manifest, nothing is run here.
 
-rocktokens study smollm2 --path runs/smollm2
+make study-smollm2
 python benchmarks/pair_facts.py runs/smollm2      # to docs/results/smollm2.json
 python benchmarks/pair_facts.py runs/qwen         # to docs/results/qwen.json
 """
@@ -48,12 +48,12 @@ def rocks(run: Any) -> dict[str, list[dict[str, Any]]]:
     """The rocks of every definition, strongest first, with their own score and its interval where it has one."""
     types = run.read("types").to_pylist()
     found = {}
-    for definition, score in (("certified", "r"), ("burden", "r"), ("context", "ccr"), ("excess", "excess")):
+    for definition, score in (("certified", "r"), ("burden", "r"), ("context", "ccr")):
         if not any(f"in_{definition}" in t for t in types):  # made by a version without it
             continue
         chosen = sorted((t for t in types if t[f"in_{definition}"]), key=lambda t: t[f"rank_{definition}"])
         columns = (*TYPE_COLUMNS, score, f"{score}_low", f"{score}_high", "grad_share")
-        found[definition] = [{column: row[column] for column in columns} for row in chosen]
+        found[definition] = [{column: row.get(column) for column in columns} for row in chosen]
     return found
 
 

@@ -40,7 +40,7 @@ from rocktokens.world.grammar import ARITHMETIC, MARKET
 
 NAME = "unseen_worlds"
 PROMPTS = 7000  # by hash six tenths train, two tenths are for detection
-DEFINITIONS = ("certified", "burden", "context", "excess")
+DEFINITIONS = ("certified", "burden", "context")
 
 
 def drawn(structure: str, seed: int) -> Recipe:

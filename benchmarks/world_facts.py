@@ -86,7 +86,7 @@ def detection(run: Any, world: World) -> dict[str, Any]:
         "of_them_delimiters": list(truth.costly.tokens),
         "level_off_by_construction": truth.rocks_level_off,
     }
-    for definition in ("certified", "burden", "context", "excess"):
+    for definition in ("certified", "burden", "context"):
         ids = run.rocks(definition)["token_id"].to_pylist()
         hits = len(unlearnable & set(ids))
         found[definition] = {
