@@ -23,7 +23,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.trainer_callback import PrinterCallback
 
-from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.errors import DataError, RunError
 from rocktokens.models.devices import TINY_PARAMETERS
 from rocktokens.models.pair import Pair, no_bars
 from rocktokens.progress import Work, progress
@@ -34,8 +34,9 @@ from rocktokens.sample.rollouts import make_engine, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
+from rocktokens.settings import require
 from rocktokens.train.checkpoints import last_complete_checkpoint
-from rocktokens.train.record import Saturation, TrainingRecord
+from rocktokens.train.record import Saturation, TrainingRecord, show_account
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.trainer import (
     OffPolicyTrainer,
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 
 # Rollouts in one forward and backward pass of a model too large to take a whole step at once.
 MICRO_BATCH = 8
-
-Account = Callable[[str, dict[str, float], Saturation | None], None]
-"""Told at the end of a training: its title, the totals of its record, and the slope test."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ def distill(
     check: Checker | None = None,
     show: bool = True,
     on_step: Callable[[Row], None] | None = None,
-    on_end: Account | None = None,
 ) -> Distilled:
     """Train the pair's student in place.
 
@@ -95,16 +92,15 @@ def distill(
         bypass: the list that `freeze` leaves out where its configuration names no token ids.
         problems: held-out prompts on which accuracy is measured, if `check` is given too.
         check: `check(text, answer)` says whether a rollout is right.
-        show: show a progress bar.
+        show: show a progress bar and, at the end, where the time went.
         on_step: given the record's row of every optimiser step, in place of the progress bar.
-        on_end: given each training's title, the totals of its record and the slope test, when it ends.
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
     with _writing_to(run.path / "checkpoints"):
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if config.off_policy.answers is not None:
-        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show, on_end=on_end)
+        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
     schedule = config.schedule
     if schedule == "auto":
         schedule = "constant" if config.until == "saturated" else "linear"
@@ -156,7 +152,7 @@ def distill(
             rocks=rocks or None,
             options=options,
         )
-    _train(trainer, watcher, on_end)
+    _train(trainer, watcher)
     monitor = trainer.monitor.gathered()
     if trainer.args.should_save:
         run.write("monitor", monitor.table())
@@ -173,7 +169,6 @@ def off_policy(
     problems: Sequence[Prompt] = (),
     check: Checker | None = None,
     show: bool = True,
-    on_end: Account | None = None,
 ) -> None:
     """Sample the teacher's answers once, train on them, and leave the student's weights in the run."""
     stage = config.off_policy
@@ -212,8 +207,7 @@ def off_policy(
     evaluator = None
     if stage.until_accuracy is not None:
         evaluator = _evaluator(config, pair, problems, check)
-        if evaluator is None:
-            raise ConfigError("off_policy.until_accuracy needs held-out prompts with answers to check")
+        require(evaluator is not None, "off_policy.until_accuracy needs held-out prompts with answers to check")
     watcher = _StepProgress("off-policy distillation", steps, show=show and state.is_main_process)
     options = RockOptions(
         evaluator=evaluator,
@@ -231,7 +225,7 @@ def off_policy(
         run=run,
         options=options,
     )
-    _train(trainer, watcher, on_end)
+    _train(trainer, watcher)
     trainer.keep_model(final)
 
 
@@ -248,13 +242,11 @@ def _arguments(
     """TRL's configuration of a stage: `rollouts` a step over all processes, in passes of `micro_batch`."""
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     own, rest = divmod(rollouts, num_processes)
-    if rest:
-        raise ConfigError(f"{rollouts} rollouts per step cannot be divided over {num_processes} processes")
+    require(rest == 0, f"{rollouts} rollouts per step cannot be divided over {num_processes} processes")
     if micro_batch is None:
         tiny = sum(p.numel() for p in pair.student.parameters()) < TINY_PARAMETERS
         micro_batch = own if tiny else max(size for size in range(1, MICRO_BATCH + 1) if own % size == 0)
-    if own % micro_batch:
-        raise ConfigError(f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
+    require(own % micro_batch == 0, f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
     if config.bf16 is not None:
         settings["bf16"] = config.bf16
     return device_arguments(
@@ -308,7 +300,7 @@ def _evaluator(
     )
 
 
-def _train(trainer: RockDistillationTrainer, watcher: _StepProgress, on_end: Account | None) -> None:
+def _train(trainer: RockDistillationTrainer, watcher: _StepProgress) -> None:
     """Continue from the newest complete checkpoint, or start; show progress and, at the end, give the account."""
     trainer.remove_callback(PrinterCallback)
     found = last_complete_checkpoint(str(trainer.args.output_dir))
@@ -316,8 +308,8 @@ def _train(trainer: RockDistillationTrainer, watcher: _StepProgress, on_end: Acc
         trainer.train(str(found) if found is not None else None)
     if trainer.run is not None and trainer.args.should_save:
         trainer.record.write(trainer.run)
-    if on_end is not None and trainer.accelerator.is_main_process:
-        on_end(watcher.title, trainer.record.summary(), trainer.saturation)
+    if watcher.show:
+        show_account(watcher.title, trainer.record, trainer.saturation)
 
 
 class _StepProgress:

@@ -48,9 +48,10 @@ def training_loss(facts: Facts) -> Figure | None:
         own = [(row["step"], row[key]) for row in rows if row[key] is not None and math.isfinite(row[key])]
         if len(own) < 2:
             continue
-        smooth = _smooth(np.array([loss for _, loss in own]))
-        tenth = max(1, len(smooth) // 10)
         losses = [loss for _, loss in own]
+        kernel = np.ones(max(1, len(own) // 20))
+        smooth = np.convolve(losses, kernel, "same") / np.convolve(np.ones(len(own)), kernel, "same")
+        tenth = max(1, len(own) // 10)
         ends[title] = (_mean_of_steps(losses[:tenth]), _mean_of_steps(losses[-tenth:]))
         data += _loss_traces(title, color, own, smooth)
     if not data:
@@ -71,7 +72,7 @@ def training_loss(facts: Facts) -> Figure | None:
         rows=pa.Table.from_pylist(rows),
         data=data,
         layout=shape,
-        notes=(*_saturation(facts), *_accuracy(facts)),
+        notes=tuple(_notes(facts)),
     )
 
 
@@ -107,90 +108,58 @@ def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: n
 
 
 def _steps_recorded(facts: Facts) -> tuple[list[Json], str]:
-    """(step, loss of rocks, loss of the rest) as training recorded it, or from the telemetry it left behind."""
-    table = facts.table("training")
-    names = ("step", "loss_rocks", "loss_rest")
+    """(step, loss of rocks, loss of the rest): as training recorded it, of its telemetry, or of its checkpoints."""
+    table, names = facts.table("training"), ("step", "loss_rocks", "loss_rest")
     if table is not None and all(name in table.column_names for name in names):
-        rows = [{name: row[name] for name in names} for row in table.to_pylist() if row["step"]]
+        rows = [row for row in table.select(names).to_pylist() if row["step"]]
         if sum(row["loss_rocks"] is not None for row in rows) > 1:
             return rows, (
                 "Mean reverse KL of each optimiser step’s own rollouts, split by whether its predicted token is a "
                 "rock; the bold line is a moving mean over a twentieth of the run. Texts differ from step to step: for "
                 "the paired comparison see persistence."
             )
-    kept = _telemetry(facts)
+    kept = _by_step(facts, "telemetry") if (facts.run.path / "telemetry").is_dir() else []
     if len(kept) > 2:
         return kept, (
             "Mean reverse KL of the rollouts of the optimiser steps that kept every occurrence, split by the rock set "
             "that was found afterwards. Texts differ from step to step: for the paired comparison see persistence."
         )
-    return _checkpoints(facts), (
+    return _by_step(facts, "occurrences") if len(facts.steps) > 1 else [], (
         "Mean reverse KL on the same rollouts under every kept checkpoint, split by the rock set; all scored "
-        "occurrences. Persistence shows the half of the prompts that had no say in choosing the rocks."
+        "occurrences. Persistence shows the held-out half of the prompts."
     )
 
 
-def _checkpoints(facts: Facts) -> list[Json]:
-    """Loss of rocks and of the rest on the fixed contexts, at every scored checkpoint."""
-    if not facts.rock_ids or len(facts.steps) < 2:
+def _by_step(facts: Facts, table: str) -> list[Json]:
+    """Loss of rocks and of the rest at every step of a table of occurrences."""
+    if not facts.rock_ids:
         return []
     ids = ", ".join(map(str, sorted(facts.rock_ids)))
     found = facts.query(
         # Rounded: threads add up in any order, and the same run must give the same bytes.
         f"select step, round(favg(kl) filter (token_id in ({ids})), 9) as loss_rocks, "
-        f"round(favg(kl) filter (token_id not in ({ids})), 9) as loss_rest from occurrences where isfinite(kl) "
+        f"round(favg(kl) filter (token_id not in ({ids})), 9) as loss_rest from {table} where isfinite(kl) "
         "group by step order by step"
     )
     return [] if found is None else found.to_pylist()
 
 
-def _telemetry(facts: Facts) -> list[Json]:
-    """Loss of rocks and of the rest at every training step whose occurrences were kept."""
-    folder = facts.run.path / "telemetry"
-    if not facts.rock_ids or not folder.is_dir():
-        return []
-    import pyarrow.dataset as ds
-
-    rows = []
-    for path in folder.glob("step=*"):
-        try:
-            table = ds.dataset(path, format="parquet").to_table(columns=["token_id", "kl"])
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
-            facts.notes.append(f"telemetry of {path.name} was left out: {str(error).splitlines()[0]}")
-            continue
-        kl_N = table["kl"].to_numpy()
-        known_N = np.isfinite(kl_N)
-        rock_N = np.isin(table["token_id"].to_numpy(), list(facts.rock_ids))
-        means = [float(kl_N[known_N & part].mean()) if (known_N & part).any() else None for part in (rock_N, ~rock_N)]
-        step = int(path.name.removeprefix("step="))
-        rows.append({"step": step, "loss_rocks": means[0], "loss_rest": means[1]})
-    return sorted(rows, key=lambda row: row["step"])
-
-
-def _saturation(facts: Facts) -> list[str]:
-    found = facts.stage("distill").get("saturated")
-    if found is None:
-        return []
-    if found:
-        return ["The run was saturated by the slope test."]
-    test = facts.stage("distill").get("saturation")
-    said = "The slope test does not show saturation"
-    if not isinstance(test, dict) or test.get("fall") is None:
-        return [f"{said}."]
-    fall = Estimate(test["fall"], test["low"], test["high"], test["num_steps"])
-    return [f"{said}: over the last {test['num_steps']} steps the loss fell by {interval(fall, percent)} of its level."]
-
-
-def _accuracy(facts: Facts) -> list[str]:
-    ends = [facts.stage("distill").get(f"accuracy_{when}") for when in ("before", "after")]
+def _notes(facts: Facts) -> list[str]:
+    """Whether the loss had stopped falling, and what training did to accuracy."""
+    made, notes = facts.stage("distill"), []
+    if made.get("saturated"):
+        notes.append("The run was saturated by the slope test.")
+    elif made.get("saturated") is not None:
+        said, test = "The slope test does not show saturation", made.get("saturation")
+        if isinstance(test, dict) and test.get("fall") is not None:
+            fall = Estimate(test["fall"], test["low"], test["high"], test["num_steps"])
+            said += f": over the last {test['num_steps']} steps the loss fell by {interval(fall, percent)} of its level"
+        notes.append(f"{said}.")
+    ends = [made.get(f"accuracy_{when}") for when in ("before", "after")]
     said = [interval(estimate(end, "accuracy"), percent) for end in ends if isinstance(end, dict)]
-    return [f"Accuracy on held-out problems went from {said[0]} to {said[1]}."] if len(said) == 2 else []
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    width = max(1, len(values) // 20)
-    kernel = np.ones(width)
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+    if len(said) == 2:
+        notes.append(f"Accuracy on held-out prompts went from {said[0]} to {said[1]}.")
+    return notes
 
 
 def persistence_rows(facts: Facts) -> list[Row]:

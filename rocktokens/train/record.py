@@ -7,6 +7,8 @@ never holds a step twice. This module knows rows of numbers, not how they came a
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ import pyarrow as pa
 from numpy.typing import ArrayLike
 from scipy.special import stdtr, stdtrit
 
+from rocktokens.progress import console
+from rocktokens.show import Column, Table, number, percent, significant
 from rocktokens.tables import FLOP_STAGES, STEP_STAGES, TABLES
 from rocktokens.train.health import change, numerical_floor
 from rocktokens.train.settings import AlarmConfig
@@ -223,3 +227,48 @@ class Alarms:
     def stops(self) -> bool:
         """Whether training is to end because of an alarm."""
         return self.config is not None and self.config.stop and bool(self.raised)
+
+
+def show_account(title: str, record: TrainingRecord, saturation: Saturation | None) -> None:
+    """Print to standard error where time and work of a training went, and whether the loss had stopped falling."""
+    if record.rows:
+        console(stderr=True).print(account_table(title, record.summary()))
+    if saturation is not None:
+        verdict = "the loss has stopped falling" if saturation.saturated else "the loss may still fall"
+        print(
+            f"saturation: {verdict}: over the last {saturation.num_steps} steps it fell by {percent(saturation.fall)} "
+            f"[{percent(saturation.low)}, {percent(saturation.high)}] of its level; over {saturation.horizon} more its "
+            f"slope would bring at most {percent(max(saturation.still_high, 0.0))}",
+            file=sys.stderr,
+        )
+
+
+def account_table(title: str, summary: Mapping[str, float]) -> Table:
+    """Seconds and floating-point operations by stage of a step."""
+    total = summary["seconds"]
+    seconds = {stage: summary[f"seconds_{stage}"] for stage in STEP_STAGES if summary[f"seconds_{stage}"] > 0}
+    seconds |= {"other": total - sum(summary[f"seconds_{stage}"] for stage in STEP_STAGES), "all": total}
+    flops = {stage: summary.get(f"flops_{stage}") or None for stage in seconds}
+    rows = [
+        {
+            "stage": stage,
+            "seconds": own,
+            "share": own / total,
+            "tflop": None if flops[stage] is None else flops[stage] / 1e12,
+            "speed": None if flops[stage] is None else flops[stage] / own / 1e9,
+        }
+        for stage, own in seconds.items()
+    ]
+    columns = [
+        Column("stage", "stage"),
+        Column("seconds", "seconds", number, {"digits": 1}),
+        Column("share of time", "share", percent),
+        Column("TFLOP", "tflop", significant),
+        Column("GFLOP/s", "speed", number, {"digits": 1}),
+    ]
+    caption = (
+        f"{summary['steps']:.0f} steps, {summary['tokens']:.0f} rollout tokens, {summary['tokens_per_second']:.0f} per "
+        f"second; {percent(summary['kept_share'])} of them carried loss, which allows at most "
+        f"{summary['ceiling']:.2f}× the speed"
+    )
+    return Table(columns, rows, title, [caption])

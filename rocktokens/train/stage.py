@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,15 +17,11 @@ from pathlib import Path
 from rocktokens.bypass.stage import list_for
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.models.settings import PairConfig
-from rocktokens.progress import console
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, failing, open_run, working_on
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_mapping, to_mapping
-from rocktokens.show import Column, Table, number, percent, significant
 from rocktokens.stage import Stage, inputs_of, resolve
-from rocktokens.tables import STEP_STAGES
-from rocktokens.train.record import Saturation
 from rocktokens.train.settings import DistillConfig
 
 log = logging.getLogger(__name__)
@@ -148,7 +143,6 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         bypass=list_for(run, chosen.bypass, models.tokenizer, freezes=chosen.name == "freeze" and not chosen.rocks),
         problems=held_out,
         check=checker if held_out else None,
-        on_end=show_account,
     )
     if ranks.is_main_process:
         asked.stage(target).finish(found.facts)
@@ -198,57 +192,6 @@ def _take_over(run: Run, new: Run) -> None:
 def _artefacts(path: Path) -> list[Path]:
     names = {*FOLDERS, *FILES, *(item.name for pattern in ("*.parquet", "*.parts") for item in path.glob(pattern))}
     return [path / name for name in sorted(names) if (path / name).exists()]
-
-
-def show_account(title: str, summary: Mapping[str, float], saturation: Saturation | None) -> None:
-    """Print to standard error where time and work of a training went, and whether the loss had stopped falling.
-
-    Args:
-        title: which training.
-        summary: totals over the training (`TrainingRecord.summary`); empty if there was no step.
-        saturation: the slope test at the end; None where the training was too short for it.
-    """
-    if summary:
-        console(stderr=True).print(account_table(title, summary))
-    if saturation is not None:
-        verdict = "the loss has stopped falling" if saturation.saturated else "the loss may still fall"
-        print(
-            f"saturation: {verdict}: over the last {saturation.num_steps} steps it fell by {percent(saturation.fall)} "
-            f"[{percent(saturation.low)}, {percent(saturation.high)}] of its level; over {saturation.horizon} more its "
-            f"slope would bring at most {percent(max(saturation.still_high, 0.0))}",
-            file=sys.stderr,
-        )
-
-
-def account_table(title: str, summary: Mapping[str, float]) -> Table:
-    """Seconds and floating-point operations by stage of a step."""
-    total = summary["seconds"]
-    seconds = {stage: summary[f"seconds_{stage}"] for stage in STEP_STAGES if summary[f"seconds_{stage}"] > 0}
-    seconds |= {"other": total - sum(summary[f"seconds_{stage}"] for stage in STEP_STAGES), "all": total}
-    flops = {stage: summary.get(f"flops_{stage}") or None for stage in seconds}
-    rows = [
-        {
-            "stage": stage,
-            "seconds": own,
-            "share": own / total,
-            "tflop": None if flops[stage] is None else flops[stage] / 1e12,
-            "speed": None if flops[stage] is None else flops[stage] / own / 1e9,
-        }
-        for stage, own in seconds.items()
-    ]
-    columns = [
-        Column("stage", "stage"),
-        Column("seconds", "seconds", number, {"digits": 1}),
-        Column("share of time", "share", percent),
-        Column("TFLOP", "tflop", significant),
-        Column("GFLOP/s", "speed", number, {"digits": 1}),
-    ]
-    caption = (
-        f"{summary['steps']:.0f} steps, {summary['tokens']:.0f} rollout tokens, {summary['tokens_per_second']:.0f} per "
-        f"second; {percent(summary['kept_share'])} of them carried loss, which allows at most "
-        f"{summary['ceiling']:.2f}× the speed"
-    )
-    return Table(columns, rows, title, [caption])
 
 
 if __name__ == "__main__":  # one of the processes that `_launch` started

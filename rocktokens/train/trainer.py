@@ -28,13 +28,14 @@ from rocktokens.divergence.fused import CHUNK_ELEMENTS, Divergence, Head, Kind, 
 from rocktokens.divergence.measures import KINDS
 from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.divergence.top_tokens import TopChoices
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import DataError
 from rocktokens.models.pair import head_of
 from rocktokens.models.states import StateSource
 from rocktokens.sample.requests import Request
 from rocktokens.sample.sampler import Sampler
 from rocktokens.seeds import derive_seed
 from rocktokens.select.interface import Selector, SelectorBatch, Uniform
+from rocktokens.settings import require
 from rocktokens.train.checkpoints import CheckpointMixin, describe_run
 from rocktokens.train.forward import Precision, base_of, can_share, completion_states, whole
 from rocktokens.train.meter import Meter, ModelShape
@@ -122,8 +123,8 @@ class RockOptions:
     def __post_init__(self) -> None:
         choices = {"normalise": ("kept", "all"), "generation": ("trl", "ours"), "kind": (None, *KINDS)}
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
+            given = getattr(self, name)
+            require(given in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, got {given!r}")
 
 
 class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
@@ -155,20 +156,19 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         options: RockOptions | None = None,
         **trl_settings: Any,
     ) -> None:
-        moved = sorted({field.name for field in fields(RockOptions)} & trl_settings.keys())
-        if moved:
-            raise ConfigError(f"{moved[0]} is a field of RockOptions: pass options=RockOptions({moved[0]}=…)")
+        for name in (field.name for field in fields(RockOptions)):  # keywords of the trainer in version 0.2
+            require(name not in trl_settings, f"{name} is a field of RockOptions: pass options=RockOptions({name}=…)")
         self.options = options = options or RockOptions()
-        if (teacher_model is None) == (options.teacher_states is None):
-            raise ConfigError("one teacher is needed: teacher_model, or options.teacher_states if it is served")
+        is_one = (teacher_model is None) != (options.teacher_states is None)
+        require(is_one, "one teacher is needed: teacher_model, or options.teacher_states if it is served")
         if args is None:  # in the output directory that TRL chooses
             name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = device_arguments(f"{name.split('/')[-1]}-Distillation")
         self.selector, self.run = selector or Uniform(), run
         self.shadows = dict(options.shadows) if isinstance(options.shadows, Mapping) else {}
         self.shadows = self.shadows or {shadow.name: shadow for shadow in options.shadows}  # type: ignore[union-attr]
-        if len(self.shadows) < len(options.shadows):
-            raise ConfigError("several shadow selectors share a name; pass a mapping from names of your own")
+        is_named = len(self.shadows) == len(options.shadows)
+        require(is_named, "several shadow selectors share a name; pass a mapping from names of your own")
         self.length_limit = args.max_completion_length
         apart = differ_in_size(model, teacher_model, args)  # TRL would refuse them; our loss cuts to the shared rows
         with _length_limited(args, self._sampled_length()):
@@ -215,45 +215,44 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         """Tokens that are sampled at most: TRL's limit, or less where the selector never uses later positions."""
         if self.length_limit is not None:
             return self.selector.length(self.length_limit)
-        if type(self.selector).length is not Selector.length:
-            raise ConfigError(f"selector {self.selector.name} takes a share of the length; set max_completion_length")
+        shortens = type(self.selector).length is not Selector.length
+        require(not shortens, f"selector {self.selector.name} takes a share of the length; set max_completion_length")
         return None
 
     def _check_settings(self) -> None:
-        options = self.options
-        beyond = sorted(v for v in {*self.rocks, *self.selector.token_ids} if not 0 <= v < self.vocabulary)
-        if beyond:
-            raise ConfigError(
-                f"rock id {beyond[0]} is not in the vocabulary of {self.vocabulary} token types ({len(beyond)} such); "
-                "were the rocks found with another tokenizer?"
-            )
+        options, vocabulary = self.options, self.vocabulary
+        beyond = sorted(v for v in {*self.rocks, *self.selector.token_ids} if not 0 <= v < vocabulary)
+        require(
+            not beyond,
+            f"rock id {beyond[:1]} is not in the vocabulary of {vocabulary} token types ({len(beyond)} such); were the "
+            "rocks found with another tokenizer?",
+        )
         top = max(selector.needs_top for selector in (self.selector, *self.shadows.values()))
-        if top > self.vocabulary:
-            raise ConfigError(f"a selector asks for the {top} most probable of {self.vocabulary} token types")
+        require(top <= vocabulary, f"a selector asks for the {top} most probable of {vocabulary} token types")
         is_reverse = self.beta == 1.0 if options.kind is None else options.kind == "reverse_kl"
-        if self.run is not None and options.telemetry_every is not None and not is_reverse:
-            other = f"beta = {self.beta}" if options.kind is None else f"kind = {options.kind}"
-            raise ConfigError(
-                f"occurrences record the reverse KL, and {other} trains another divergence; "
-                "set beta=1.0 or telemetry_every=None"
-            )
+        require(
+            self.run is None or options.telemetry_every is None or is_reverse,
+            f"occurrences record the reverse KL; beta = {self.beta}, kind = {options.kind} trains another divergence: "
+            "set beta=1.0 or telemetry_every=None",
+        )
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        if (rows * self.accelerator.num_processes) % options.rollouts_per_prompt:
-            raise ConfigError(
-                f"{rows} rollouts per step cannot be divided into {options.rollouts_per_prompt} per prompt"
-            )
-        if options.rollouts_per_prompt > 1 and isinstance(self.train_dataset, IterableDataset):
-            raise ConfigError(
-                f"rollouts_per_prompt = {options.rollouts_per_prompt} needs a dataset with a length, but this one is a "
-                "stream. Repeat its rows yourself, or load it whole."
-            )
+        each = options.rollouts_per_prompt
+        divides = rows * self.accelerator.num_processes % each == 0
+        require(divides, f"{rows} rollouts per step cannot be divided into {each} per prompt")
+        require(
+            each == 1 or not isinstance(self.train_dataset, IterableDataset),
+            f"rollouts_per_prompt = {each} needs a dataset with a length, but this one is a stream. Repeat its rows "
+            "yourself, or load it whole.",
+        )
         sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
-        if options.evaluator is not None and sharded:  # our sampler cannot keep the ranks of a sharded model in step
-            raise ConfigError("evaluation while training needs the whole student on every rank; leave it out")
+        require(  # our sampler cannot keep the ranks of a sharded model in step
+            options.evaluator is None or not sharded,
+            "evaluation while training needs the whole student on every rank; leave it out",
+        )
         if options.generation == "trl":
             return
-        if self.max_completion_length is None:
-            raise ConfigError("generation='ours' needs a limit for its rollouts; set max_completion_length")
+        limited = self.max_completion_length is not None
+        require(limited, "generation='ours' needs a limit for its rollouts; set max_completion_length")
         not_ours = {
             "vLLM": self.use_vllm,
             "tools": bool(self.tools),
@@ -264,8 +263,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             "a sharded model": sharded,
         }
         for name, used in not_ours.items():
-            if used:
-                raise ConfigError(f"our sampler does not do {name}; use generation='trl'")
+            require(not used, f"our sampler does not do {name}; use generation='trl'")
 
     # Rollouts
 
@@ -391,8 +389,8 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             top: how many of both models' most probable tokens to find, too.
             keep: whether the loss shall use the teacher's states of this pass again.
         """
-        if "pixel_values" in output:
-            raise ConfigError(f"selector {self.selector.name} needs losses, which is not supported with images")
+        images = "pixel_values" in output
+        require(not images, f"selector {self.selector.name} needs losses, which is not supported with images")
         size, parts = self.args.per_device_train_batch_size, []
         self.top, self.choices = top, []
         student = self.accelerator.unwrap_model(self.model_wrapped)
@@ -454,8 +452,8 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
                 whole(head_of(unwrapped_student), student_BCH.dtype),
                 whole(self.teacher.head(), teacher_BCG.dtype),
             )
-            if student.weight_VH.device != teacher.weight_VH.device:
-                raise ConfigError("both output heads must be on one device; set their device_map so")
+            is_one = student.weight_VH.device == teacher.weight_VH.device
+            require(is_one, "both output heads must be on one device; set their device_map so")
             at = weight_BC.to(student.weight_VH.device)
             student, student_BCH = self.precision.factors(student, student_BCH, at.device)
             teacher, teacher_BCG = self.precision.factors(teacher, teacher_BCG, at.device)

@@ -18,8 +18,8 @@ from accelerate.utils import broadcast
 from torch import Tensor
 
 from rocktokens.divergence.top_tokens import TopChoices
-from rocktokens.errors import ConfigError
 from rocktokens.select.interface import Selector, SelectorBatch, overlap
+from rocktokens.settings import require
 from rocktokens.values import Batch, Row
 
 if TYPE_CHECKING:
@@ -138,15 +138,13 @@ def decide_weights(accelerator: Accelerator, selector: Selector, batch: Selector
     if accelerator.num_processes > 1:
         weight_N = broadcast(weight_N.to(accelerator.device), from_process=0).cpu()
     name = type(selector).__name__ if selector.name == "custom" else selector.name
-    if weight_N.shape != (len(batch),):
-        raise ConfigError(f"selector {name} gave weights of shape {tuple(weight_N.shape)} for {len(batch)} occurrences")
-    weight_N = weight_N.float()
-    if not bool(((weight_N >= 0) & (weight_N <= selector.bound * (1 + 1e-6))).all()):
-        raise ConfigError(f"selector {name} gave weights outside [0, {selector.bound:g}] (or NaN) at step {batch.step}")
+    shape, weight_N = tuple(weight_N.shape), weight_N.float()
+    require(shape == (len(batch),), f"selector {name} gave weights of shape {shape} for {len(batch)} occurrences")
+    fits = bool(((weight_N >= 0) & (weight_N <= selector.bound * (1 + 1e-6))).all())
+    require(fits, f"selector {name} gave weights outside [0, {selector.bound:g}] (or NaN) at step {batch.step}")
     if not bool(weight_N.any()):
         nothing = f"selector {name} keeps none of the {len(batch)} tokens of step {batch.step}"
-        if not kept_before:
-            raise ConfigError(f"{nothing}. Name fewer rocks, raise lam or keep, or take more rollouts a step.")
+        require(kept_before, f"{nothing}. Name fewer rocks, raise lam or keep, or take more rollouts a step.")
         log.warning("%s: its loss is 0 and nothing is learned from it", nothing)
     return weight_N
 
