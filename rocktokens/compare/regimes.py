@@ -98,8 +98,6 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
         hours=None,
         schedule=schedule,
         learning_rate=settings.learning_rate or trained.learning_rate,
-        prompts_per_step=settings.prompts_per_step or trained.prompts_per_step,
-        normalise=settings.normalise or trained.normalise,
         loss="reverse_kl",
         selector=SelectorConfig(),
         shadows=(),

@@ -61,10 +61,6 @@ class CompareConfig(Settings, section="compare"):
     """Optimiser steps; unset: those that the run's own distillation took."""
     learning_rate: Positive | None = None
     """Peak learning rate in every regime; unset: as in the run's own distillation."""
-    prompts_per_step: Count | None = None
-    """Prompts of an optimiser step in every regime; unset: as in the run's own distillation."""
-    normalise: Literal["kept", "all"] | None = None
-    """What the loss is divided by, the same in every regime; unset: as in the run's own distillation."""
     evaluations: Count = 10
     """Evaluations along each training, evenly spaced, beside the one before it."""
     problems: Pair = 400

@@ -179,7 +179,7 @@ def moved(tests: TypeTests, pairs: Pairs, kappa: float, q: float) -> Moved:
     return found
 
 
-def falls(pairs: Pairs, level: float, *, non_negative: bool) -> Intervals:
+def falls(pairs: Pairs, *, non_negative: bool, level: float = 0.95) -> Intervals:
     """1 − Σ loss after ÷ Σ loss before per type, with Fieller's interval over prompts; NaN where it is unknown.
 
     The interval holds the falls that a two-sided t test over prompts does not reject. A fall of losses that are not

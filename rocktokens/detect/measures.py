@@ -70,7 +70,7 @@ def footprints(
         return np.bincount(unit_R, weights=column_R, minlength=num_units)
 
     def estimate(statistic: Callable[..., Floats], *columns_U: Floats) -> Estimate:
-        found = bootstrap_sums(statistic, columns_U, counts_BU, level=config.level)
+        found = bootstrap_sums(statistic, columns_U, counts_BU)
         return Estimate(*(float(part_V[0]) for part_V in found), occurrences.num_prompts)
 
     n_R = np.diff(start_R, append=len(loss_N)).astype(float)
@@ -85,7 +85,7 @@ def footprints(
         if grad_N is not None and all_grad is not None:
             own_grad = by_unit(by_rollout(np.where(chosen_N, grad_N, np.float32(0))))
             share_grad = estimate(_share, own_grad, all_grad).within(0.0, 1.0)
-        median = _median(own_R / n_R, unit_R, counts_BU[:MEDIAN_RESAMPLES], config.level, occurrences.num_prompts)
+        median = _median(own_R / n_R, unit_R, counts_BU[:MEDIAN_RESAMPLES], occurrences.num_prompts)
         found[name] = Footprint(
             name=name,
             num_types=num_types,
@@ -107,7 +107,7 @@ def _enrichment(own_loss: Floats, all_loss: Floats, own_n: Floats, all_n: Floats
     return (own_loss / all_loss) / (own_n / all_n)
 
 
-def _median(share_R: Floats, unit_R: Array, counts_BU: Floats, level: float, num_prompts: int) -> Estimate:
+def _median(share_R: Floats, unit_R: Array, counts_BU: Floats, num_prompts: int, level: float = 0.95) -> Estimate:
     """Median over rollouts with a percentile interval: a median is no smooth function of sums."""
     order = np.argsort(share_R)
     share_R, unit_R = share_R[order], unit_R[order]
@@ -329,7 +329,7 @@ class _Comparison(NamedTuple):
         count_U, total_U = np.bincount(sums.unit_S, weights=sums.n_S), np.bincount(sums.unit_S, weights=sums.loss_S)
         columns = [total_U[count_U > 0], count_U[count_U > 0]]
         config = self.config
-        return bootstrap_estimate(_share, columns, rng=self.rng, resamples=config.resamples, level=config.level)
+        return bootstrap_estimate(_share, columns, rng=self.rng, resamples=config.resamples)
 
 
 # Types or positions?
@@ -380,7 +380,7 @@ def variance_by_type(predicted_V: Floats, measurement: Occurrences, config: Dete
     wrong_P = np.add.reduceat((loss_N - predicted_V[measurement.type_N]) ** 2, start_P)
     columns = [wrong_P, np.add.reduceat(loss_N, start_P), np.add.reduceat(loss_N**2, start_P), number_P]
     rng = rng_for(config.seed, "concentration")
-    found = bootstrap_estimate(_explained, columns, rng=rng, resamples=config.resamples, level=config.level)
+    found = bootstrap_estimate(_explained, columns, rng=rng, resamples=config.resamples)
     return found._replace(value=float(np.clip(found.value, 0.0, 1.0))).within(0.0, 1.0)
 
 
@@ -388,7 +388,7 @@ def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> 
     return 1 - wrong / (square - total**2 / number)
 
 
-def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number: int) -> list[Row]:
+def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number: int = 100) -> list[Row]:
     """The positions with the largest loss of all, the costliest first, each with the text around it."""
     total = sum(float(np.maximum(half.loss_post_N, 0).sum(dtype=float)) for half in halves)
     rows: list[tuple[tuple[float, int, int], Row]] = []

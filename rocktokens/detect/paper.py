@@ -31,6 +31,10 @@ MAX_UNITS = 1024
 MAX_CELLS = 16_000_000  # of one (V, U) column: 64 MB
 TYPE_BLOCK = 256
 
+ETA = 0.10  # least share of a type's other persistent occurrences in similar contexts
+GAMMA_SHARE = 0.05  # contexts are similar above the cosine that this share of pairs of different types exceeds
+MAX_OTHERS = 2048  # others that an occurrence is compared with; more are sampled
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -86,14 +90,14 @@ def score(
     contexts = Contexts(occurrences, high_N, vector_VH, config.window)
     gamma = config.gamma if at is None else at.gamma
     if gamma is None:
-        gamma = contexts.similarity_threshold(config.gamma_share, rng_for(config.seed, "pairs"))
-    rho_Q = contexts.consistency(gamma, config.max_others, rng_for(config.seed, "others"))
-    rock_Q = rho_Q >= np.float32(config.eta)
+        gamma = contexts.similarity_threshold(GAMMA_SHARE, rng_for(config.seed, "pairs"))
+    rho_Q = contexts.consistency(gamma, MAX_OTHERS, rng_for(config.seed, "others"))
+    rock_Q = rho_Q >= np.float32(ETA)
     size, type_Q = pairs.num_types, contexts.type_Q
     count_V = pairs.by_type(pairs.n_S).astype(np.int64)
     persistent_V = np.bincount(type_Q, minlength=size)
     return Scores(
-        thresholds=Thresholds(tau_pre, tau_post, gamma, config.eta, config.window),
+        thresholds=Thresholds(tau_pre, tau_post, gamma, ETA, config.window),
         count_V=count_V,
         r_V=pairs.by_type(pairs.loss_S),
         ccr_V=np.bincount(type_Q[rock_Q], minlength=size) / np.maximum(count_V, 1),
@@ -104,19 +108,17 @@ def score(
 
 
 def loss_thresholds(occurrences: Occurrences, config: DetectConfig) -> tuple[float | None, float]:
-    """(τ_pre, τ_post): each stage's quantile over occurrences or its mean, whichever is larger, or the number set.
+    """(τ_pre, τ_post): each stage's quantile over occurrences or its mean, whichever is larger.
 
     A quantile alone would call nearly everything persistent where most losses are nearly 0.
     """
 
-    def threshold(loss_N: Array, number: float | None) -> float:
-        if number is not None:
-            return number
+    def threshold(loss_N: Array) -> float:
         return max(float(np.quantile(loss_N, config.tau_quantile)), float(loss_N.mean(dtype=float)))
 
     pre_N = occurrences.loss_pre_N
-    pre = None if pre_N is None else threshold(pre_N, config.tau_pre)
-    return pre, threshold(occurrences.loss_post_N, config.tau_post)
+    pre = None if pre_N is None else threshold(pre_N)
+    return pre, threshold(occurrences.loss_post_N)
 
 
 def ordered(score_V: Array, eligible_V: Array) -> Array:
@@ -146,7 +148,7 @@ def burden_intervals(pairs: Pairs, config: DetectConfig) -> Intervals:
 
     def work(start: int) -> None:
         block_UT = loss_UV[:, start : start + TYPE_BLOCK]
-        parts[start] = bootstrap_sums(lambda loss: loss, [block_UT], counts_BU, level=config.level)
+        parts[start] = bootstrap_sums(lambda loss: loss, [block_UT], counts_BU)
 
     for_each(work, range(0, pairs.num_types, TYPE_BLOCK))
     found = Intervals(*(np.concatenate(ends) for ends in zip(*(parts[start] for start in sorted(parts)))))

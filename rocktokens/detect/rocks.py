@@ -8,7 +8,7 @@ of a set. Nothing here reads a file or loads a model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
 from typing import Any
@@ -158,7 +158,7 @@ def detect_rocks(
     enough = certified.enough_data(pairs, other, class_V, kappa=config.kappa, q=config.q)
     least = min(float(half.loss_post_N.min()) for half in halves)
     most = max(float(half.loss_post_N.max()) for half in halves)
-    fall = certified.falls(other, config.level, non_negative=least >= 0)
+    fall = certified.falls(other, non_negative=least >= 0)
     units = (paper.units_of(pairs.num_prompts, len(ids_V), config.seed),
              paper.units_of(other.num_prompts, len(ids_V), config.seed))  # fmt: skip
     controls = _controls(measured, rocks, config)
@@ -223,7 +223,7 @@ def detect_rocks(
                 ],
             ),
             "persistence": _rows("persistence", [row._asdict() for row in persistence]),
-            "positions": _rows("positions", measures.costliest_positions(halves, texts, config.positions)),
+            "positions": _rows("positions", measures.costliest_positions(halves, texts)),
         },
         footprints=footprints,
         overlaps=overlaps,
@@ -277,8 +277,8 @@ def _overlaps(
     other = chosen.on_other_signal()
     if other is not None:
         pairs = other.pairs()
-        taus = paper.loss_thresholds(other, replace(config, tau_pre=None, tau_post=None))
-        at = Thresholds(*taus, scores.thresholds.gamma, config.eta, config.window)
+        taus = paper.loss_thresholds(other, config)
+        at = Thresholds(*taus, scores.thresholds.gamma, paper.ETA, config.window)
         theirs = paper.score(other, pairs, config, vector_VH, at)
         rock_V = certified.declare(TypeTests.of(pairs, config.kappa), config.q) == ROCK
         ranked = _ranked(rock_V, theirs, config)

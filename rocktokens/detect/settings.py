@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from rocktokens.settings import Count, CountOrZero, Number, Resamples, Seed, Settings, Share
+from rocktokens.settings import Count, Resamples, Seed, Settings, Share
 
 Definition = Literal["certified", "burden", "context"]
 Signal = Literal["kl", "log_ratio"]
@@ -27,29 +27,15 @@ class DetectConfig(Settings, section="detect"):
     """For certified: the share of false rocks among those declared that is accepted (Benjamini-Hochberg)."""
     consistent: bool = False
     """For certified: keep only rocks whose persistent occurrences recur in similar contexts."""
-    positions: CountOrZero = 100
-    """How many of the costliest positions are listed one by one."""
     k: Count | Literal["declared"] = 100
     """Rocks to keep by burden and context: the paper's 100, or as many as certified declares."""
     tau_quantile: Share = 0.8
     """An occurrence persists if its loss is at or above this quantile, and the mean loss, at both checkpoints."""
-    tau_pre: Number | None = None
-    """Threshold on the loss before OPD in nats, in place of the quantile."""
-    tau_post: Number | None = None
-    """Threshold on the loss after OPD in nats, in place of the quantile."""
     window: Annotated[int, Meta(ge=1, le=512)] = 4
     """Tokens on either side that make up an occurrence's context."""
-    gamma_share: Share = 0.05
-    """Contexts are similar above the cosine that this share of pairs of different types exceeds."""
     gamma: Annotated[float, Meta(ge=-1, le=1)] | None = None
     """Similarity threshold as a cosine, in place of the share."""
-    eta: Share = 0.10
-    """Least share of a type's other persistent occurrences in similar contexts."""
-    max_others: Count = 2048
-    """Others that an occurrence is compared with; more are sampled."""
     resamples: Resamples = 1000
     """Bootstrap resamples of prompts."""
-    level: Share = 0.95
-    """Coverage of intervals."""
     seed: Seed = 0
     """Seed of the split into halves, of samples and of resamples."""

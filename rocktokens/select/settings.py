@@ -19,8 +19,8 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "prefix": ("keep",),
     "tip": ("keep",),
     "teachable": ("keep", "top"),
-    "iw": ("gamma",),
-    "fire": ("drop",),
+    "iw": (),
+    "fire": (),
     "selectkd": ("top",),
     "position": (),
     "adakd": ("keep",),
@@ -47,10 +47,6 @@ class SelectorConfig(Settings, section="distill.selector"):
     where sampling stops."""
     top: Count | None = None
     """For teachable (16 if unset) and selectkd (5 if unset): most probable tokens that are looked at."""
-    gamma: Number | None = None
-    """For iw: how much more the first position weighs than the last (0.5 if unset)."""
-    drop: Number | None = None
-    """For fire: share of the rollouts that carry no loss (0.2 if unset)."""
     window: CountOrZero = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: Number | None = None

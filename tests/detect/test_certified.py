@@ -272,7 +272,7 @@ def test_falls_cover_and_never_exceed_what_is_possible():
     for seed in range(60):
         columns, _ = corpora.at_the_boundary(np.random.default_rng(seed), 60)
         sums = sums_of(columns)
-        found = falls(sums, 0.95, non_negative=True)
+        found = falls(sums, non_negative=True)
         loss_V, n_V = sums.by_type(sums.loss_S), sums.by_type(sums.n_S)
         costly = np.argsort(-loss_V / np.maximum(n_V, 1))[:8]
         hits += int(((found.low_V[costly] <= 0.25) & (found.high_V[costly] >= 0.25)).sum())
@@ -285,7 +285,7 @@ def test_falls_cover_and_never_exceed_what_is_possible():
 
 def test_a_fall_known_exactly():
     columns, _ = corpora.null(np.random.default_rng(4), 20)
-    found = falls(sums_of({**columns, "loss_pre": 4 * columns["loss_post"]}), 0.95, non_negative=True)
+    found = falls(sums_of({**columns, "loss_pre": 4 * columns["loss_post"]}), non_negative=True)
     frequent = np.bincount(columns["token_id"]).argmax()
     v = int(np.searchsorted(np.unique(columns["token_id"]), frequent))
     assert found.value_V[v] == pytest.approx(0.75, abs=1e-6)

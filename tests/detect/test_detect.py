@@ -158,8 +158,8 @@ def test_an_embedding_encodes_contexts_and_thresholds_may_be_numbers(planted):
     embedding = np.random.default_rng(2).standard_normal((1000, 24))
     found = detect_rocks(planted[0], config=QUICK, embedding_VH=embedding)
     assert set(found.sets["context"].tolist()) == set(planted[1].tolist())
-    at = detect_rocks(planted[0], config=DetectConfig(k=8, tau_pre=0.9, tau_post=0.8, gamma=0.5)).thresholds
-    assert (at.tau_pre, at.tau_post, at.gamma) == (0.9, 0.8, 0.5)
+    at = detect_rocks(planted[0], config=DetectConfig(k=8, gamma=0.5)).thresholds
+    assert at.gamma == 0.5
 
 
 def test_one_checkpoint_skips_persistence_and_says_so(planted):
@@ -215,7 +215,6 @@ def test_both_signals_are_compared(planted, signal):
         {"resamples": 10},
         {"kappa": 1.5},
         {"q": 0.0},
-        {"positions": -1},
     ],
 )
 def test_bad_settings_are_refused(setting):

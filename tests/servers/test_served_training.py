@@ -126,13 +126,11 @@ def test_vllm_settings_reach_trl():
 
     config = DistillConfig(
         generation="vllm",
-        vllm=VllmConfig(
-            mode="server", url="http://gpu:8000", timeout=9.0, memory=0.5, max_length=4096, tensor_parallel=2
-        ),
+        vllm=VllmConfig(mode="server", url="http://gpu:8000", memory=0.5, max_length=4096, tensor_parallel=2),
     )
     made = DistillationConfig("out", use_cpu=True, bf16=False, **_vllm(config))
     assert (made.use_vllm, made.vllm_mode, made.vllm_server_base_url) == (True, "server", "http://gpu:8000")
-    assert (made.vllm_server_timeout, made.vllm_gpu_memory_utilization) == (9.0, 0.5)
+    assert made.vllm_gpu_memory_utilization == 0.5
     assert (made.vllm_max_model_length, made.vllm_tensor_parallel_size) == (4096, 2)
     assert _vllm(DistillConfig()) == {"use_vllm": False}
     with pytest.raises(ConfigError, match="go together"):
