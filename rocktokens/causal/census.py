@@ -10,6 +10,7 @@ p_k / f_k over the looks is itself a p value, which Bonferroni and Benjamini–H
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -39,6 +40,7 @@ from rocktokens.stats import (
     bonferroni,
     smallest_detectable_effect,
 )
+from rocktokens.tables import TABLES
 
 # Shapes: P prompts, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
 
@@ -206,56 +208,67 @@ class Census:
 GROWTH = 2.0  # every look spends this many times the α of the one before it: late looks decide the close calls
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """After how many prompts the census is looked at, and the share of α that each look may spend."""
-
-    problems: tuple[int, ...]
-    shares: tuple[float, ...]
-
-    def __len__(self) -> int:
-        return len(self.problems)
-
-
-def make_schedule(num_problems: int, rounds: int) -> Schedule:
-    """Looks at doubling numbers of prompts, the last at all of them; a single look spends all of α at the end."""
+def make_schedule(num_problems: int, rounds: int) -> list[tuple[int, float]]:
+    """Looks at doubling numbers of prompts, the last at all of them: after how many, and the share of α to spend."""
     ends = sorted({max(2, num_problems >> back) for back in range(rounds)})
     spends = [GROWTH**look for look in range(len(ends))]
-    return Schedule(tuple(ends), tuple(spend / sum(spends) for spend in spends))
+    return [(end, spend / sum(spends)) for end, spend in zip(ends, spends)]
 
 
 Measure = Callable[[int, int, int, Sequence[int]], Outcomes]
 
 
-def run_looks(effects: Effects, schedule: Schedule, measure: Measure, config: KnockoutConfig, *, seed: int) -> Census:
+def run_looks(
+    effects: Effects, schedule: Sequence[tuple[int, float]], measure: Measure, config: KnockoutConfig, *, seed: int
+) -> Census:
     """Measure look by look; a set stops when its verdict is in. `measure(look, begin, end, open sets)`."""
-    num_sets = len(effects.sets)
     results: dict[int, SetResult] = {}
-    active, begin, look = list(range(num_sets)), 0, 0
-    for look, (end, share) in enumerate(zip(schedule.problems, schedule.shares)):
+    active, begin, look = list(range(len(effects.sets))), 0, 0
+    for look, (end, share) in enumerate(schedule):
         effects.add(measure(look, begin, end, active), active)
-        rng = np.random.default_rng([seed, look])
-        alpha = config.alpha * share
-        found = find(
-            effects.difference_PV[:end, active],
-            epsilon=config.epsilon,
-            alpha=alpha,
-            resamples=config.resamples,
-            rng=rng,
-        )
-        last = look == len(schedule) - 1
-        named = verdicts(found, epsilon=config.epsilon)
-        for position, column in enumerate(active):
-            fresh = _result(effects, column, found, position, named[position], end, share, look, config)
+        rng, alpha = np.random.default_rng([seed, look]), config.alpha * share
+        difference_PA = effects.difference_PV[:end, active]
+        found = find(difference_PA, epsilon=config.epsilon, alpha=alpha, resamples=config.resamples, rng=rng)
+        for position, (column, verdict) in enumerate(zip(active, verdicts(found, epsilon=config.epsilon))):
+            fresh = _result(effects, column, found, position, verdict, end, share, look, config)
             before = results.get(column)
             if before is not None:  # the smallest p over the looks is a p value: each was divided by its share
                 fresh = fresh._replace(p=min(before.p, fresh.p), p_neutral=min(before.p_neutral, fresh.p_neutral))
             results[column] = fresh
         active = [column for column in active if results[column].verdict == UNDECIDED or not effects.used_V[column]]
         begin = end
-        if not active or last:
+        if not active:
             break
-    return _census(effects, [results[column] for column in range(num_sets)], begin, look + 1, config, seed)
+    # Multiple testing over the candidates that are used; controls are no hypotheses of the census.
+    family = [v for v, r in results.items() if r.banned.role == "candidate" and r.verdict != NEVER_USED]
+    p_V = [results[column].p for column in family]
+    for column, single, bh in zip(family, bonferroni(p_V), benjamini_hochberg(p_V)) if family else ():
+        results[column] = results[column]._replace(p_bonferroni=float(single), p_bh=float(bh))
+    rng = np.random.default_rng([seed, 1_000_000])
+    accuracy = accuracy_estimate(effects.accuracy_P[:begin], rng=rng)
+    # The A/A check: placebos that would have got a strong verdict.
+    used, named = np.flatnonzero(effects.used_V > 0), []
+    if effects.placebo_problems >= 2 and len(used):
+        placebo_PV, fewer = effects.placebo_PV[: effects.placebo_problems][:, used], min(config.resamples, 2000)
+        found = find(placebo_PV, epsilon=config.epsilon, alpha=config.alpha, resamples=fewer, rng=rng)
+        named = verdicts(found, epsilon=config.epsilon)
+    bound = (
+        f"warning: the baseline is right in {percent(accuracy.value, 0)} of the rollouts, which leaves no room for an "
+        f"effect to {'help' if accuracy.value else 'harm'}; take prompts that the student solves sometimes"
+    )
+    return Census(
+        results=tuple(results[column] for column in range(len(effects.sets))),
+        accuracy=accuracy,
+        epsilon=config.epsilon,
+        alpha=config.alpha,
+        num_rounds=look + 1,
+        placebo_strong=(sum(verdict.startswith("Strong") for verdict in named), len(named)),
+        placebo_problems=effects.placebo_problems,
+        baseline_tokens=effects.baseline_tokens,
+        baseline_rollouts=effects.baseline_rollouts,
+        notes=(bound,) if accuracy.value in (0.0, 1.0) else (),
+        power=config.power,
+    )
 
 
 def _result(
@@ -313,63 +326,6 @@ def _result(
     )
 
 
-def _census(
-    effects: Effects, results: list[SetResult], num_problems: int, num_rounds: int, config: KnockoutConfig, seed: int
-) -> Census:
-    rng = np.random.default_rng([seed, 1_000_000])
-    results = _adjusted(results)
-    accuracy_P = effects.accuracy_P[:num_problems]
-    accuracy = accuracy_estimate(accuracy_P, rng=rng)
-    bound = (
-        f"warning: the baseline is right in {percent(accuracy.value, 0)} of the rollouts, which leaves no room for an "
-        f"effect to {'help' if accuracy.value else 'harm'}; take prompts that the student solves sometimes"
-    )
-    return Census(
-        results=tuple(results),
-        accuracy=accuracy,
-        epsilon=config.epsilon,
-        alpha=config.alpha,
-        num_rounds=num_rounds,
-        placebo_strong=_placebo_strong(effects, config, rng),
-        placebo_problems=effects.placebo_problems,
-        baseline_tokens=effects.baseline_tokens,
-        baseline_rollouts=effects.baseline_rollouts,
-        notes=(bound,) if accuracy.value in (0.0, 1.0) else (),
-        power=config.power,
-    )
-
-
-def _adjusted(results: list[SetResult]) -> list[SetResult]:
-    """Multiple testing over the candidates that are used; controls are no hypotheses of the census."""
-    family = [
-        column
-        for column, result in enumerate(results)
-        if result.banned.role == "candidate" and result.verdict != NEVER_USED
-    ]
-    if not family:
-        return results
-    p_V = [results[column].p for column in family]
-    for column, single, bh in zip(family, bonferroni(p_V), benjamini_hochberg(p_V)):
-        results[column] = results[column]._replace(p_bonferroni=float(single), p_bh=float(bh))
-    return results
-
-
-def _placebo_strong(effects: Effects, config: KnockoutConfig, rng: np.random.Generator) -> tuple[int, int]:
-    """The A/A check: placebos that would have got a strong verdict."""
-    used = np.flatnonzero(effects.used_V > 0)
-    if effects.placebo_problems < 2 or not len(used):
-        return 0, 0
-    found = find(
-        effects.placebo_PV[: effects.placebo_problems][:, used],
-        epsilon=config.epsilon,
-        alpha=config.alpha,
-        resamples=min(config.resamples, 2000),
-        rng=rng,
-    )
-    named = verdicts(found, epsilon=config.epsilon)
-    return sum(verdict.startswith("Strong") for verdict in named), len(used)
-
-
 class Power(NamedTuple):
     """What the census will be able to see, known before it looks: from the baseline and the used shares alone."""
 
@@ -409,47 +365,24 @@ def power_of(
 
 # ---------------------------------------------------------------- as a table and as facts
 
-LEVELS = (0.05, 0.10, 0.20)
-NUMBERS = (
-    *("num_used", "used_share", "num_problems", "num_changed", "delta", "low", "high"),
-    *("outer_low", "outer_high", "inner_low", "inner_high", "accuracy_with"),
-    *("p", "p_bonferroni", "p_bh", "p_neutral", "sd", "detectable"),
-    *("placebo_delta", "placebo_floor", "round", "alpha_share", "more_problems", "num_resumed", "num_tokens"),
-)
-
 
 def census_table(census: Census) -> pa.Table:
     """census.parquet: one row per set; what is not known is null."""
-    results = census.results
-    columns: dict[str, pa.Array] = {
-        "set_id": pa.array([r.banned.set_id for r in results]),
-        "role": pa.array([r.banned.role for r in results]),
-        "kind": pa.array([r.banned.kind for r in results]),
-        "token_id": pa.array([r.banned.token_id for r in results], pa.int32()),
-        "token": pa.array([r.banned.token for r in results]),
-        "members": pa.array([list(r.banned.members) for r in results], pa.list_(pa.int32())),
-        "control_of": pa.array([r.banned.control_of for r in results], pa.string()),
-        "verdict": pa.array([r.verdict for r in results]),
-    }
-    for name in NUMBERS:
-        label = {"low": "delta_low", "high": "delta_high"}.get(name, name)
-        columns[label] = _numbers([getattr(r, name) for r in results])
-    columns["accuracy_without"] = _numbers([min(max(r.accuracy_with + r.delta, 0.0), 1.0) for r in results])
-    for level in LEVELS:
-        columns[f"bh_{round(100 * level):02d}"] = pa.array([bool(r.p_bh <= level) for r in results])
-    return pa.table(columns)
-
-
-def _numbers(values: Sequence[float]) -> pa.Array:
-    array = np.asarray(values)
-    return pa.array(array, mask=~np.isfinite(array)) if array.dtype.kind == "f" else pa.array(array)
+    rows = []
+    for r in census.results:
+        named = {"delta_low" if k == "low" else "delta_high" if k == "high" else k: v for k, v in r._asdict().items()}
+        levels = {f"bh_{level:02d}": bool(r.p_bh <= level / 100) for level in (5, 10, 20)}
+        without = {"accuracy_without": min(max(r.accuracy_with + r.delta, 0.0), 1.0), **levels}
+        row = {**vars(named.pop("banned")), **named, **without}
+        rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
+    return pa.Table.from_pylist(rows, schema=TABLES["census"].schema)
 
 
 def census_facts(census: Census) -> dict:
     """The few numbers a manifest keeps."""
     used = [r for r in census.results if r.verdict != NEVER_USED]
     floors = [r.placebo_floor for r in used if np.isfinite(r.placebo_floor)]
-    resumed = sum(r.num_tokens for r in census.results)
+    median = median_detectable(last_look(census))
     return {
         "verdicts": census.counts(),
         "control_verdicts": census.counts("control"),
@@ -462,19 +395,15 @@ def census_facts(census: Census) -> dict:
         "epsilon": census.epsilon,
         "alpha": census.alpha,
         "power": census.power,
-        "smallest_detectable_effect": _plain(median_detectable(last_look(census))),
+        "smallest_detectable_effect": median if math.isfinite(median) else None,
         "noise_floor": max(floors, default=None),
         "placebo_strong": list(census.placebo_strong),
         "baseline_tokens": census.baseline_tokens,
-        "resumed_tokens": resumed,
+        "resumed_tokens": sum(r.num_tokens for r in census.results),
         "exact_resume": census.exact_resume,
         "more_problems": max((r.more_problems for r in census.results), default=0),
         "notes": list(census.notes),
     }
-
-
-def _plain(value: float) -> float | None:
-    return value if np.isfinite(value) else None
 
 
 def last_look(census: Census) -> list[SetResult]:

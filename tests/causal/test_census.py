@@ -146,10 +146,10 @@ def test_problems_to_decide_is_what_the_formula_says():
 
 def test_looks_double_and_share_alpha():
     schedule = make_schedule(1000, 4)
-    assert schedule.problems == (125, 250, 500, 1000)
-    assert sum(schedule.shares) == pytest.approx(1)
-    assert make_schedule(1000, 1).shares == (1.0,)
-    assert make_schedule(3, 4).problems == (2, 3)
+    assert [end for end, _ in schedule] == [125, 250, 500, 1000]
+    assert sum(share for _, share in schedule) == pytest.approx(1)
+    assert make_schedule(1000, 1) == [(1000, 1.0)]
+    assert [end for end, _ in make_schedule(3, 4)] == [2, 3]
 
 
 def sets_of(count):
