@@ -183,20 +183,22 @@ def limit_of(base: BaselineConfig) -> int:
 
 
 class Shared:
-    """Tables that all pieces of a step read."""
+    """Tables that all pieces of a step read, and the number of their first prompt."""
 
-    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
-        self.tables = tables
+    def __init__(self, tables: Mapping[str, pa.Table], first_problem: int) -> None:
+        self.tables, self.first_problem = tables, first_problem
 
     @cached_property
     def rollouts(self) -> list[BaseRollout]:
-        """Of the table `rollouts`; its metadata has the number of the first prompt."""
-        return rollouts_of(self.tables["rollouts"], int((self.tables["rollouts"].schema.metadata or {})[b"first"]))
+        """Of the table `rollouts`."""
+        return rollouts_of(self.tables["rollouts"], self.first_problem)
 
 
 @lru_cache(maxsize=2)
-def _read_shared(folder: Path) -> Shared:
-    return Shared({path.stem: read_parquet(path, None, "repeat the command") for path in folder.glob("*.parquet")})
+def read_shared(folder: Path, first_problem: int) -> Shared:
+    """What the driver has written for all pieces of a step."""
+    tables = {path.stem: read_parquet(path, None, "repeat the command") for path in folder.glob("*.parquet")}
+    return Shared(tables, first_problem)
 
 
 class Work:
@@ -206,9 +208,10 @@ class Work:
         self.bench, self.keep, self.bar = bench, keep, bar
         self.exact_resume = bench.engine.exact_resume
 
-    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Any:
-        """Make tables known to all pieces; what is returned is given to `shared`."""
-        return Shared(_numbered(tables, first_problem))
+    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Callable[[], Shared]:
+        """Make tables known to all pieces: a piece calls what is returned."""
+        known = Shared(tables, first_problem)
+        return lambda: known
 
     def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
         """The tables of all pieces, in order.
@@ -229,12 +232,11 @@ class JobWork(Work):
     def __init__(self, folder: Path, bench: Json, place: Place | None, exact_resume: bool) -> None:
         self.folder, self.given, self.place, self.exact_resume = folder, bench, place, exact_resume
 
-    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Any:
+    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Callable[[], Shared]:
         """Written to the folder; workers read them once."""
-        folder = self.folder / name
-        for own, table in _numbered(tables, first_problem).items():
-            write_parquet(table, folder / f"{own}.parquet")
-        return folder
+        for own, table in tables.items():
+            write_parquet(table, self.folder / name / f"{own}.parquet")
+        return partial(read_shared, self.folder / name, first_problem)
 
     def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
         """The same, shared out among workers."""
@@ -244,16 +246,6 @@ class JobWork(Work):
         ]
         run(jobs, do_piece, self.place, what=what, unit="rollouts")
         return [read_parquet(job.part, None, "remove it and repeat the command") for job in jobs]
-
-
-def _numbered(tables: Mapping[str, pa.Table], first_problem: int) -> dict[str, pa.Table]:
-    first = {"first": str(first_problem)}
-    return {name: table.replace_schema_metadata(first) for name, table in tables.items()}
-
-
-def shared(handle: Shared | Path) -> Shared:
-    """What `Work.share` made known."""
-    return handle if isinstance(handle, Shared) else _read_shared(handle)
 
 
 def do_piece(part: Path, *, bench: Json, piece: Callable[..., pa.Table], given: Json) -> None:

@@ -32,6 +32,7 @@ from rocktokens.causal.baseline import (
     Bench,
     Keep,
     Setup,
+    Shared,
     Work,
     answerable,
     candidate_types,
@@ -41,7 +42,6 @@ from rocktokens.causal.baseline import (
     no_bar,
     rollouts_of,
     sample_baseline,
-    shared,
 )
 from rocktokens.causal.inference import NEUTRAL, STUMBLING_BLOCK, change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig
@@ -160,9 +160,9 @@ def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
 # ---------------------------------------------------------------- drawing them again
 
 
-def graft_piece(bench: Bench, *, known: Any, base: BaselineConfig, start: int, stop: int) -> pa.Table:
+def graft_piece(bench: Bench, *, known: Callable[[], Shared], base: BaselineConfig, start: int, stop: int) -> pa.Table:
     """One row per resumption start…stop of the plan: generated, and checked."""
-    given = shared(known)
+    given = known()
     arms = given.tables["arms"]
     rules_KV = np.array(arms["redraw"].to_pylist())
     assert bench.make_grafter is not None
@@ -448,27 +448,13 @@ def graft_table(
     made = []
     for row in rows:
         own = [item for item in types if item["token_id"] in members.get(row.arm, set())]
-        made.append(
-            {
-                "arm": row.arm,
-                "num_types": row.num_types,
-                "share_positions": row.share_positions,
-                "loss_share": sum(item["r"] or 0.0 for item in own) / total if own and total else None,
-                "grad_share": sum(item["grad_share"] or 0.0 for item in own) if own else None,
-                "accuracy": row.accuracy.value,
-                "accuracy_low": row.accuracy.low,
-                "accuracy_high": row.accuracy.high,
-                "gain": row.gain.value,
-                "gain_low": row.gain.low,
-                "gain_high": row.gain.high,
-                "num_problems": row.gain.num_prompts,
-                "num_resumed": row.num_resumed,
-                "num_rollouts": row.num_rollouts,
-                "num_tokens": row.num_tokens,
-            }
-        )
-    ids = pa.array([list(row.members) or None for row in rows], pa.list_(pa.int32()))
-    return pa.Table.from_pylist(made).append_column("members", ids)
+        flat = {name: value for name, value in row._asdict().items() if name not in ("accuracy", "gain", "members")}
+        for name, known in (("accuracy", row.accuracy), ("gain", row.gain)):
+            flat |= {name: known.value, f"{name}_low": known.low, f"{name}_high": known.high}
+        flat["loss_share"] = sum(item["r"] or 0.0 for item in own) / total if own and total else None
+        flat["grad_share"] = sum(item["grad_share"] or 0.0 for item in own) if own else None
+        made.append({**flat, "num_problems": row.gain.num_prompts, "members": list(row.members) or None})
+    return pa.Table.from_pylist(made, schema=TABLES["grafts"].schema)
 
 
 # ---------------------------------------------------------------- the stage
@@ -483,16 +469,7 @@ def run_graft(
     place: Place | None = None,
     again: bool = False,
 ) -> Run:
-    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row per arm, and prints it.
-
-    Args:
-        path: the run directory.
-        config: which sets, and on how many prompts.
-        baseline: the rollouts that grafts start from.
-        servers: where both models are served; without a student's server both are loaded by the workers.
-        place: where the work is done.
-        again: run although the stage is complete.
-    """
+    """Let the teacher draw the rocks, and other sets; writes grafts.parquet, one row per arm, and prints it."""
     servers = servers or ServersConfig()
     with working_on(path):
         run = open_run(path)
@@ -527,7 +504,7 @@ def run_graft(
 
 
 def _check_servers(servers: ServersConfig) -> None:
-    """Both models on servers, or both loaded here."""
+    """Both models are on servers, or both are loaded here."""
     from rocktokens.servers.connect import generating
 
     if servers.student and not generating(servers):

@@ -17,10 +17,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocktokens.causal.bans import make_sets, named_tokens, texts_of
 from rocktokens.causal.baseline import (
@@ -32,6 +33,7 @@ from rocktokens.causal.baseline import (
     Bench,
     Keep,
     Setup,
+    Shared,
     Work,
     answerable,
     candidate_types,
@@ -41,7 +43,6 @@ from rocktokens.causal.baseline import (
     no_bar,
     rollouts_of,
     sample_baseline,
-    shared,
 )
 from rocktokens.causal.census import (
     BannedSet,
@@ -143,10 +144,10 @@ def response_of(own: Resumption, rollout: BaseRollout, answer: Continuation, exa
 
 
 def resume_piece(
-    bench: Bench, *, look: Any, sets: Sequence[BannedSet], base: BaselineConfig, start: int, stop: int
+    bench: Bench, *, look: Callable[[], Shared], sets: Sequence[BannedSet], base: BaselineConfig, start: int, stop: int
 ) -> pa.Table:
     """One row per resumption start…stop of a look's plan: generated, and checked."""
-    known, exact = shared(look), bench.engine.exact_resume
+    known, exact = look(), bench.engine.exact_resume
     wanted = [Resumption(**row) for row in known.tables["plan"].slice(start, stop - start).to_pylist()]
     rollouts = [known.rollouts[own.rollout] for own in wanted]
     asked = [
@@ -274,8 +275,15 @@ def _take_census(
             placebo_problems=placebo_problems,
         )
         correct_N = baseline.correct_N()
-        if look == 0:
-            _say_power(correct_N, used_V[list(active)], config, base, len(problems))
+        if look == 0:  # before anything is banned: which effects the planned number of prompts can show
+            power = power_of(correct_N, used_V[list(active)], config, base, len(problems))
+            log.info("baseline: %.1f %% right in the first %d rollouts", 100 * power.accuracy, power.num_rollouts)
+            if power.accuracy in (0.0, 1.0):
+                log.warning("the baseline is always right or always wrong so far; there is no room for an effect")
+            for name, share, effect in zip(("median", "most used"), power.used_shares, power.detectable):
+                said = "power: the %s candidate is in %.1f %% of rollouts; %d prompts show effects from %.2f points at "
+                said += "%.0f %% power, or smaller where pairs agree"
+                log.info(said, name, 100 * share, len(problems), 100 * effect, 100 * config.power)
         columns = ("column", "rollout", "at", "arm", "repeat")
         plan_table = pa.table({name: [getattr(own, name) for own in wanted] for name in columns})
         known = work.share(f"look-{look + 1}", {"rollouts": rows, "plan": plan_table}, begin)
@@ -311,40 +319,13 @@ def _take_census(
     return KnockoutResult(census, pa.concat_tables(baselines), pa.concat_tables(tables))
 
 
-def _say_power(
-    correct_N: np.ndarray, used_A: np.ndarray, config: KnockoutConfig, base: BaselineConfig, num_prompts: int
-) -> None:
-    """Before anything is banned: which effects the planned number of prompts can show."""
-    found = power_of(correct_N, used_A, config, base, num_prompts)
-    log.info("baseline: %.1f %% right in the first %d rollouts", 100 * found.accuracy, found.num_rollouts)
-    if found.accuracy in (0.0, 1.0):
-        log.warning("the baseline is always right or always wrong so far; there is no room for an effect")
-    for name, share, effect in zip(("median", "most used"), found.used_shares, found.detectable):
-        log.info(
-            "power: the %s candidate is in %.1f %% of rollouts; %d prompts show effects from %.2f points at %.0f %% "
-            "power, or smaller where pairs agree",
-            name,
-            100 * share,
-            num_prompts,
-            100 * effect,
-            100 * config.power,
-        )
-
-
 def _baseline_rows(rollouts: pa.Table) -> pa.Table:
     """Baseline rollouts as rows of the knock-out table."""
     count = len(rollouts)
-    columns: Row = {
-        "prompt_id": rollouts["prompt_id"],
-        "rollout_id": rollouts["rollout_id"],
-        "arm": ["baseline"] * count,
-        "set_id": [""] * count,
-        "repeat": [0] * count,
-        "resumed_at": [None] * count,
-        "correct": rollouts["correct"],
-        "num_tokens": [len(tokens) for tokens in rollouts["token_ids"].to_pylist()],
-        "token_ids": [None] * count,
-    }
+    columns: Row = {name: rollouts[name] for name in ("prompt_id", "rollout_id", "correct")}
+    columns |= {"arm": ["baseline"] * count, "set_id": [""] * count, "repeat": [0] * count}
+    columns |= {"num_tokens": pc.list_value_length(rollouts["token_ids"])}
+    columns |= {name: [None] * count for name in ("resumed_at", "token_ids")}
     return TABLES["knockouts"].conform(pa.table(columns))
 
 
@@ -360,16 +341,7 @@ def knockout(
     place: Place | None = None,
     again: bool = False,
 ) -> Run:
-    """Ban every candidate in turn; writes baseline, knockouts and census.parquet, and prints the census.
-
-    Args:
-        path: the run directory.
-        config: which token types are banned, and what counts as an effect.
-        baseline: the rollouts that knock-outs start from.
-        servers: where the student is served; unset: it is loaded by the workers.
-        place: where the work is done.
-        again: run although the stage is complete.
-    """
+    """Ban every candidate in turn; writes baseline, knockouts and census.parquet, and prints the census."""
     with working_on(path):
         run = open_run(path)
         stage = causal_stage(run, "knockout", {"knockout": config, "baseline": baseline}, baseline)
