@@ -94,6 +94,10 @@ def run_command(words: list[str]) -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if words[:1] != ["distill"] and os.environ.get("WORLD_SIZE", "1") != "1":
+        from rocktokens.jobs import refuse_torchrun
+
+        refuse_torchrun()
     command = parse(words, flags.config)
     permitted = permissions_of(command, allow_code=flags.allow_code)
     place = None

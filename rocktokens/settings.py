@@ -185,7 +185,13 @@ def to_mapping(config: Any) -> Json:
 def from_manifest(kind: type[C], values: Any, where: str) -> C:
     """A configuration as a run recorded it: permissions that somebody wrote into it are not granted."""
     require(isinstance(values, Mapping), f"{where} is not a section of settings; restore run.json or start a new run")
-    return from_mapping(kind, without_permissions(kind, values), f"{where}.")
+    try:
+        return from_mapping(kind, without_permissions(kind, values), f"{where}.")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. A run that an older version made (`versions` in its run.json) is read by that version: "
+            "`pip install rocktokens==0.2`"
+        ) from error
 
 
 def without_permissions(kind: type, values: Mapping[str, object]) -> Json:
