@@ -339,9 +339,9 @@ def clusters(facts: Facts) -> Figure | None:
 def sensitivity(facts: Facts) -> Figure | None:
     """The declared set with κ and q moved by one step."""
     table = facts.table("sensitivity")
-    if table is None or facts.lacks(table, "sensitivity", "parameter", "step", "jaccard", "definition"):
+    if table is None or facts.lacks(table, "sensitivity", "parameter", "step", "jaccard"):
         return None
-    rows = [r for r in table.to_pylist() if r["definition"] == facts.definition and r["parameter"] != "base"]
+    rows = [row for row in table.to_pylist() if row["parameter"] != "base"]
     if not rows:
         return None
     rows.sort(key=lambda row: (row["jaccard"], row["parameter"], row["step"]), reverse=True)
@@ -355,7 +355,7 @@ def sensitivity(facts: Facts) -> Figure | None:
         texts.append(f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}")
         if row.get("share_positions") is not None:
             texts[-1] += f"<br>positions {percent(row['share_positions'])}, loss {percent(row.get('share_loss'))}"
-    shape = layout("overlap with the set as chosen (Jaccard)", "", height=100 + 28 * len(rows), showlegend=False)
+    shape = layout("overlap with the declared set (Jaccard)", "", height=100 + 28 * len(rows), showlegend=False)
     shape["xaxis"]["range"] = [0, 1.04]
     shape["yaxis"] = names_axis(names)
     ends = [row.get("enrichment") for row in rows if row.get("enrichment") is not None]
@@ -364,11 +364,11 @@ def sensitivity(facts: Facts) -> Figure | None:
     return Figure(
         name="sensitivity",
         title="How far does it hang on the thresholds?",
-        sentence=f"Moving κ or q by a step leaves an overlap of {number(overlap[-1])} or more with the rock set as "
-        f"chosen (least at {names[-1]}){spread}.",
+        sentence=f"Moving κ or q by a step leaves an overlap of {number(overlap[-1])} or more with the declared "
+        f"set (least at {names[-1]}){spread}.",
         estimator="κ ± 0.1; q halved and doubled. Sets are chosen again on the selection half; footprints are measured "
         "on the other half.",
         rows=table,
-        data=[_marks(label(facts.definition), overlap, places, texts, ROCK, "diamond", 10)],
+        data=[_marks("declared rocks", overlap, places, texts, ROCK, "diamond", 10)],
         layout=shape,
     )

@@ -62,7 +62,7 @@ def rocks_html(report: Any) -> str:
         Column("after", "loss_post", number, {"digits": 3}),
         Column("burden R", "r", number, {"digits": 1}),
     ]
-    title = f"{plural(len(rows), word)} of {plural(report.num_types, 'token type')} by {report.definition}"
+    title = f"{plural(len(rows), word)} of {plural(len(report.tables['types']), 'token type')} by {report.definition}"
     return Table(columns, rows, title=title, limit=MAX_ROWS).html(tools=False)
 
 
