@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import corpora  # noqa: E402
+import harder_corpora  # noqa: E402
 import plotly.graph_objects as go  # noqa: E402
 from oracles_detect import shuffle_within_prompts, simulate  # noqa: E402
 
@@ -111,7 +112,7 @@ def _means(rows: list[dict[str, float]]) -> dict[str, float | None]:
 
 def harder() -> dict[str, dict]:
     """Kinds that break an assumption."""
-    return kinds(which=corpora.HARDER, num_compared=0)
+    return kinds(which=harder_corpora.HARDER, num_compared=0)
 
 
 def concentrated(num_corpora: int = 500) -> dict[str, dict]:
@@ -121,7 +122,7 @@ def concentrated(num_corpora: int = 500) -> dict[str, dict]:
         hits, drawn = defaultdict(int), defaultdict(int)
         for seed in range(num_corpora):
             rng = np.random.default_rng([12, seed, num_prompts, rarity])
-            columns, own, truths = corpora.concentrated(rng, num_prompts, rarity, 0.7 if rarity == 1 else 1.2)
+            columns, own, truths = harder_corpora.concentrated(rng, num_prompts, rarity, 0.7 if rarity == 1 else 1.2)
             occurrences = Occurrences.from_table(columns)
             sets = {"rocks": (np.isin(columns["token_id"], own), len(own))}
             unit_P = np.arange(num_prompts)
@@ -203,7 +204,6 @@ def coverage(num_corpora: int = 500) -> dict[str, dict]:
         truth_set = totals(large, rocks)
         truths = {name: truth_set[a] / truth_set[b] for name, (a, b) in shares.items()}
         truths["enrichment"] = truths["share_loss"] / truths["share_positions"]
-        truths["mean_loss"] = truth_set[0] / truth_set[1]
         truth_of = {name: totals(large, np.array([token])) * num_prompts for name, token in types.items()}
         for seed in range(num_corpora):
             columns, _ = population(num_prompts, seed)

@@ -19,15 +19,6 @@ def burden(token_N, loss_N):
     return dict(total)
 
 
-def excess(token_N, loss_N):
-    """Σ (loss − mean loss of all occurrences) per type."""
-    mean = math.fsum(map(float, loss_N)) / len(loss_N)
-    total = defaultdict(float)
-    for token, loss in zip(token_N, loss_N):
-        total[int(token)] += float(loss) - mean
-    return dict(total)
-
-
 def encode_context(tokens, positions, at, vectors, window):
     """Distance-weighted mean of the vectors of the tokens within ±window positions, centre left out, unit length."""
     total = np.zeros(len(next(iter(vectors.values()))))
