@@ -125,7 +125,7 @@ def measure(world: World, pair_dir: Path, *, num_problems: int) -> dict[str, dic
     import numpy as np
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rocktokens.accuracy import accuracy_estimate
+    from rocktokens.stats import accuracy_estimate
 
     held_out = world.problems("causal", num_problems, seed=0)
     block = list(world.truth().stumbling_blocks.ids)
@@ -156,7 +156,7 @@ def right_of(
     """Which problems the model answers right (1 or 0), one sampled rollout each, T = 1, without the banned tokens."""
     import torch
 
-    from rocktokens.accuracy import right_shares
+    from rocktokens.stats import right_shares
 
     generate: Callable[..., torch.Tensor] = model.generate  # type: ignore[assignment]
     texts: list[str] = []

@@ -26,11 +26,19 @@ from tyro.conf import Positional, arg
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.models.settings import PairConfig
-from rocktokens.permissions import ALLOW_CODE, granting, permissions_of
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import field_docs, field_types, from_mapping, load_yaml
+from rocktokens.settings import (
+    ALLOW_CODE,
+    Permission,
+    field_docs,
+    field_types,
+    file_of,
+    from_mapping,
+    granting,
+    load_yaml,
+)
 from rocktokens.study import STAGES, StageSpec, StudyConfig
 from rocktokens.train.settings import DistillConfig
 
@@ -107,6 +115,29 @@ def run_command(words: list[str]) -> None:
         place = Place(1 if flags.workers is None else flags.workers, flags.ray)
     with granting(*permitted):
         command.run(place) if isinstance(command, StageCommand | StudyCommand) else command.run()
+
+
+def permissions_of(command: object, *, allow_code: bool) -> list[Permission]:
+    """What the words of this call permit; code that they name without --allow-code is refused.
+
+    Args:
+        command: the parsed command; what it names in `prompts`, `distill` and `pair` is looked at.
+        allow_code: whether --allow-code was among the words.
+    """
+    named = [("answer checker", getattr(getattr(command, "prompts", None), "checker", ""))]
+    distill = getattr(command, "distill", None)
+    if isinstance(distill, DistillConfig):
+        named += [("selector", name) for name in (distill.selector.name, *distill.shadows)]
+    for what, name in named:
+        if ":" in name and not allow_code:
+            raise ConfigError(
+                f"the {what} {name} is Python code from {file_of(name)}; importing it runs that file. If you trust it, "
+                f"pass {ALLOW_CODE}."
+            )
+    pair = getattr(command, "pair", None)
+    granted: list[Permission] = ["code"] if allow_code else []
+    granted += ["model code"] if getattr(pair, "trust_remote_code", False) else []
+    return granted + (["pickle"] if getattr(pair, "allow_pickle", False) else [])
 
 
 def parse(words: list[str], file: str | None = None) -> Any:

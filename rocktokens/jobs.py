@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rocktokens.errors import ConfigError, RockTokensError, RunError
-from rocktokens.permissions import granted, granting
 from rocktokens.progress import Work, progress
+from rocktokens.settings import granted, granting
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,15 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, RunError
 from rocktokens.values import Json
 
 C = TypeVar("C")
@@ -233,3 +234,59 @@ def field_docs(kind: type) -> dict[str, str]:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }
+
+
+# ---------------------------------------------------------------- what this call may do
+
+# Permissions come from this call's command line (--allow-code, --pair.trust-remote-code, --pair.allow-pickle) or from
+# Python (`granting`), and end with it. Nothing that lies in a run grants one.
+Permission = Literal["code", "model code", "pickle"]
+ALLOW_CODE = "--allow-code"
+_granted: set[Permission] = set()
+
+
+@contextmanager
+def granting(*permissions: Permission) -> Iterator[None]:
+    """Grant permissions inside the block; "code" includes "model code"."""
+    before = set(_granted)
+    _granted.update(permissions)
+    try:
+        yield
+    finally:
+        _granted.clear()
+        _granted.update(before)
+
+
+def is_granted(permission: Permission) -> bool:
+    """Whether this call has the permission."""
+    return permission in _granted or (permission == "model code" and "code" in _granted)
+
+
+def granted() -> list[Permission]:
+    """What this call may do, to be handed to the processes that work for it."""
+    return sorted(_granted)
+
+
+def refuse_code(where: str, what: str, name: str) -> None:
+    """Refuse a Python function or class that a run's settings name, unless this call allows code.
+
+    Args:
+        where: whose settings name it.
+        what: what it would be used as, e.g. answer checker.
+        name: package.module:function.
+    """
+    if ":" in name and not is_granted("code"):
+        raise RunError(
+            f"{where} names Python code as its {what}: {name} (from {file_of(name)}). Importing it runs that file. "
+            "If you trust it, pass --allow-code."
+        )
+
+
+def file_of(name: str) -> str:
+    """The file that importing package.module:function would run, as far as it can be told without importing it."""
+    module = name.partition(":")[0]
+    local = Path(*module.split(".")) if module else Path()
+    for candidate in (local.with_suffix(".py") if module else local, local / "__init__.py"):
+        if candidate.is_file():
+            return str(candidate.resolve())
+    return f"the installed module {module}"

@@ -27,10 +27,9 @@ import pyarrow as pa
 
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.models.settings import PairConfig
-from rocktokens.permissions import is_granted, refuse_code
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, differences, digest, digest_of_value, open_run
-from rocktokens.settings import from_manifest, to_mapping
+from rocktokens.settings import from_manifest, is_granted, refuse_code, to_mapping
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)

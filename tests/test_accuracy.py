@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats as sps
 
-from rocktokens.accuracy import accuracy_estimate, right_shares
 from rocktokens.errors import DataError
+from rocktokens.stats import accuracy_estimate, right_shares
 
 PACKAGE = Path(__file__).parents[1] / "rocktokens"
 

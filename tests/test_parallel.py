@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from threadpoolctl import threadpool_info
 
-from rocktokens.parallel import for_each, num_threads
+from rocktokens.detect.parallel import for_each, num_threads
 
 
 def test_every_item_is_worked_on_once():

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 from scipy import stats as sps
 
-from rocktokens.accuracy import accuracy_estimate
 from rocktokens.causal.inference import (
     NEUTRAL,
     NEVER_USED,
@@ -36,6 +35,7 @@ from rocktokens.show import percent
 from rocktokens.stats import (
     Estimate,
     Floats,
+    accuracy_estimate,
     benjamini_hochberg,
     bonferroni,
     smallest_detectable_effect,

@@ -57,8 +57,8 @@ def check(
         probe: Prompts that both models answer in this process; 0: load no weights.
         learning_rate: The learning rate that is compared with the resolution of the weights.
     """
+    from rocktokens.models.tokens import run_tokenizer
     from rocktokens.stage import resolve
-    from rocktokens.tokens import run_tokenizer
 
     pair, prompts = pair or PairConfig(), prompts or PromptsConfig()
     rollouts, servers = rollouts or RolloutConfig(), servers or ServersConfig()
@@ -180,7 +180,7 @@ def teacher_ahead(
     check: Checker | None,
 ) -> Finding:
     """Is the teacher more often right than the student?"""
-    from rocktokens.accuracy import accuracy_estimate, right_shares
+    from rocktokens.stats import accuracy_estimate, right_shares
 
     name = "teacher ahead"
     known = [at for at, prompt in enumerate(prompts) if prompt.answer is not None]

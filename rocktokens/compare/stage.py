@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.accuracy import accuracy_estimate
 from rocktokens.bypass.stage import write_comparison_back
 from rocktokens.compare.figures import sentences
 from rocktokens.compare.judgement import Trained, common_tokens, savings, summary_row, values_by_prompt
@@ -41,15 +40,15 @@ from rocktokens.compare.trainings import (
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.jobs import Job, Place
 from rocktokens.jobs import run as run_jobs
-from rocktokens.permissions import refuse_code
 from rocktokens.progress import console
 from rocktokens.run import Run, digest_of_value, open_run, working_on
 from rocktokens.seeds import derive_seed
 from rocktokens.select.adaptive import least_updates
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import from_manifest
+from rocktokens.settings import from_manifest, refuse_code
 from rocktokens.show import Column, Table, number, percent, plural, points
 from rocktokens.stage import Stage, inputs_of, pair_of, prompts_of
+from rocktokens.stats import accuracy_estimate
 from rocktokens.tables import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.train.settings import DistillConfig
 from rocktokens.values import Json, Row

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rocktokens.models.pair import Pair
     from rocktokens.models.states import StateSource
     from rocktokens.prompts.tasks import Prompt
-    from rocktokens.score.scoring import Rollout
+    from rocktokens.sample.requests import Rollout
 
 EVALUATION_BATCH = 256  # rollouts in flight while a student is evaluated
 START = "start"  # folder of the evaluations before training, which all regimes of a seed share

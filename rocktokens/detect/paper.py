@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocktokens.detect.occurrences import Array, Occurrences, Pairs, rng_for
+from rocktokens.detect.parallel import for_each
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError
-from rocktokens.parallel import for_each
 from rocktokens.stats import Floats, Intervals, bootstrap_sums, resample_counts
 
 # Shapes: M recorded rows, N occurrences, Q persistent occurrences, q those of one type, O others, V token types,

@@ -21,11 +21,11 @@ from rocktokens.detect.rocks import RockReport, detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError, RunError
 from rocktokens.models.settings import PairConfig
+from rocktokens.models.tokens import spelling
 from rocktokens.progress import console
 from rocktokens.run import MANIFEST, Run, digest, open_run, reading, working_on
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
-from rocktokens.tokens import spelling
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)

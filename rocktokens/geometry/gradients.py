@@ -19,8 +19,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rocktokens.detect.occurrences import Array
 from rocktokens.errors import DataError
+from rocktokens.stats import Floats as Array
 from rocktokens.stats import mann_whitney
 
 # Shapes: N rows, V vocabulary, D width kept (V, or the sketch's), T token types with a gradient of their own.

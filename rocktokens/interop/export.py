@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from rocktokens.bypass.store import NAME, BypassList, fingerprint, read_bypass
 from rocktokens.errors import DataError
+from rocktokens.models.tokens import run_tokenizer
 from rocktokens.run import open_run, write_text
 from rocktokens.show import to_csv
-from rocktokens.tokens import run_tokenizer
 
 Listed = Literal["bypass", "rocks"]
 Format = Literal["ids", "json", "csv", "trl", "verl"]

@@ -15,12 +15,12 @@ from rocktokens.detect import figures as detect
 from rocktokens.errors import DataError
 from rocktokens.facts import Facts, understood
 from rocktokens.geometry import figures as geometry
+from rocktokens.models.tokens import FOLDER, run_tokenizer
 from rocktokens.report.page import REPORT, page
 from rocktokens.report.viewer import Decode, fitted, payload
 from rocktokens.run import Run, digest_of_value, open_run, working_on, write_text
 from rocktokens.show import Figure, to_csv
 from rocktokens.stage import Stage, stale_stages
-from rocktokens.tokens import FOLDER, run_tokenizer
 from rocktokens.train import figures as distill
 
 log = logging.getLogger(__name__)

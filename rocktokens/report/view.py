@@ -26,7 +26,6 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import numpy as np
 from markupsafe import Markup, escape
 
-from rocktokens.accuracy import accuracy_estimate
 from rocktokens.detect.figures import footprint_row
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.facts import Facts, understood
@@ -49,7 +48,7 @@ from rocktokens.report.stage import decoder_of, report
 from rocktokens.report.viewer import Decode, payload, rollout_list
 from rocktokens.run import MANIFEST, open_run
 from rocktokens.show import NONE, Column, Table, at_home, estimate, interval, number, percent, points, text, visible
-from rocktokens.stats import Estimate
+from rocktokens.stats import Estimate, accuracy_estimate
 from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)

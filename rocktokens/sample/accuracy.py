@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rocktokens.accuracy import accuracy_estimate
 from rocktokens.errors import DataError
 from rocktokens.prompts.checkers import Checker, check_all
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Engine, Request
 from rocktokens.seeds import derive_seed
-from rocktokens.stats import Estimate
+from rocktokens.stats import Estimate, accuracy_estimate
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -12,6 +12,16 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
+class Rollout:
+    """One sampled response as token ids."""
+
+    prompt_id: str
+    rollout_id: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Request:
     """Continue one prefix (prompt and, when resuming, the rollout so far)."""
 

@@ -16,10 +16,9 @@ from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.pair import Pair
 from rocktokens.prompts.checkers import Checker, check_all
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.sample.requests import Continuation, Engine, Request
+from rocktokens.sample.requests import Continuation, Engine, Request, Rollout
 from rocktokens.sample.sampler import Sampler
 from rocktokens.sample.settings import RolloutConfig
-from rocktokens.score.scoring import Rollout
 from rocktokens.seeds import derive_seed
 
 READ_AT_ONCE = 256  # rollouts that are Python objects at a time

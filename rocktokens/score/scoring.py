@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from rocktokens.divergence.fused import Divergence, fused_divergence
 from rocktokens.errors import DataError
 from rocktokens.models.states import LocalStates, Sequences, StateSource, source_of
+from rocktokens.sample.requests import Rollout
 from rocktokens.score.top_tokens import TopTokenRecorder
 
 Observer = Callable[[Tensor, Tensor], None]
@@ -32,16 +33,6 @@ Observer = Callable[[Tensor, Tensor], None]
 MAX_PADDING = 0.08
 # Micro-batches whose states are asked of a served teacher before they are needed.
 AHEAD = 2
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One sampled response as token ids."""
-
-    prompt_id: str
-    rollout_id: str
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
 
 
 def micro_batches(rollouts: Sequence[Rollout], token_budget: int) -> Iterator[list[Rollout]]:

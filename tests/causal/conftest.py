@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocktokens.permissions import granting
+from rocktokens.settings import granting
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from rocktokens.causal import graft, knockout
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.errors import DataError
 from rocktokens.jobs import Place, keeping_workers
-from rocktokens.permissions import granting
 from rocktokens.run import open_run
+from rocktokens.settings import granting
 
 BASE = BaselineConfig(problems=40, max_new_tokens=12, batch_size=32)
 KNOCKOUT = KnockoutConfig(candidates=("+", "7"), resamples=200)

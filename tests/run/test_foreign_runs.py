@@ -13,12 +13,12 @@ from small_runs import save_pair, scored_run
 
 from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
-from rocktokens.cli import main, parse
+from rocktokens.cli import main, parse, permissions_of
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.permissions import granting, permissions_of
 from rocktokens.prompts.checkers import MathChecker, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run, open_run
+from rocktokens.settings import granting
 from rocktokens.stage import pair_of
 from rocktokens.study import load_settings
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from rocktokens.errors import RockTokensError
 from rocktokens.models.settings import PairConfig
-from rocktokens.permissions import is_granted
 from rocktokens.run import Run, reading
+from rocktokens.settings import is_granted
 
 log = logging.getLogger(__name__)
 
