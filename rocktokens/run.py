@@ -341,7 +341,7 @@ class Run:
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} is gone: the run was moved or deleted while {stage} worked on it")
         files = dict(self.manifest.get("files", {}))
-        for path in self._written:
+        for path in sorted(self._written):
             name, found = str(path.relative_to(self.path)), digest(path)
             if found is not None:
                 files[name] = {"size": path.stat().st_size, "digest": found, "stage": stage}
