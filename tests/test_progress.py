@@ -34,61 +34,45 @@ def time(monkeypatch):
 
 def test_lines_tell_count_rate_and_time_left(capsys, time):
     with progress("sampling", 100, "rollouts") as advance:
+        advance.resumed(60)  # by an earlier run: done, and no part of the pace
         advance(10)  # too soon for a line
         time[0] += 20
         advance(10)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["sampling: 20/100 rollouts, 1.0 rollouts/s, 80 s left", "sampling: 20/100 rollouts in 20 s"]
-
-
-def test_what_an_earlier_run_did_is_done_but_no_pace(capsys, time):
-    with progress("training", 100, "steps") as advance:
-        advance.resumed(80)
-        time[0] += 20
-        advance(10)
-    assert "90/100 steps, 0.5 steps/s, 20 s left" in capsys.readouterr().err
-
-
-def test_what_there_is_to_say_is_said_at_once(capsys, time):
-    with progress("training", 4, "steps") as advance:
-        time[0] += 1
-        advance(2)
         advance.say("loss 0.5", now=True)
-    assert "training: 2/4 steps, 2.0 steps/s, loss 0.5, 1 s left" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines() == [
+        "sampling: 80/100 rollouts, 1.0 rollouts/s, 20 s left",
+        "sampling: 80/100 rollouts, 1.0 rollouts/s, loss 0.5, 20 s left",
+        "sampling: 80/100 rollouts in 20 s",
+    ]
 
 
 def test_the_whole_is_weighed_by_what_each_stage_is_expected_to_take(capsys, time):
     with stages({"one": 10, "two": 30}) as overall:
         with overall.stage("one"):
             time[0] += 5
-        assert overall.done == pytest.approx(0.25)
-        assert overall.left == pytest.approx(15)
+        assert (overall.done, overall.left) == (pytest.approx(0.25), pytest.approx(15))
         with overall.stage("two"), progress("work", 3) as advance:
+            console().print("a table")  # the report of a study holds it
             advance(1)
             assert overall.done == pytest.approx(0.5)
             with progress("more work", 10) as other:
                 other(1)
             assert overall.done == pytest.approx(0.5)  # never back
-    said = capsys.readouterr().err
+    console().print("another")
+    out, said = capsys.readouterr()
+    assert out == "another\n"
     assert "— stage 1 of 2: one; 0 s so far" in said
     assert "— stage 2 of 2: two; 5 s so far, about 15 s left" in said
 
 
-def test_tables_of_a_stage_stay_out_of_a_studys_display(capsys):
-    console().print("a table")
-    with stages({"one": 1}):
-        console().print("another")
-    assert capsys.readouterr().out == "a table\n"
-
-
 def test_a_terminal_shows_one_display_with_the_stage_and_its_work(monkeypatch, time):
-    terminal = Terminal()
+    terminal, gone = Terminal(), io.StringIO()
+    gone.close()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm-256color")
-    log = logging.getLogger("a.stage")
-    handler = logging.StreamHandler(terminal)
-    logging.getLogger().addHandler(handler)
+    handlers = [logging.StreamHandler(terminal), logging.StreamHandler(gone)]
+    logging.getLogger().addHandler(handlers[0])
     try:
         with (
             stages({"sample": 1, "score": 1}) as overall,
@@ -97,31 +81,18 @@ def test_a_terminal_shows_one_display_with_the_stage_and_its_work(monkeypatch, t
         ):
             time[0] += 10
             advance(20)
-            overall._bar.refresh()
-            log.warning("something to know")
-    finally:
-        logging.getLogger().removeHandler(handler)
-    assert handler.stream is terminal
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    assert "stage 1 of 2: sample" in text
-    assert "20/40" in text
-    assert "10 s left, 2.0 rollouts/s" in text
-    assert "about 30 s left" in text
-    assert "something to know\n" in text
-
-
-def test_a_handler_whose_stream_was_closed_does_not_hinder_the_display(monkeypatch):
-    terminal, gone = Terminal(), io.StringIO()
-    gone.close()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    handler = logging.StreamHandler(gone)
-    logging.getLogger().addHandler(handler)
-    try:
-        with stages({"sample": 1}) as overall, overall.stage("sample"):
+            overall.bar.refresh()
+            logging.getLogger("a.stage").warning("something to know")
+        logging.getLogger().addHandler(handlers[1])  # one whose stream was closed does not hinder
+        with progress("sampling", 1):
             pass
     finally:
-        logging.getLogger().removeHandler(handler)
-    assert handler.stream is gone
+        for handler in handlers:
+            logging.getLogger().removeHandler(handler)
+    assert [handler.stream for handler in handlers] == [terminal, gone]
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    shown = ("stage 1 of 2: sample", "20/40", "10 s left, 2.0 rollouts/s", "about 30 s left", "something to know\n")
+    assert [part for part in shown if part not in text] == []
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, "0 s"), (99, "99 s"), (187, "3:07 min"), (7500, "2:05 h")])
