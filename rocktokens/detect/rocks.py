@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import combinations
 from typing import Any
 
@@ -76,8 +75,10 @@ class RockReport:
         return self.sets[self.definition]
 
     def _repr_html_(self) -> str:
-        """The declared tokens as a table, for notebooks; made by report/notebook.py, found by its name."""
-        return str(import_module("rocktokens.report.notebook").rocks_html(self))
+        """The declared tokens as a table, for notebooks."""
+        from rocktokens.detect.figures import render
+
+        return render(self).html(tools=False)
 
     def facts(self) -> Json:
         """The few numbers a manifest keeps."""

@@ -1,7 +1,6 @@
-"""What a notebook shows: a run's verdict card and figures, the tables of a detection and of a census.
+"""What a notebook shows of a run: the verdict card, and any figure of the report.
 
-`Run`, `RockReport` and `Census` find this module by its name when a notebook asks them for HTML, because they import
-nothing from above.
+`Run` finds this module by its name when a notebook asks it for HTML, because it imports nothing from above.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rocktokens.report.conclusions import said_accuracies, verdict
 from rocktokens.report.page import templates
 from rocktokens.report.stage import FIGURES
 from rocktokens.run import Run
-from rocktokens.show import Column, Table, interval, number, percent, plural, points, text, visible
+from rocktokens.show import visible
 
 # The report's light colours by the names that figures use.
 COLOURS = {
@@ -31,7 +30,6 @@ COLOURS = {
     "fifth": "#826300",
     "sixth": "#a82c74",
 }
-MAX_ROWS = 50
 TONES = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
 CARD = """{% macro badge(tone, text) %}<span style="color:{{ tones[tone] }};border:1.5px solid {{ tones[tone] }};
 border-radius:999px;padding:0 .6em;white-space:nowrap">{{ text }}</span>{% endmacro %}
@@ -47,48 +45,6 @@ def run_html(run: Run) -> str:
     found = verdict(Facts(run))
     card = templates().from_string(CARD)
     return card.render(found=found, tones=TONES, accuracies=said_accuracies(found), path=visible(str(run.path)))
-
-
-def rocks_html(report: Any) -> str:
-    """The declared tokens of a detection (a `RockReport`), with what each costs."""
-    rows = [row for row in report.tables["types"].to_pylist() if row[f"in_{report.definition}"]]
-    word = "rock" if report.has_pre else "costly token"
-    columns = [
-        Column("token", "token", token=True),
-        Column("id", "token_id", text),
-        Column("class", "class"),
-        Column("count", "count", number, {"digits": 0}),
-        Column("loss before", "loss_pre", number, {"digits": 3}),
-        Column("after", "loss_post", number, {"digits": 3}),
-        Column("burden R", "r", number, {"digits": 1}),
-    ]
-    title = f"{plural(len(rows), word)} of {plural(len(report.tables['types']), 'token type')} by {report.definition}"
-    return Table(columns, rows, title=title, limit=MAX_ROWS).html(tools=False)
-
-
-def census_html(census: Any) -> str:
-    """The verdicts of a census (a `Census`), largest effects first."""
-    found = sorted((row for row in census.results if row.banned.role == "candidate"), key=lambda row: -abs(row.delta))
-    rows = [
-        {
-            "token": row.banned.token,
-            "token_id": row.banned.token_id,
-            "verdict": row.verdict,
-            **{"delta": row.delta, "delta_low": row.low, "delta_high": row.high},
-            "used_share": row.used_share,
-        }
-        for row in found
-    ]
-    columns = [
-        Column("banned", "token", token=True),
-        Column("id", "token_id", text),
-        Column("verdict", "verdict"),
-        Column("Δ, points", "delta", points, interval=True),
-        Column("used in", "used_share", percent),
-    ]
-    counts = ", ".join(f"{count} {name}" for name, count in census.counts().items())
-    title = f"{plural(len(rows), 'candidate')}: {counts}; baseline accuracy {interval(census.accuracy, percent)}"
-    return Table(columns, rows, title=title, limit=MAX_ROWS).html(tools=False)
 
 
 def plot(run: Run, name: str) -> Any:

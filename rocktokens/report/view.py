@@ -30,7 +30,7 @@ from rocktokens.detect.figures import footprint_row
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.facts import Facts, understood
 from rocktokens.progress import clock
-from rocktokens.report.conclusions import comparison, verdict
+from rocktokens.report.conclusions import verdict
 from rocktokens.report.live import live_data
 from rocktokens.report.page import (
     DATA_POLICY,
@@ -47,9 +47,9 @@ from rocktokens.report.page import (
 from rocktokens.report.stage import decoder_of, report
 from rocktokens.report.viewer import Decode, payload, rollout_list
 from rocktokens.run import MANIFEST, open_run
-from rocktokens.show import NONE, Column, Table, at_home, estimate, interval, number, percent, points, text, visible
+from rocktokens.show import NONE, Column, Table, at_home, interval, number, percent, text, visible
 from rocktokens.stats import Estimate, accuracy_estimate
-from rocktokens.values import Json, Row
+from rocktokens.values import Row
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def of_another(html: bytes, run: Path) -> bytes:
 
 
 def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> tuple[str, str]:
-    """The runs of a folder: a card and a row each, and charts over them."""
+    """The runs of a folder: a card and a row each."""
     shown, failed = [], {}
     for name, facts in runs.items():
         try:
@@ -159,11 +159,6 @@ def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> tu
         Column("student / teacher", "pair"),
         Column("not run", "not_run"),
     ]
-    charts = {
-        "share of the loss that the rocks carry, %": _dots(shown, "loss", percent),
-        "accuracy after distillation, %": _dots(shown, "after", percent),
-        "change of accuracy trained without them, points": _dots(shown, "change", points),
-    }
     return served(
         "index.html",
         "tables.js",
@@ -171,7 +166,6 @@ def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> tu
         runs=shown,
         failed=failed,
         table=Table(columns, shown, name="runs"),
-        charts={title: dots for title, dots in charts.items() if len(dots) > 1},
     )
 
 
@@ -183,6 +177,10 @@ def _listed(name: str, facts: Facts, has_report: bool) -> Row:
     link = Markup('<a href="{}"><bdi>{}</bdi></a>{}').format(
         f"{at}/{REPORT if has_report else 'live'}", visible(name), "" if has_report else " (no report yet)"
     )
+    try:  # how long the stages took, where `study` recorded it
+        took = clock(sum(map(float, json.loads((facts.run.path / "times.json").read_text(encoding="utf-8")).values())))
+    except (OSError, ValueError, AttributeError, TypeError):
+        took = NONE
     return {
         **row,
         "name": name,
@@ -192,45 +190,12 @@ def _listed(name: str, facts: Facts, has_report: bool) -> Row:
         + [(f"{at}/rollouts", "all rollouts"), (f"{at}/live", "live")],
         "badge": Markup('<span class="badge {}">{}</span>').format(found.tone, found.label),
         "changed": datetime.fromtimestamp((facts.run.path / MANIFEST).stat().st_mtime).strftime("%Y-%m-%d %H:%M"),
-        "took": _took(facts.run.path),
+        "took": took,
         "rocks": len(facts.rocks) if facts.types else None,
         "accuracy": interval(after, percent),
         "pair": Markup("<bdi>{}</bdi> / <bdi>{}</bdi>").format(*facts.pair),
         "not_run": ", ".join(facts.not_run) or "none",
-        "loss": estimate(row, "share_loss") if facts.rocks else None,
-        "after": after,
-        "change": comparison(facts).change,
     }
-
-
-def _took(path: Path) -> str:
-    """How long the stages took, where `study` recorded it."""
-    try:
-        return clock(sum(map(float, json.loads((path / "times.json").read_text(encoding="utf-8")).values())))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return NONE
-
-
-def _dots(runs: list[Row], key: str, form: Callable[..., str]) -> list[Json]:
-    """A mark and its interval for every run, as places on a line; from 0 to 100 % but for changes."""
-    found: list[tuple[str, Estimate]] = [(run["name"], run[key]) for run in runs if run[key] is not None]
-    ends = [end for _, item in found for end in item[:3] if end == end]
-    low, high = (min([0.0, *ends]), max([0.0, *ends])) if form is points else (0.0, max([1.0, *ends]))
-
-    def x(value: float) -> str | None:
-        return f"{190 + 500 * (value - low) / max(high - low, 1e-9):.1f}" if value == value else None
-
-    return [
-        {
-            "name": name,
-            "value": x(item.value),
-            "low": x(item.low),
-            "high": x(item.high),
-            "zero": x(0.0),
-            "text": form(item.value),
-        }
-        for name, item in found
-    ]
 
 
 def sampled_accuracy(facts: Facts) -> Estimate | None:
