@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -147,16 +147,6 @@ class Trained:
     """What the record says of how much the regime changed: shares of tokens, of loss, and of end tokens dropped."""
 
 
-class Reach(NamedTuple):
-    """When a curve came to a target, in units of one axis; infinite where it did not."""
-
-    value: float
-    low: float
-    high: float
-    share_reached: float
-    """Share of the resamples in which the target was reached at all."""
-
-
 def weights_at(x_E: Floats, at: float) -> Floats:
     """Weights of the evaluations in the curve's value at `at`: linear between points, held after the last."""
     weight_E = np.zeros(len(x_E))
@@ -193,11 +183,12 @@ def reach_target(
     rng: np.random.Generator,
     resamples: int = 1000,
     level: float = 0.95,
-) -> dict[str, Reach]:
-    """By axis: where the regime's mean curve comes within `margin` of uniform's final accuracy.
+) -> dict[str, tuple[float, float, float, float]]:
+    """By axis: where the regime's mean curve comes within `margin` of uniform's final accuracy (infinite: nowhere).
 
-    Uniform's final accuracy is the end of its own monotone curve. The interval resamples seeds and prompts, the same
-    ones for both regimes; a bound may be infinite: not reached.
+    Each with the ends of its interval and the share of resamples in which it comes there at all. Uniform's final
+    accuracy is the end of its own monotone curve. Seeds and prompts are resampled, the same ones for both regimes; a
+    bound may be infinite, too.
     """
     own_SEP, uniform_SEP = (np.stack([t.correct_EP for t in side]) for side in (own, uniform))
     seeds, _, prompts = uniform_SEP.shape
@@ -218,7 +209,7 @@ def reach_target(
         last = len(resampled) - 1  # order statistics: an infinite bound is an answer, not an average
         low, high = math.floor((1 - level) / 2 * last), math.ceil((1 + level) / 2 * last)
         share = float(np.isfinite(resampled).mean())
-        reached[axis] = Reach(values[0], float(resampled[low]), float(resampled[high]), share)
+        reached[axis] = (values[0], float(resampled[low]), float(resampled[high]), share)
     return reached
 
 
@@ -290,7 +281,7 @@ def summary_row(own: Sequence[Trained], uniform: Sequence[Trained], config: Comp
     reached = reach_target(own, uniform, margin=config.margin, rng=rng, resamples=config.resamples)
     for axis, reach in reached.items():
         row |= dict(zip((f"{axis}_to", f"{axis}_to_low", f"{axis}_to_high"), map(finite, reach[:3])))
-    row["share_reached"] = reached["steps"].share_reached
+    row["share_reached"] = reached["steps"][3]
 
     kept = float(np.average([t.kept_share for t in own], weights=[t.tokens for t in own]))
     sampled = sum(t.tokens for t in own) / sum(t.tokens for t in uniform)

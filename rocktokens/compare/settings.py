@@ -19,27 +19,9 @@ from rocktokens.settings import (
     require,
 )
 
-Regime = Literal[
-    "uniform",
-    "freeze",
-    "freeze_rocks",
-    "soft",
-    "random",
-    "adaptive",
-    "small",
-    "prefix",
-    "entropy",
-    "divergence",
-    "tip",
-    "teachable",
-    "iw",
-    "fire",
-    "selectkd",
-    "position",
-    "adakd",
-    "todi",
-    "srkl",
-]
+Basic = Literal["uniform", "freeze", "freeze_rocks", "soft", "random", "adaptive", "small", "prefix"]
+Published = Literal["entropy", "divergence", "tip", "teachable", "iw", "fire", "selectkd", "position", "adakd"]
+Regime = Literal[Basic, Published, "todi", "srkl"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,12 @@ import smollm2_teach as teaching
 import torch
 from gguf_files import GGUF_WORDS, write_gguf
 from smollm2_problems import LARGEST, word_problems
-from smollm2_teach import TeachConfig, batch_of
 from smollm2_weights import convert, layer_changes, least_changing, without_layers
 from tiny import VOCABULARY, tiny_model
 from tiny_smollm2 import QUICK, save_base, tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rocktokens.errors import ConfigError
 from rocktokens.prompts.checkers import MathChecker
-from rocktokens.train.trainer import OffPolicyTrainer
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 RESULT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
@@ -49,14 +46,10 @@ def test_solutions_work_out_the_story_and_end_in_the_answer():
             assert sign != "/" or a % b == 0
         assert all(before[3] == after[0] for before, after in pairwise(sums))
         assert sums[-1][3] == int(problem.answer) == int(re.findall(r"\d+", problem.solution)[-1])
-
-
-def test_math_verify_accepts_every_solution_and_refuses_a_wrong_answer():
-    check, problems = MathChecker(), word_problems(400, seed=2)
-    assert all(check(problem.solution, problem.answer) for problem in problems)
-    assert not any(check(problem.solution, str(int(problem.answer) + 1)) for problem in problems)
-    assert check.counts["math_verify"] == 800
-    assert not check("I do not know.", "7")
+    check = MathChecker()
+    for problem in word_problems(100, seed=2):
+        assert check(problem.solution, problem.answer)
+        assert not check(problem.solution, str(int(problem.answer) + 1))
 
 
 # --- layers ---
@@ -72,17 +65,12 @@ def test_a_layer_that_does_nothing_is_the_first_to_go_and_is_not_missed():
     assert changes[3] == pytest.approx(0, abs=1e-6)
     assert min(changes[:3]) > 1e-4
     assert least_changing(changes, 1) == (3,)
+    assert least_changing([0.0, 0.3, 0.1, 0.2, 0.0], 2) == (2, 3)  # the ends stay
     shorter = without_layers(model, [3])
     assert shorter.config.num_hidden_layers == 4
     input_BT = torch.tensor(texts[:1])
     with torch.no_grad():
         torch.testing.assert_close(shorter(input_BT).logits, model(input_BT).logits)
-
-
-def test_the_ends_stay_and_too_many_layers_are_refused():
-    assert least_changing([0.0, 0.3, 0.1, 0.2, 0.0], 2) == (2, 3)
-    with pytest.raises(ConfigError, match="cannot leave out 4 of 5"):
-        least_changing([0.0, 0.3, 0.1, 0.2, 0.0], 4)
 
 
 def test_gguf_becomes_a_directory_that_transformers_saves_and_loads(tmp_path):
@@ -124,33 +112,20 @@ def test_the_student_is_the_teachers_kind_with_fewer_layers(made):
     assert directories == ["base", "student", "teacher", "tokenizer"]
 
 
-def test_lessons_readings_and_prompts_have_no_problem_in_common(made):
-    lists = [
-        {row["prompt"] for row in making._rows(made.path / f"{name}.jsonl")}
-        for name in ("problems", "readings", "lessons")
-    ]
-    assert len(set.union(*lists)) == sum(map(len, lists)) == 120 + 16 + 32
-
-
 class Killed(BaseException):
     """As a kill would: nothing catches it."""
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "at"), [(teaching, "answer_loss", 4), (OffPolicyTrainer, "training_step", 2)]
-)
-def test_a_killed_making_goes_on_where_it_was_and_ends_with_the_same_pair(
-    base, made, tmp_path, monkeypatch, owner, name, at
-):
-    usual, calls = getattr(owner, name), []
+def test_a_killed_making_resumes_and_ends_with_the_same_pair(base, made, tmp_path, monkeypatch):
+    usual, calls = teaching.answer_loss, []
 
     def dying(*arguments, **settings):
         calls.append(1)
-        if len(calls) == at:
+        if len(calls) == 4:
             raise Killed
         return usual(*arguments, **settings)
 
-    monkeypatch.setattr(owner, name, dying)
+    monkeypatch.setattr(teaching, "answer_loss", dying)
     with pytest.raises(Killed):
         making.make_pair(base, tmp_path, QUICK)
     again = making.make_pair(base, tmp_path, QUICK)
@@ -159,12 +134,3 @@ def test_a_killed_making_goes_on_where_it_was_and_ends_with_the_same_pair(
     readings = [manifest_of(pair)["stages"]["teacher"]["readings"] for pair in (again, made)]
     assert readings[0] == readings[1]  # those before the kill too
     assert [row["step"] for row in readings[0]] == [2, 4, 6]
-
-
-def test_batches_depend_on_the_step_alone_and_cover_an_epoch():
-    texts = [([number] * (1 + number % 7), [True]) for number in range(40)]
-    config = TeachConfig(batch=4)
-    epoch = [text[0][0] for step in range(10) for text in batch_of(texts, step, config)]
-    assert sorted(epoch) == list(range(40))
-    assert batch_of(texts, 13, config) == batch_of(texts, 13, config)
-    assert batch_of(texts, 0, config) != batch_of(texts, 10, config)

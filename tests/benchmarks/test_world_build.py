@@ -13,7 +13,6 @@ from world_build import MANIFEST, build_world, described, file_hashes, right_of
 from world_corpus import RECIPES, ModelSpec
 from world_train import POOL, batches, train_model
 
-from rocktokens.errors import RunError
 from rocktokens.stats import wilson_interval
 from rocktokens.world import get_world, world_names
 
@@ -40,20 +39,16 @@ def test_shipped_files_are_what_the_manifest_says(name):
     assert manifest["files"] == file_hashes(world.path)
     assert manifest["recipe"] == json.loads(json.dumps(described(RECIPES[name])))
     assert {"python", "torch", "transformers", "tokenizers", "safetensors"} <= manifest["versions"].keys()
-    assert manifest["accuracy"]["teacher"]["num_problems"] >= 1000
-
-
-@every_world
-def test_measured_again_the_accuracy_is_the_manifests(name):
-    world = get_world(name)
-    manifest = json.loads((world.path / MANIFEST).read_text())
-    problems = world.problems("detection", 500, seed=1)  # other problems than the manifest's
+    accuracy = manifest["accuracy"]
+    assert accuracy["teacher"]["num_problems"] >= 1000
+    assert name != "arithmetic" or accuracy["teacher"]["value"] >= 0.90
+    assert 0.30 <= accuracy["student"]["value"] <= 0.60
+    problems = world.problems("detection", 100, seed=1)  # other problems than the manifest's
     for who in ("teacher", "student"):
-        tokenizer = AutoTokenizer.from_pretrained(world.path / who)
-        model = AutoModelForCausalLM.from_pretrained(world.path / who)
+        tokenizer, model = (kind.from_pretrained(world.path / who) for kind in (AutoTokenizer, AutoModelForCausalLM))
         right = int(right_of(world, model, tokenizer, problems, banned=[]).sum())
-        _, low, high, _ = wilson_interval(right, 500, level=0.999)
-        assert low <= manifest["accuracy"][who]["value"] <= high
+        _, low, high, _ = wilson_interval(right, 100, level=0.999)
+        assert low <= accuracy[who]["value"] <= high
 
 
 @every_world
@@ -68,13 +63,6 @@ def test_shipped_pair_loads_like_any_other(name):
         assert tokenizer.eos_token_id != tokenizer.pad_token_id
         assert tokenizer.bos_token is None
         assert {p.suffix for p in path.iterdir()} <= {".json", ".safetensors"}
-
-
-def test_facts_of_the_shipped_pair_without_training():
-    accuracy = json.loads((get_world("arithmetic").path / MANIFEST).read_text())["accuracy"]
-    assert accuracy["teacher"]["value"] >= 0.90
-    assert accuracy["teacher_without_block"]["value"] >= 0.95
-    assert 0.30 <= accuracy["student"]["value"] <= 0.60
 
 
 # ---------------------------------------------------------------- the command
@@ -114,11 +102,3 @@ def test_build_writes_a_manifest_last_and_does_nothing_again(tiny_world, tmp_pat
     signs.clear()
     assert build_world(tiny_world, tmp_path, progress=signs.append, problems=8) == manifest
     assert signs == []
-
-
-def test_a_directory_with_another_recipe_is_refused(tiny_world, tmp_path):
-    build_world(tiny_world, tmp_path, processes=1, problems=8)
-    with pytest.raises(RunError, match="recipe"):
-        build_world(
-            dataclasses.replace(tiny_world, world=dataclasses.replace(tiny_world.world, seed=99)), tmp_path, problems=8
-        )

@@ -25,6 +25,8 @@ def test_a_dump_becomes_a_run_with_detection_and_a_report(tmp_path, spelling, na
     facts = run.facts("import")
     assert facts["rollouts"] == 60
     assert facts["estimator"] == ("full distributions" if name == "trl" else "sampled tokens")
+    assert any("without bias" in note for note in facts["notes"]) == (name == "slime")
+    assert dict(zip(run.types()["token_id"].to_pylist(), run.types()["token"].to_pylist()))[dumps.COSTLY] == "w7"
     table = run.occurrences("select token_id, avg(log_ratio) as cost from occurrences group by 1 order by 2 desc")
     assert table["token_id"][0].as_py() == dumps.COSTLY
     assert table["cost"][0].as_py() == pytest.approx(1.5, abs=0.2)
@@ -32,11 +34,6 @@ def test_a_dump_becomes_a_run_with_detection_and_a_report(tmp_path, spelling, na
     page = (run.path / "report.html").read_text()
     assert "w7" in page
     assert "pair" not in run.manifest["config"]
-
-
-def test_costs_rest_on_sampled_tokens_and_the_run_says_so(tmp_path, spelling):
-    run = import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", ROWS), spelling, tmp_path / "run", detect=False)
-    assert "without bias" in " ".join(run.facts("import")["notes"])
 
 
 def test_what_the_loss_leaves_out_stays_as_context_without_a_cost(tmp_path, spelling):
@@ -59,36 +56,23 @@ def test_a_dump_without_teacher_values_is_imported_and_says_what_can_be_had(tmp_
     assert 0 < np.abs(gap).max() < 0.01
 
 
-def test_tokens_have_their_names_although_there_is_no_pair(tmp_path, spelling):
-    run = import_dump("slime", dumps.slime(tmp_path / "dump", ROWS), spelling, tmp_path / "run")
-    names = dict(zip(run.types()["token_id"].to_pylist(), run.types()["token"].to_pylist()))
-    assert names[dumps.COSTLY] == "w7"
-
-
-# Tokenizers
-
-
-def test_ids_that_the_tokenizer_lacks_are_refused(tmp_path, spelling):
-    rows = dumps.rollouts(2)
+def other_id(rows):
     rows[1]["tokens"][0] = 64
-    with pytest.raises(DataError, match="token id 64 is not one of tokenizer"):
-        import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", rows), spelling, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
-def test_ids_that_do_not_spell_their_text_are_refused(tmp_path, spelling):
-    rows = dumps.rollouts(4)
+def other_text(rows):
     for row in rows:
         row["text"] = "another tokenizer's text"
-    with pytest.raises(DataError, match="do not spell their own text"):
+
+
+@pytest.mark.parametrize(("change", "said"), [(other_id, "token id 64"), (other_text, "do not spell")])
+def test_ids_that_are_not_the_tokenizers_are_refused(tmp_path, spelling, change, said):
+    rows = dumps.rollouts(4)
+    change(rows)
+    with pytest.raises(DataError, match=said):
         import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", rows), spelling, tmp_path / "run")
-
-
-def test_files_of_several_tokenizers_are_refused(tmp_path, spelling):
-    files = [
-        *dumps.jsonl(tmp_path / "a.jsonl", ROWS[:2], tokenizer="first"),
-        *dumps.jsonl(tmp_path / "b.jsonl", ROWS[2:4], tokenizer="second"),
-    ]
+    assert not (tmp_path / "run").exists()
+    files = [file for who in "ab" for file in dumps.jsonl(tmp_path / f"{who}.jsonl", ROWS[:2], tokenizer=who)]
     with pytest.raises(DataError, match="several tokenizers"):
         import_dump("jsonl", files, spelling, tmp_path / "run")
 
@@ -111,15 +95,6 @@ def said(capsys, *words) -> tuple[int, str]:
     return end.value.code or 0, "".join(capsys.readouterr())
 
 
-def test_the_command_imports_and_names_the_run(tmp_path, spelling, capsys):
-    dumps.slime(tmp_path / "dump", ROWS)
-    words = ("--tokenizer", spelling, "--out", tmp_path / "run", "--no-detect")
-    code, text = said(capsys, "import", "slime", tmp_path / "dump" / "train_data", *words)
-    assert code == 0
-    assert "60 rollouts" in text
-    assert f"run: {tmp_path / 'run'}" in text
-
-
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
@@ -139,6 +114,7 @@ def test_an_imported_run_is_never_told_to_sample_or_compare(tmp_path, spelling, 
     dumps.slime(tmp_path / "dump", dumps.rollouts(24))
     words = ("--tokenizer", spelling, "--out", tmp_path / "run")
     code, text = said(capsys, "import", "slime", tmp_path / "dump", *words)
+    assert "24 rollouts" in text
     page = (tmp_path / "run" / "report.html").read_text()
     assert code == 0
     for command in ("rocktokens sample", "rocktokens compare", "rocktokens score", "rocktokens distill"):
