@@ -131,7 +131,7 @@ def prepare(
     from transformers.trainer_callback import PrinterCallback
     from trl import DistillationTrainer
 
-    from rocktokens import RockDistillationTrainer
+    from rocktokens import RockDistillationTrainer, RockOptions
     from rocktokens.run import Run
     from rocktokens.train.trainer import device_arguments
 
@@ -162,9 +162,11 @@ def prepare(
     if contestant != "TRL":
         kind = RockDistillationTrainer
         generation = "trl" if contestant.endswith("TRL's generation") else "ours"
-        ours = {"run": Run.create(scratch / "run"), "telemetry_every": 1, "generation": generation}
+        every = 1
+        ours = {"run": Run.create(scratch / "run")}
         if "30 %" in contestant:  # occurrences of dropped positions would have to be measured: not in this one
-            ours |= {"selector": thirty_percent(), "telemetry_every": None}
+            every, ours["selector"] = None, thirty_percent()
+        ours["options"] = RockOptions(telemetry_every=every, generation=generation)
     else:
         kind = type("StockTrainer", (DistillationTrainer,), {"_tokenize_prompts": lambda self, rows: (rows, None, {})})
     turnstile = Turnstile()

@@ -81,5 +81,6 @@ def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Itera
 
 def selector_kinds() -> dict[str, type[Selector]]:
     """Every selector of ours by name."""
-    ours = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence, Prefix)
-    return {kind.name: kind for kind in (*ours, *PUBLISHED)}
+    ours: tuple[type[Selector], ...] = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence)
+    ours += (Prefix, *PUBLISHED)
+    return {kind.name: kind for kind in ours}

@@ -85,6 +85,8 @@ class CheckpointMixin(_Base):
     """Saving and resuming for the trainer; every rank takes part."""
 
     args: Any
+    model: Any
+    optimizer: Any
     run: Run | None
     monitor: TokenMonitor
     selector: Selector

@@ -156,9 +156,9 @@ def _notes(facts: Facts) -> list[str]:
             said += f": over the last {test['num_steps']} steps the loss fell by {interval(fall, percent)} of its level"
         notes.append(f"{said}.")
     ends = [made.get(f"accuracy_{when}") for when in ("before", "after")]
-    said = [interval(estimate(end, "accuracy"), percent) for end in ends if isinstance(end, dict)]
-    if len(said) == 2:
-        notes.append(f"Accuracy on held-out prompts went from {said[0]} to {said[1]}.")
+    shown = [interval(estimate(end, "accuracy"), percent) for end in ends if isinstance(end, dict)]
+    if len(shown) == 2:
+        notes.append(f"Accuracy on held-out prompts went from {shown[0]} to {shown[1]}.")
     return notes
 
 

@@ -117,6 +117,7 @@ def _shared(model: PreTrainedModel, texts: Texts) -> Tensor | None:
         inputs = max(int(mask_GC.any(0).nonzero().max()), 1) if mask_GC.any() else 1
         branch = DynamicCache(config=model.config)
         for number, layer in enumerate(trunk.layers):
+            assert isinstance(layer, DynamicLayer)
             assert layer.keys is not None
             assert layer.values is not None
             branch.update(layer.keys[row_B[group_G]], layer.values[row_B[group_G]], number)

@@ -7,6 +7,7 @@ never holds a step twice. This module knows rows of numbers, not how they came a
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -248,14 +249,14 @@ def account_table(title: str, summary: Mapping[str, float]) -> Table:
     total = summary["seconds"]
     seconds = {stage: summary[f"seconds_{stage}"] for stage in STEP_STAGES if summary[f"seconds_{stage}"] > 0}
     seconds |= {"other": total - sum(summary[f"seconds_{stage}"] for stage in STEP_STAGES), "all": total}
-    flops = {stage: summary.get(f"flops_{stage}") or None for stage in seconds}
+    flops = {stage: summary.get(f"flops_{stage}") or math.nan for stage in seconds}
     rows = [
         {
             "stage": stage,
             "seconds": own,
             "share": own / total,
-            "tflop": None if flops[stage] is None else flops[stage] / 1e12,
-            "speed": None if flops[stage] is None else flops[stage] / own / 1e9,
+            "tflop": flops[stage] / 1e12,
+            "speed": flops[stage] / own / 1e9,
         }
         for stage, own in seconds.items()
     ]

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rocktokens.bypass.stage import list_for
 from rocktokens.errors import ConfigError, RunError
@@ -197,5 +198,5 @@ def _artefacts(path: Path) -> list[Path]:
 if __name__ == "__main__":  # one of the processes that `_launch` started
     asked = json.loads(sys.argv[1])
     kinds = {"pair": PairConfig, "prompts": PromptsConfig, "config": DistillConfig, "servers": ServersConfig}
-    settings = {name: from_mapping(kind, asked.pop(name)) for name, kind in kinds.items()}
+    settings: dict[str, Any] = {name: from_mapping(kind, asked.pop(name)) for name, kind in kinds.items()}
     distill(Path(asked.pop("path")), **settings, **asked)

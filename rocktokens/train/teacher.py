@@ -171,8 +171,9 @@ def differ_in_size(
         options: Any = given or {}
         revision = options.get("revision", args.teacher_model_revision if model is teacher else None)
         trust = options.get("trust_remote_code", args.trust_remote_code)
-        config = model.config if not isinstance(model, str) else None
-        config = config or AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust)
+        config: Any = getattr(model, "config", None)
+        if isinstance(model, str):
+            config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust)
         sizes.append(config.get_text_config().vocab_size)
     return bool(sizes[0] != sizes[1])
 

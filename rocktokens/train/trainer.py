@@ -73,7 +73,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # What a model of several kinds of input is given beside token ids.
-IMAGE_KEYS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes")
+IMAGE_KEYS: tuple[str, ...] = (
+    "pixel_values",
+    "image_grid_thw",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "image_sizes",
+)
 IMAGE_KEYS += ("token_type_ids", "mm_token_type_ids", "image_position_ids")
 PASSED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row")
 
@@ -165,8 +171,8 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = device_arguments(f"{name.split('/')[-1]}-Distillation")
         self.selector, self.run = selector or Uniform(), run
-        self.shadows = dict(options.shadows) if isinstance(options.shadows, Mapping) else {}
-        self.shadows = self.shadows or {shadow.name: shadow for shadow in options.shadows}  # type: ignore[union-attr]
+        given: Any = options.shadows
+        self.shadows = dict(given) if isinstance(given, Mapping) else {shadow.name: shadow for shadow in given}
         is_named = len(self.shadows) == len(options.shadows)
         require(is_named, "several shadow selectors share a name; pass a mapping from names of your own")
         self.length_limit = args.max_completion_length
