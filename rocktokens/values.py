@@ -1,6 +1,6 @@
 """Names for values whose types stand in a file and not in Python: rows of tables, objects of JSON, batches of TRL.
 
-The columns of a row are described in runs/schema.py; what a JSON object holds, by whoever writes it.
+The columns of a row are described in tables.py; what a JSON object holds, by whoever writes it.
 """
 
 from __future__ import annotations

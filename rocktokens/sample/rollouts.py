@@ -1,7 +1,7 @@
 """Prompts in, rollouts out: who asks the engine, decodes what it wrote, and has the answers checked.
 
 A rollout's seed derives from the run's seed, its prompt and its number, so adding prompts or rollouts changes none of
-those there were. Rollouts travel as rows of `runs/schema.ROLLOUTS`; their text is for people, their ids for the scorer.
+those there were. Rollouts travel as rows of `tables.ROLLOUTS`; their text is for people, their ids for the scorer.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class TopTokenRecorder:
         k: How many tokens to keep of each model.
         vocabulary: Size of the shared vocabulary.
         write: Receives (step, table) for every micro-batch that holds a shown rollout; the table's columns are those
-            of `TOP_TOKENS` in runs/schema.py.
+            of `TOP_TOKENS` in tables.py.
         costly_step: The checkpoint whose costliest positions are kept too; None for no such positions.
     """
 

@@ -1,4 +1,4 @@
-"""What a run's tables hold against what runs/schema.py says of them."""
+"""What a run's tables hold against what tables.py says of them."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,16 +128,6 @@ def test_parts_are_written_as_it_goes(tmp_path):
 
 
 # --- damage ---
-
-
-@pytest.mark.parametrize("keep", [0, 3, 100, -20])
-def test_a_truncated_table_is_named(run, keep):
-    path = run.write("types", pa.table({"token_id": list(range(1000))}))
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"types\.parquet"):
-        run.types()
-    with pytest.raises(DataError, match=r"types\.parquet"):
-        run.query("select * from types")
 
 
 def test_a_damaged_table_does_not_hide_the_others(run):
@@ -266,3 +257,34 @@ def test_duckdb_sees_rows_that_are_nan(tmp_path: Path) -> None:
     assert run.query("select count(*) as n from losses where isnan(kl)")["n"].to_pylist() == [1]
     rows = run.query("select isnan(kl) as bad, count(*) as n from losses group by 1 order by 1").to_pylist()
     assert rows == [{"bad": False, "n": 2}, {"bad": True, "n": 1}]
+
+
+def damage(path: Path, how: str) -> None:
+    """Put something in the place of a file that its reader must not take, or wait for."""
+    whole = path.read_bytes()
+    path.unlink()
+    if how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a device":
+        path.symlink_to("/dev/zero")
+    elif how == "a directory":
+        path.mkdir()
+    elif how == "other columns":
+        pq.write_table(pa.table({"token_id": ["seven"]}), path)
+    else:
+        path.write_bytes({"empty": b"", "text": b"hello", "cut": whole[:-20], "head": whole[:100]}[how])
+
+
+@pytest.mark.parametrize("how", ["empty", "text", "cut", "head", "a pipe", "a device", "a directory", "other columns"])
+def test_a_damaged_file_is_one_sentence(run, how):
+    part = sorted((run.path / "occurrences" / "step=10").glob("*.parquet"))[1]
+    damage(run.write("types", pa.table({"token_id": list(range(1000))})), how)
+    damage(part, how)
+    opened = open_run(run.path)
+    for read in (opened.types, lambda: opened.query("select * from types"), opened.occurrences):
+        with pytest.raises(DataError, match=r"types\.parquet|part-"):
+            read()
+    if how != "other columns":
+        damage(run.path / "run.json", how)
+        with pytest.raises(RunError, match=r"run\.json"):
+            open_run(run.path)
