@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -188,10 +189,8 @@ class Census:
     """At which the smallest detectable effects are given."""
 
     def _repr_html_(self) -> str:
-        """The verdicts as a table, for notebooks."""
-        from rocktokens.causal.figures import census_terminal
-
-        return census_terminal(self).html(tools=False)
+        """The verdicts as a table, for notebooks; figures.py imports this module, so it is found by its name."""
+        return str(import_module("rocktokens.causal.figures").census_terminal(self).html(tools=False))
 
     def counts(self, role: str = "candidate") -> dict[str, int]:
         """How many sets got each verdict."""

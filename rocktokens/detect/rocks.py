@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import combinations
 from typing import Any
 
@@ -75,10 +76,8 @@ class RockReport:
         return self.sets[self.definition]
 
     def _repr_html_(self) -> str:
-        """The declared tokens as a table, for notebooks."""
-        from rocktokens.detect.figures import render
-
-        return render(self).html(tools=False)
+        """The declared tokens as a table, for notebooks; figures.py imports this module, so it is found by its name."""
+        return str(import_module("rocktokens.detect.figures").render(self).html(tools=False))
 
     def facts(self) -> Json:
         """The few numbers a manifest keeps."""
