@@ -82,7 +82,8 @@ class RockReport:
     def facts(self) -> Json:
         """The few numbers a manifest keeps."""
         spread = self.concentration
-        shares = {name: _known(getattr(spread, name)) for name in ("positions_50", "positions_80", "positions_95")}
+        shares = {name: getattr(spread, name) for name in ("positions_50", "positions_80", "positions_95")}
+        known = {name: None if np.isnan(value) else value for name, value in shares.items()}
         return {
             "definition": self.definition,
             "signal": self.config.signal,
@@ -96,8 +97,8 @@ class RockReport:
             "q": self.config.q,
             "thresholds": vars(self.thresholds),
             "concentration": {
-                **shares,
-                "variance_by_type": [_known(value) for value in spread.variance_by_type[:3]],
+                **known,
+                "variance_by_type": [None if np.isnan(value) else value for value in spread.variance_by_type[:3]],
                 "a_matter_of_positions": spread.a_matter_of_positions,
             },
             "enough": {name: getattr(self.enough, name) for name in ("num_unclear", "num_in_reach", "prompts_needed")},
@@ -143,8 +144,7 @@ def detect_rocks(
     tests = TypeTests.of(pairs, config.kappa)
     class_V = certified.declare(tests, config.q)
     scores = paper.score(chosen, pairs, config, vector_VH)
-    ranked = _ranked(class_V == ROCK, scores, config)
-    sets = _top(ranked, scores, config)
+    ranked, sets = _ranked(class_V == ROCK, scores, config)
     rocks = sets[config.definition]
     nearby = certified.moved(tests, pairs, config.kappa, config.q)
     overlaps = _overlaps(chosen, config, vector_VH, scores, sets)
@@ -174,11 +174,15 @@ def detect_rocks(
     spread = measures.concentration(predicted_V, measured, config)
     persistence = measures.persistence(chosen, measured, units, groups, config) if has_pre else []
 
+    costly_V, testable_V = class_V != "", tests.prompts_V >= MIN_PROMPTS
     types = {
         "token_id": ids_V,
         "token": np.array(texts, dtype=object),
         "cluster": kinds,
-        **_class_columns(tests, class_V, confirmed_V),
+        "class": np.where(costly_V, class_V, None),
+        "confirmed": np.where(costly_V, confirmed_V, None),
+        "p_costly": np.where(testable_V, tests.costly_V, np.nan),
+        "p_stagnant": np.where(testable_V & tests.has_pre, tests.stagnant_V, np.nan),
         "fall": fall.value_V,
         "fall_low": fall.low_V,
         "fall_high": fall.high_V,
@@ -195,14 +199,13 @@ def detect_rocks(
     # Rocks of the chosen definition first, then other costly types, by burden.
     rock_V = types[f"in_{config.definition}"]
     place_V = np.where(rock_V, types[f"rank_{config.definition}"], np.inf)
-    order = np.lexsort((-found.r_V, place_V, class_V == "", ~rock_V))
+    order = np.lexsort((-found.r_V, place_V, ~costly_V, ~rock_V))
     order = order[observed_V[order]]
-    clusters = {name: rocks[kinds[rocks] == name] for name in CLUSTERS}
-    notes += _notes(tests, class_V, found, spread, equal=most - least <= 1e-6 * max(abs(least), abs(most)))
-    if pairs.late_S is None and (class_V == LEARNING).any():
-        notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
-    notes += _control_notes(controls)
-    notes += [] if has_pre else ["persistence is skipped: only one checkpoint was scored"]
+    of_kind = {name: rocks[kinds[rocks] == name] for name in CLUSTERS}
+    clusters = [{"cluster": n, "num_types": len(own), **_shares(own, found)} for n, own in of_kind.items() if len(own)]
+    equal = most - least <= 1e-6 * max(abs(least), abs(most))
+    levels = pairs.late_S is not None or not (class_V == LEARNING).any()
+    notes += _notes(tests, found, spread, controls, equal=equal, levels=levels)
     return RockReport(
         config=config,
         sets={name: ids_V[own] for name, own in sets.items()},
@@ -214,14 +217,7 @@ def detect_rocks(
             "types": _table("types", {name: column[order] for name, column in types.items()}),
             "sensitivity": _rows("sensitivity", _sensitivity(nearby, sets["certified"], scores, found, config)),
             "footprints": _rows("footprints", [footprint._asdict() for footprint in footprints.values()]),
-            "clusters": _rows(
-                "clusters",
-                [
-                    {"cluster": n, "num_types": len(own), **_shares(own, found)}
-                    for n, own in clusters.items()
-                    if len(own)
-                ],
-            ),
+            "clusters": _rows("clusters", clusters),
             "persistence": _rows("persistence", [row._asdict() for row in persistence]),
             "positions": _rows("positions", measures.costliest_positions(halves, texts)),
         },
@@ -243,24 +239,13 @@ def detect_rocks(
     )
 
 
-def _ranked(rock_V: Array, scores: Scores, config: DetectConfig) -> dict[str, Array]:
-    """Types in order, best first, by each definition; types that cannot be rocks are not in it."""
-    rock_V = rock_V & scores.consistent_V if config.consistent else rock_V
-    return {
-        "certified": ordered(scores.r_V, rock_V),
-        "burden": ordered(scores.r_V, scores.r_V > 0),
-        "context": ordered(scores.r_ctx_V, scores.r_ctx_V > 0),
-    }
-
-
-def _k(config: DetectConfig, ranked: dict[str, Array], scores: Scores) -> int:
-    """K of the paper's definitions, never more than the types that occur."""
-    return len(ranked["certified"]) if config.k == "declared" else min(config.k, int((scores.count_V > 0).sum()))
-
-
-def _top(ranked: dict[str, Array], scores: Scores, config: DetectConfig) -> dict[str, Array]:
-    k = _k(config, ranked, scores)
-    return {name: order if name == "certified" else order[:k] for name, order in ranked.items()}
+def _ranked(rock_V: Array, scores: Scores, config: DetectConfig) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Types in order, best first, by each definition, and those of them that are rocks."""
+    declared = ordered(scores.r_V, rock_V & scores.consistent_V if config.consistent else rock_V)
+    burden, context = ordered(scores.r_V, scores.r_V > 0), ordered(scores.r_ctx_V, scores.r_ctx_V > 0)
+    k = len(declared) if config.k == "declared" else config.k
+    ranked = {"certified": declared, "burden": burden, "context": context}
+    return ranked, {"certified": declared, "burden": burden[:k], "context": context[:k]}
 
 
 def jaccard(first: Array, second: Array) -> float:
@@ -281,10 +266,8 @@ def _overlaps(
         at = Thresholds(*taus, scores.thresholds.gamma, paper.ETA, config.window)
         theirs = paper.score(other, pairs, config, vector_VH, at)
         rock_V = certified.declare(TypeTests.of(pairs, config.kappa), config.q) == ROCK
-        ranked = _ranked(rock_V, theirs, config)
         name = "log_ratio" if config.signal == "kl" else "kl"
-        for definition in DEFINITIONS:
-            own = ranked[definition] if definition == "certified" else ranked[definition][: _k(config, sets, scores)]
+        for definition, own in _ranked(rock_V, theirs, config)[1].items():
             same = jaccard(sets[definition], own)
             found.append((f"{definition} on {config.signal}", f"{definition} on {name}", same))
     return found
@@ -316,7 +299,7 @@ def _sensitivity(
     """The declared set, and with κ or q moved by one step; footprints on the measured half."""
     rows = [("base", 0, float("nan"), declared)]
     for (parameter, step), (value, rock_V) in nearby.items():
-        rows.append((parameter, step, value, _ranked(rock_V, scores, config)["certified"]))
+        rows.append((parameter, step, value, _ranked(rock_V, scores, config)[0]["certified"]))
     return [
         {
             "parameter": parameter,
@@ -330,17 +313,6 @@ def _sensitivity(
         }
         for parameter, step, value, own in rows
     ]
-
-
-def _class_columns(tests: TypeTests, class_V: Array, confirmed_V: Array) -> Row:
-    """Class, confirmation and the p values of the choosing half; empty where there is nothing to say."""
-    costly_V, testable_V = class_V != "", tests.prompts_V >= MIN_PROMPTS
-    return {
-        "class": np.where(costly_V, class_V, None),
-        "confirmed": np.where(costly_V, confirmed_V, None),
-        "p_costly": np.where(testable_V, tests.costly_V, np.nan),
-        "p_stagnant": np.where(testable_V & tests.has_pre, tests.stagnant_V, np.nan),
-    }
 
 
 def _measured_columns(measured: Occurrences, pairs: Pairs, found: Scores, config: DetectConfig) -> Row:
@@ -365,7 +337,9 @@ def _measured_columns(measured: Occurrences, pairs: Pairs, found: Scores, config
     return columns
 
 
-def _notes(tests: TypeTests, class_V: Array, found: Scores, spread: Concentration, *, equal: bool) -> list[str]:
+def _notes(
+    tests: TypeTests, found: Scores, spread: Concentration, controls: dict[str, Control], *, equal: bool, levels: bool
+) -> list[str]:
     """What limits the numbers, and why rocks cannot be declared where they cannot."""
     notes, prompts = [], plural(spread.num_prompts_measured, "prompt")
     if spread.num_prompts_measured < FEW_PROMPTS and spread.positions_80 <= CONCENTRATED:
@@ -382,32 +356,21 @@ def _notes(tests: TypeTests, class_V: Array, found: Scores, spread: Concentratio
     if not tests.has_pre:
         notes.append(
             f"{CANNOT}: without the loss before OPD (loss_pre, or a second scored checkpoint) types are called costly "
-            "at most, and an occurrence persists by its loss after OPD alone"
+            "at most, and an occurrence persists by its loss after OPD alone; persistence is skipped"
         )
     if tests.prompts_V.max() < MIN_PROMPTS:
-        notes.append(
-            f"{CANNOT}: no token type occurs in {MIN_PROMPTS} of the prompts that rocks are chosen on; "
-            "score more prompts"
-        )
-    return notes
-
-
-def _control_notes(controls: dict[str, Control]) -> list[str]:
-    notes = []
+        notes.append(f"{CANNOT}: no token type occurs in {MIN_PROMPTS} prompts of the half that chooses; score more")
+    if not levels:
+        notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
     for name, control in controls.items():
         if control.num_placed < 0.99 * control.num_wanted:
             notes.append(f"{name}: only {control.num_placed} of {control.num_wanted} occurrences could be matched")
         if name == "control_loss" and control.loss_placed < 0.95 * control.loss_wanted:
             share = percent(float(control.loss_placed / control.loss_wanted), 0)
             notes.append(
-                f"{name}: the costliest non-rocks carry only {share} of the rocks' loss, so the control is matched to "
-                "that much"
+                f"{name}: the costliest non-rocks carry only {share} of the rocks' loss; it is matched to that"
             )
     return notes
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _table(name: str, columns: Row) -> pa.Table:

@@ -247,7 +247,7 @@ def test_four_prompts_cannot_declare_and_three_are_refused():
     columns, _ = corpora.four_rocks(np.random.default_rng(6), 4)
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
     assert len(report.rocks) == 0
-    assert any("no token type occurs in 5 of the" in note for note in report.notes)
+    assert any("no token type occurs in 5 prompts" in note for note in report.notes)
     three = columns["prompt_id"] < 3
     with pytest.raises(DataError, match="at least 4 prompts"):
         detect_rocks({name: column[three] for name, column in columns.items()})
