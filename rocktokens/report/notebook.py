@@ -6,30 +6,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from html import escape
 from typing import Any
 
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.facts import Facts
 from rocktokens.report.conclusions import said_accuracies, verdict
-from rocktokens.report.page import templates
+from rocktokens.report.page import resource, templates
 from rocktokens.report.stage import FIGURES
 from rocktokens.run import Run
 from rocktokens.show import visible
 
-# The report's light colours by the names that figures use.
-COLOURS = {
-    "paper": "#ffffff",
-    "ink": "#1c1e21",
-    "muted": "#5a616c",
-    "grid": "#e3e1da",
-    "rock": "#b3400e",
-    "rest": "#0b62a6",
-    "rare": "#7a3e9d",
-    "third": "#00745a",
-    "fifth": "#826300",
-    "sixth": "#a82c74",
-}
+# The report's light colours by the names that figures use, from the stylesheet that the page has them from.
+COLOURS = dict(re.findall(r"--(\w+): (#\w+);", resource("report.css").partition("}")[0]))
 TONES = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
 CARD = """{% macro badge(tone, text) %}<span style="color:{{ tones[tone] }};border:1.5px solid {{ tones[tone] }};
 border-radius:999px;padding:0 .6em;white-space:nowrap">{{ text }}</span>{% endmacro %}
