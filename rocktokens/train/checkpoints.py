@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoTokenizer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -26,6 +25,7 @@ from transformers.trainer_utils import TrainOutput
 from trl.trainer.utils import get_config_model_id
 
 from rocktokens.errors import RunError
+from rocktokens.run import failing, writing
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
@@ -221,18 +221,13 @@ class CheckpointMixin(_Base):
 
 @contextmanager
 def _writing(directory: Path) -> Iterator[None]:
-    """A failed write ends in one clear sentence, and what was half-written is removed."""
+    """A failed write ends in one clear sentence, and what was half-written is removed; earlier ones are intact."""
     try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
-            raise
+        with failing(directory):
+            yield
+    except RunError:
         shutil.rmtree(directory, ignore_errors=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        raise RunError(
-            f"cannot write {directory}: {reason}. Earlier checkpoints are intact: free some space or make it "
-            "writable, then repeat the command to go on from the last of them."
-        ) from error
+        raise
 
 
 def describe_run(trainer: RockDistillationTrainer, run: Run, models: dict[str, str | PreTrainedModel | None]) -> None:
@@ -257,9 +252,8 @@ def describe_run(trainer: RockDistillationTrainer, run: Run, models: dict[str, s
     lines = _prompt_lines(trainer.train_dataset)
     if lines is not None:
         path = run.path / PROMPTS
-        draft = path.with_name(f".{path.name}.tmp")
-        draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        draft.replace(path)
+        with writing(path) as draft:
+            draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
         sections["prompts"] = {"source": str(path.absolute()), "split": "train"}
     run.describe(sections)
 

@@ -23,12 +23,13 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.trainer_callback import PrinterCallback
 
-from rocktokens.errors import DataError, RunError
+from rocktokens.errors import DataError
 from rocktokens.models.devices import TINY_PARAMETERS
 from rocktokens.models.pair import Pair, no_bars
 from rocktokens.progress import Work, progress
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
+from rocktokens.run import failing
 from rocktokens.sample.accuracy import Evaluator
 from rocktokens.sample.rollouts import make_engine, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
@@ -97,7 +98,7 @@ def distill(
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
-    with _writing_to(run.path / "checkpoints"):
+    with failing(run.path / "checkpoints"):
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if config.off_policy.answers is not None:
         off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
@@ -139,7 +140,7 @@ def distill(
         on_step=on_step or watcher,
         teacher_states=_served_states(pair),
     )
-    with _writing_to(run.path):  # TRL makes its output directory, and the run keeps the tokenizer
+    with failing(run.path):  # TRL makes its output directory, and the run keeps the tokenizer
         trainer = RockDistillationTrainer(
             pair.student,
             pair.teacher,
@@ -343,15 +344,6 @@ class _StepProgress:
         work(row["step"] - work.done)
         rate = row["tokens"] / max(row["seconds"], 1e-9)
         work.say(f"{said}, {rate:.0f} tokens/s{self._accuracy}", now=row.get("accuracy") is not None)
-
-
-@contextmanager
-def _writing_to(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "Free some space there, or choose a directory you can write to."
-        raise RunError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
 
 
 def _facts(config: DistillConfig, trainer: RockDistillationTrainer) -> Json:

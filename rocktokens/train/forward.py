@@ -172,19 +172,14 @@ class Precision:
         asked = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         self._accelerator, self.autocast = accelerator, autocast
         self._mixed = asked if autocast else None
-        stored = str(weight.dtype).removeprefix("torch.")
-        self.forward = str(self._mixed or weight.dtype).removeprefix("torch.")
+        names = [str(own).removeprefix("torch.") for own in (weight.dtype, self._mixed or weight.dtype)]
+        names.append(str(self.product(weight.device) or weight.dtype).removeprefix("torch."))
+        self.forward = names[1]
         """The format in which hidden states are computed: what the loss's numerical floor follows from."""
-        product = str(self.product(weight.device) or weight.dtype).removeprefix("torch.")
-        if asked is None:
-            said = f"weights and forward passes in {stored}, divergences summed in float32"
-        elif not autocast:
-            said = f"weights and training forwards in {stored}, rollouts of TRL in {accelerator.mixed_precision} "
-            said += "(autocast=False, as in TRL itself), divergences summed in float32"
-        else:
-            said = f"weights in {stored}, forward passes in {accelerator.mixed_precision} autocast, output heads as "
-            said += f"{product} products summed in float32"
-        self.description = f"precision: {said}"
+        own = f" (autocast=False, as in TRL itself; rollouts in {asked})" if asked and not autocast else ""
+        self.description = (
+            "precision: weights {}, training forwards {}, output heads {}, sums float32".format(*names) + own
+        )
 
     def mixed(self) -> AbstractContextManager[object]:
         """Accelerate's autocast, where the user asked for mixed precision and for its use in training forwards."""

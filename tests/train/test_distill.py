@@ -442,7 +442,6 @@ def test_a_full_disk_ends_the_run_clearly_and_leaves_the_last_checkpoint_intact(
     said = hear.recv()
     process.join()
     assert said.startswith("RunError: cannot write")
-    assert "Earlier checkpoints are intact" in said
     assert last_complete_checkpoint(resume).name == "checkpoint-2"
     assert (resume / "checkpoint-2" / "model.safetensors").read_bytes() == before
     assert not list((run.path / "checkpoints").glob(".*.draft"))
