@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from rocktokens.errors import DataError
 from rocktokens.models.states import LocalStates, Sequences, StateSource, source_of
 from rocktokens.sample.requests import Rollout
 from rocktokens.score.top_tokens import TopTokenRecorder
+from rocktokens.tables import METRICS
 
 Observer = Callable[[Tensor, Tensor], None]
 # A micro-batch is closed before more than this share of it is padding.
@@ -74,39 +74,55 @@ def score(
     theirs = source_of(teacher)
     ours: dict[int, StateSource] = {step: LocalStates(student) for step, student in students.items()}
     check_rollouts(rollouts, students, teacher, vocabulary)
-    local = [teacher] if isinstance(teacher, PreTrainedModel) else []
-    with _evaluating(*local, *students.values()):
-        layouts = (_Layout.of(batch) for batch in micro_batches(rollouts, token_budget))
-        for layout, told in _with_states(layouts, theirs):
+    models = [*students.values(), *([teacher] if isinstance(teacher, PreTrainedModel) else [])]
+    with _evaluating(*models):
+        for batch, sequences, told_NG in _with_states(micro_batches(rollouts, token_budget), theirs):
+            token_N = torch.tensor([token for rollout in batch for token in rollout.token_ids])
             for step, source in ours.items():
-                observe = (observers or {}).get(step)
-                states_NH = source.response_states(layout.sequences)
-                measured = _measure((states_NH, source), (told, theirs), layout, vocabulary, chunk, observe)
-                table = _table(layout, measured, eos_ids)
+                states_NH, head, device = source.response_states(sequences), source.head, source.head.weight_VH.device
+                bias_V = theirs.head.bias_V
+                measured = fused_divergence(
+                    states_NH.to(device),
+                    head.weight_VH[:vocabulary],
+                    told_NG.to(device),
+                    theirs.head.weight_VH[:vocabulary].to(device),
+                    token_N=token_N.to(device),
+                    student_bias=head.bias_V,
+                    teacher_bias=None if bias_V is None else bias_V.to(device),
+                    student_softcap=head.softcap,
+                    teacher_softcap=theirs.head.softcap,
+                    student_scale=head.scale,
+                    teacher_scale=theirs.head.scale,
+                    chunk=chunk,
+                    observe=_finite_only(observers[step]) if observers and step in observers else None,
+                )
+                table = _table(batch, token_N.numpy(), measured, eos_ids)
                 write(step, table)
                 if top is not None:
-                    loss_N = table["kl"].to_numpy()
-                    top.see(step, layout.batch, states_NH, source.head, told, theirs.head, loss_N)
+                    top.see(step, batch, states_NH, head, told_NG, theirs.head, table["kl"].to_numpy())
             if progress is not None:
-                progress(len(layout.batch))
+                progress(len(batch))
 
 
-def _with_states(layouts: Iterable[_Layout], source: StateSource) -> Iterator[tuple[_Layout, Tensor]]:
+def _with_states(
+    batches: Iterable[list[Rollout]], source: StateSource
+) -> Iterator[tuple[list[Rollout], Sequences, Tensor]]:
     """Every micro-batch with the teacher's states; a served teacher is asked for some of them ahead."""
-    ask = source.response_states
-    if not source.ahead:
-        yield from ((layout, ask(layout.sequences)) for layout in layouts)
-        return
     with ThreadPoolExecutor(1) as executor:
-        coming: deque[tuple[_Layout, Future[Tensor]]] = deque()
-        for layout in layouts:
-            coming.append((layout, executor.submit(ask, layout.sequences)))
+        coming: deque[tuple[list[Rollout], Sequences, Future[Tensor]]] = deque()
+        for batch in batches:
+            ids = tuple(rollout.prompt_ids + rollout.token_ids for rollout in batch)
+            starts = tuple(len(rollout.prompt_ids) for rollout in batch)
+            sequences = Sequences(ids, starts, tuple(rollout.rollout_id for rollout in batch))
+            if not source.ahead:
+                yield batch, sequences, source.response_states(sequences)
+                continue
+            coming.append((batch, sequences, executor.submit(source.response_states, sequences)))
             if len(coming) > AHEAD:
-                first, told = coming.popleft()
-                yield first, told.result()
-        while coming:
-            first, told = coming.popleft()
-            yield first, told.result()
+                *known, told = coming.popleft()
+                yield *known, told.result()  # type: ignore[misc]
+        for *known, told in coming:
+            yield *known, told.result()  # type: ignore[misc]
 
 
 @contextmanager
@@ -122,35 +138,6 @@ def _evaluating(*models: PreTrainedModel) -> Iterator[None]:
             model.train(training)
 
 
-def _measure(
-    student: tuple[Tensor, StateSource],
-    teacher: tuple[Tensor, StateSource],
-    layout: _Layout,
-    vocabulary: int,
-    chunk: int | None,
-    observe: Observer | None,
-) -> Divergence:
-    student_NH, told = student[0], teacher[0]
-    ours = student[1].head
-    theirs = teacher[1].head
-    device = ours.weight_VH.device
-    return fused_divergence(
-        student_NH.to(device),
-        ours.weight_VH[:vocabulary],
-        told.to(device),
-        theirs.weight_VH[:vocabulary].to(device),
-        token_N=layout.token_N.to(device),
-        student_bias=ours.bias_V,
-        teacher_bias=None if theirs.bias_V is None else theirs.bias_V.to(device),
-        student_softcap=ours.softcap,
-        teacher_softcap=theirs.softcap,
-        student_scale=ours.scale,
-        teacher_scale=theirs.scale,
-        chunk=chunk,
-        observe=None if observe is None else _finite_only(observe),
-    )
-
-
 def _finite_only(observe: Observer) -> Observer:
     def seen(token_C: Tensor, grad_CV: Tensor) -> None:
         finite_C = torch.isfinite(grad_CV.sum(dim=1))
@@ -162,47 +149,17 @@ def _finite_only(observe: Observer) -> Observer:
     return seen
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where the response positions of a micro-batch lie."""
-
-    batch: list[Rollout]
-    sequences: Sequences
-    token_N: Tensor
-    position_N: np.ndarray
-
-    @classmethod
-    def of(cls, batch: list[Rollout]) -> _Layout:
-        ids = tuple(rollout.prompt_ids + rollout.token_ids for rollout in batch)
-        starts = tuple(len(rollout.prompt_ids) for rollout in batch)
-        token_N = torch.tensor([token for rollout in batch for token in rollout.token_ids])
-        position_N = np.concatenate([np.arange(len(rollout.token_ids)) for rollout in batch])
-        sequences = Sequences(ids, starts, tuple(rollout.rollout_id for rollout in batch))
-        return cls(batch, sequences, token_N, position_N)
-
-
-def _table(layout: _Layout, measured: Divergence, eos_ids: Sequence[int]) -> pa.Table:
-    counts = [len(rollout.token_ids) for rollout in layout.batch]
-    row_N = np.repeat(np.arange(len(layout.batch)), counts)
-    token_N = layout.token_N.numpy()
-
-    def column(tensor: Tensor | None) -> np.ndarray:
-        assert tensor is not None
-        return tensor.float().cpu().numpy()
-
+def _table(batch: list[Rollout], token_N: np.ndarray, measured: Divergence, eos_ids: Sequence[int]) -> pa.Table:
+    counts = [len(rollout.token_ids) for rollout in batch]
+    row_N = pa.array(np.repeat(np.arange(len(batch)), counts))
+    named = {"kl": measured.value_N} | {name: getattr(measured, f"{name}_N") for name in METRICS if name != "kl"}
     return pa.table(
         {
-            "prompt_id": pa.array([rollout.prompt_id for rollout in layout.batch]).take(pa.array(row_N)),
-            "rollout_id": pa.array([rollout.rollout_id for rollout in layout.batch]).take(pa.array(row_N)),
-            "position": layout.position_N.astype(np.int32),
+            "prompt_id": pa.array([rollout.prompt_id for rollout in batch]).take(row_N),
+            "rollout_id": pa.array([rollout.rollout_id for rollout in batch]).take(row_N),
+            "position": np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
             "token_id": token_N.astype(np.int32),
-            "kl": column(measured.value_N),
-            "log_ratio": column(measured.log_ratio_N),
-            "student_logprob": column(measured.student_logprob_N),
-            "teacher_logprob": column(measured.teacher_logprob_N),
-            "student_entropy": column(measured.student_entropy_N),
-            "teacher_entropy": column(measured.teacher_entropy_N),
-            "grad_norm": column(measured.grad_norm_N),
+            **{name: value_N.float().cpu().numpy() for name, value_N in named.items()},
             "is_eos": np.isin(token_N, list(eos_ids)),
         }
     )
