@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -229,17 +230,23 @@ class StageCommand:
             from rocktokens.jobs import refuse_torchrun
 
             refuse_torchrun()
+        stage = self.work(STAGES[name].load(vars(self), **({"place": place} if place else {})))
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
-            run = self.work(STAGES[name], **({"place": place} if place else {}))
+            run = stage(self.path)
             if os.environ.get("RANK", "0") == "0":  # under torchrun: say it once
                 print(f"run: {run.path}")
+        if "RANK" in os.environ:  # every process leaves the group at the end
+            from torch import distributed
+
+            if distributed.is_initialized():  # a stage that was complete has started nothing
+                distributed.destroy_process_group()
         if self.json:
             stages = run.manifest["stages"].items()
             print(json.dumps({own: facts for own, facts in stages if own.split("/")[0] == name}, indent=2))
 
-    def work(self, spec: StageSpec, **options: Any) -> Any:
-        """Call the stage's function."""
-        return spec.run(self.path, vars(self), **options)
+    def work(self, stage: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        """What to call with the run directory."""
+        return stage
 
 
 def stage_command(spec: StageSpec) -> type[StageCommand]:
@@ -262,19 +269,6 @@ def stage_command(spec: StageSpec) -> type[StageCommand]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(StageCommand):
-    def work(self, spec: StageSpec, **options: Any) -> Any:
-        """Every process of torchrun or `accelerate launch` trains, and leaves the group at the end."""
-        run = super().work(spec, **options)
-        if "RANK" in os.environ:
-            from torch import distributed
-
-            if distributed.is_initialized():  # a stage that was complete has started nothing
-                distributed.destroy_process_group()
-        return run
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sample(StageCommand):
     checkpoint: str = "last"
     """Which model samples: last (kept checkpoint, else the student), student, teacher, or a step."""
@@ -293,16 +287,16 @@ class Detect(StageCommand):
     tokenizer: str | None = None
     """For --occurrences: tokenizer that names the tokens; a directory or hub name."""
 
-    def work(self, spec: StageSpec, **options: Any) -> Any:
+    def work(self, stage: Callable[[Path], Any]) -> Callable[[Path], Any]:
         """Detection in a run, or in a table."""
         if self.path is not None and not (self.occurrences or self.out or self.tokenizer):
-            return super().work(spec, **options)
+            return stage
         if self.path is not None or self.occurrences is None or self.out is None:
             raise ConfigError("detect takes RUN, or --occurrences FILE --out DIRECTORY [--tokenizer NAME]")
         from rocktokens.detect.stage import detect_table
 
-        config = vars(self)["detect"]
-        return detect_table(self.occurrences, self.out, config, tokenizer=self.tokenizer, again=self.again)
+        table, out, config = self.occurrences, self.out, vars(self)["detect"]
+        return lambda _: detect_table(table, out, config, tokenizer=self.tokenizer, again=self.again)
 
 
 @dataclass(frozen=True, kw_only=True)

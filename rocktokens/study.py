@@ -7,6 +7,7 @@ from it. A stage's function is imported when it runs, so that help and mistakes 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -76,14 +77,14 @@ class StageSpec:
         """Parameter of the function → field of StudyConfig."""
         return dict((part.split("=") * 2)[:2] for part in self.takes.split())
 
-    def run(self, path: Path, settings: Mapping[str, Any], **options: Any) -> Any:
-        """Call the stage with its settings, and with those of the options (place, again, ...) that it has."""
+    def load(self, settings: Mapping[str, Any], **options: Any) -> Callable[[Path], Any]:
+        """The stage's function with its settings, and with those of the options (place, again, ...) that it has."""
         module, _, name = self.work.partition(":")
         function = getattr(importlib.import_module(module), name)
         known = set(inspect.signature(function).parameters) - {"path"}
         given = {parameter: settings[section] for parameter, section in self.arguments.items()}
-        more = {**settings, **options}
-        return function(path, **given, **{name: more[name] for name in more if name in known and name not in given})
+        more = {name: value for name, value in {**settings, **options}.items() if name in known and name not in given}
+        return functools.partial(function, **given, **more)
 
 
 def _trained(config: StudyConfig, steps: int) -> float:
@@ -302,7 +303,7 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
                 if spec.needs_answers and not _has_answers(path):
                     log.info("no answers to check: %s is left out, accuracy has no meaning here", spec.name)
                 else:
-                    spec.run(path, vars(config), place=place)
+                    spec.load(vars(config), place=place)(path)
             if _complete(path) != before:  # a stage that was complete, or is left out, took no time
                 _clocked(path, spec.name, time.monotonic() - began)
             said = found_by(spec.name, Facts.of(path)) if spec.tells else None
