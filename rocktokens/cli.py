@@ -54,7 +54,9 @@ RunPath = Annotated[Positional[Path], arg(metavar="RUN")]
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `rocktokens` command."""
     try:
-        run_command(list(sys.argv[1:] if arguments is None else arguments))
+        command, place, permitted = prepare(list(sys.argv[1:] if arguments is None else arguments))
+        with granting(*permitted):
+            command.run(place)
         sys.exit(0)
     except RockTokensError as error:
         print(f"rocktokens: {error}", file=sys.stderr)
@@ -83,11 +85,11 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(1)
 
 
-def run_command(words: list[str]) -> None:
-    """Parse the words and do what they ask."""
+def prepare(words: list[str]) -> tuple[Any, Any, list[Permission]]:
+    """(the command that the words ask for, where its shared work is done, what it may do)."""
     if words[:1] in (["-V"], ["--version"]):
         print(f"rocktokens {__version__}")
-        return
+        sys.exit(0)
     everywhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     everywhere.add_argument("--config")
     everywhere.add_argument("--workers", type=int)
@@ -108,14 +110,12 @@ def run_command(words: list[str]) -> None:
 
         refuse_torchrun()
     command = parse(words, flags.config)
-    permitted = permissions_of(command, allow_code=flags.allow_code)
     place = None
     if flags.workers is not None or flags.ray is not None:
         from rocktokens.jobs import Place
 
         place = Place(1 if flags.workers is None else flags.workers, flags.ray)
-    with granting(*permitted):
-        command.run(place) if isinstance(command, StageCommand | StudyCommand) else command.run()
+    return command, place, permissions_of(command, allow_code=flags.allow_code)
 
 
 def permissions_of(command: object, *, allow_code: bool) -> list[Permission]:
@@ -226,10 +226,6 @@ class StageCommand:
     def run(self, place: Any = None) -> None:
         """Run the stage and say where it is."""
         name = type(self).__name__
-        if name != "distill":
-            from rocktokens.jobs import refuse_torchrun
-
-            refuse_torchrun()
         stage = self.work(STAGES[name].load(vars(self), **({"place": place} if place else {})))
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
             run = stage(self.path)
@@ -316,10 +312,8 @@ class StudyCommand(StudyConfig):
     def run(self, place: Any = None) -> None:
         """Run the study, or say what it would do."""
         from rocktokens import study
-        from rocktokens.jobs import refuse_torchrun
         from rocktokens.run import open_run
 
-        refuse_torchrun()
         config = StudyConfig(**{item.name: getattr(self, item.name) for item in dataclasses.fields(StudyConfig)})
         if self.dry_run:
             print(*study.dry_run(config), sep="\n")
@@ -360,7 +354,7 @@ class Check:
     json: bool = False
     """Print the findings as JSON."""
 
-    def run(self) -> None:
+    def run(self, place: Any = None) -> None:
         """Print the findings."""
         from rocktokens.check.findings import report
         from rocktokens.check.stage import check
@@ -380,7 +374,7 @@ class View:
     open_browser: bool = False
     """Also open the page in a browser."""
 
-    def run(self) -> None:
+    def run(self, place: Any = None) -> None:
         """Serve until Ctrl-C."""
         from rocktokens.report.view import view
 
@@ -404,7 +398,7 @@ class Import:
     no_detect: bool = False
     """Do not detect costly token types and do not write the report."""
 
-    def run(self) -> None:
+    def run(self, place: Any = None) -> None:
         """Import, and detect."""
         from rocktokens.interop.import_ import import_dump
 
@@ -427,7 +421,7 @@ class Export:
     out: Path | None = None
     """The file to write; unset: beside the list."""
 
-    def run(self) -> None:
+    def run(self, place: Any = None) -> None:
         """Write the file."""
         from rocktokens.interop.export import export
 
@@ -438,7 +432,7 @@ class Export:
 class Schema:
     """Print the JSON Schema of all settings, for editors and for other programs that write them."""
 
-    def run(self) -> None:
+    def run(self, place: Any = None) -> None:
         """Print it."""
         from rocktokens.settings import schema
 
