@@ -256,7 +256,8 @@ class _Reader:
     """The tables of all checkpoints as views, and where their rows lie in canonical order."""
 
     def __init__(self, by_step: Mapping[int, pa.Table | str], signal: str) -> None:
-        self.connection = duckdb.connect()
+        # Columns are read once or twice: caching the files would only hold memory.
+        self.connection = duckdb.connect(config={"enable_external_file_cache": "false"})
         self.steps = sorted(by_step)
         self.first, self.last = self.steps[0], self.steps[-1]
         self.kinds: dict[int, dict[str, str]] = {}
@@ -322,7 +323,8 @@ class _Reader:
                 raise DataError(
                     f"step {step} and {self.last} have other tokens at the same positions: another tokenizer?"
                 )
-        token_ids_V = np.unique(token_M)
+        distinct = f"select distinct token_id::integer as token from step_{self.last} order by token"
+        token_ids_V = self.connection.sql(distinct).to_arrow_table()["token"].to_numpy()
         code = np.zeros(int(token_ids_V[-1]) + 1, np.int32)
         code[token_ids_V] = np.arange(len(token_ids_V), dtype=np.int32)
         finite_M: Array | None = None
