@@ -8,13 +8,16 @@ Everything here is computed on whichever occurrences it is given: on one half to
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from rocktokens.detect.occurrences import Array, Occurrences, Pairs, rng_for
-from rocktokens.detect.parallel import for_each
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError
 from rocktokens.stats import Floats, Intervals, bootstrap_sums, resample_counts
@@ -119,6 +122,15 @@ def loss_thresholds(occurrences: Occurrences, config: DetectConfig) -> tuple[flo
     pre_N = occurrences.loss_pre_N
     pre = None if pre_N is None else threshold(pre_N)
     return pre, threshold(occurrences.loss_post_N)
+
+
+def for_each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Call `work` for every item on all cores; each writes to a place of its own, so that threads change no result."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(limit) if limit.isdigit() and int(limit) else os.cpu_count()
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(work, items):  # raises what a thread raised
+            pass
 
 
 def ordered(score_V: Array, eligible_V: Array) -> Array:
