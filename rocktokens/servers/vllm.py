@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rocktokens.errors import ConfigError, DataError, RunError
+from rocktokens.errors import DataError, RunError
 from rocktokens.sample.requests import Continuation, Request
 from rocktokens.seeds import derive_seed
-from rocktokens.servers.pool import Reply, ServerPool
+from rocktokens.servers.pool import ServerPool
 
 BAN_BIAS = -100.0
 # vLLM's GPU sampler keeps room for this many biases a request; further bans rest on redrawing alone, which is exact.
@@ -46,8 +46,6 @@ class VllmEngine:
         top_p: float | None = None,
         ban_bias: float = BAN_BIAS,
     ) -> None:
-        if not eos_ids:
-            raise ConfigError("sampling needs at least one end token; the model's generation config names none")
         self.pool, self.eos_ids, self.vocabulary = pool, tuple(sorted(set(eos_ids))), vocabulary
         self.temperature, self.greedy, self.top_k, self.top_p = temperature, greedy, top_k, top_p
         self.model_context, self.ban_bias = model_context, ban_bias
@@ -71,18 +69,12 @@ class VllmEngine:
 
     def check(self, request: Request) -> None:
         """Refuse a request that the model or a server cannot take."""
-        if not request.prefix:
-            raise DataError("a prompt is empty; every prompt needs at least one token")
-        if request.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
         ids = (*request.prefix, *request.banned)
-        if not 0 <= min(ids) <= max(ids) < self.vocabulary:  # an id out of vocabulary ends a vLLM engine
+        if not request.prefix or not 0 <= min(ids) <= max(ids) < self.vocabulary:  # either ends a vLLM engine
             raise DataError(
-                f"a request holds token ids {min(ids)} to {max(ids)}, the model knows {self.vocabulary}; it was made "
-                "with another tokenizer"
+                f"a request holds token ids {min(ids, default=None)} to {max(ids, default=None)}, the model knows "
+                f"{self.vocabulary}: a prompt is empty, or was made with another tokenizer"
             )
-        if len(set(request.banned)) >= self.vocabulary:
-            raise ConfigError("every token type is banned; nothing can be sampled")
         self.require(len(request.prefix) + request.max_new_tokens)
         if self.context is not None and len(request.prefix) >= self.context:
             raise DataError(
@@ -111,7 +103,16 @@ class VllmEngine:
             biased = list(dict.fromkeys([*met, *sorted(banned)]))[:MOST_BIASES]
             body = self._body(prefix, room - len(done), seed, request.banned, biased)
             reply = await self.pool.post("/v1/completions", body, prefix=prefix)
-            drawn, reason = _read(reply)
+            try:
+                choice = reply.json()["choices"][0]
+                drawn, reason = list(choice["token_ids"]), choice.get("finish_reason")
+                if not all(type(token) is int for token in drawn):
+                    raise TypeError("no numbers")
+            except (KeyError, IndexError, TypeError, AttributeError) as error:
+                raise RunError(
+                    f"{reply.url}/v1/completions answered without token ids ({reply.text()[:200]}); vLLM 0.10.2 and "
+                    "later return them, and text is never re-tokenised here"
+                ) from error
             if len(drawn) > room - len(done):
                 raise RunError(f"{reply.url} drew {len(drawn)} tokens where {room - len(done)} were asked for")
             allowed = next((i for i, t in enumerate(drawn) if t in banned or not 0 <= t < self.vocabulary), len(drawn))
@@ -173,19 +174,3 @@ def stream_seed(request: Request) -> int:
         return request.seed
     first = "none" if request.first_seed is None else request.first_seed
     return derive_seed(request.seed, "resume", request.skip, first)
-
-
-def _read(reply: Reply) -> tuple[list[int], str | None]:
-    """The ids a server drew, and why it stopped."""
-    try:
-        choice = reply.json()["choices"][0]
-        tokens = choice.get("token_ids")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise RunError(f"{reply.url}/v1/completions answered without a choice: {reply.text()}") from error
-    if tokens is None:
-        raise ConfigError(
-            f"{reply.url} does not return token ids; text is never re-tokenised here. vLLM 0.10.2 and later do."
-        )
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise RunError(f"{reply.url}/v1/completions answered with token ids that are no numbers: {reply.text()[:200]}")
-    return tokens, choice.get("finish_reason")
