@@ -229,8 +229,8 @@ class Work:
 class JobWork(Work):
     """Makes pieces as jobs, each with its part in a folder."""
 
-    def __init__(self, folder: Path, bench: Json, place: Place | None, exact_resume: bool) -> None:
-        self.folder, self.given, self.place, self.exact_resume = folder, bench, place, exact_resume
+    def __init__(self, folder: Path, given: Json, place: Place | None, exact_resume: bool) -> None:
+        self.folder, self.given, self.place, self.exact_resume = folder, given, place, exact_resume
 
     def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Callable[[], Shared]:
         """Written to the folder; workers read them once."""
@@ -241,42 +241,33 @@ class JobWork(Work):
     def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
         """The same, shared out among workers."""
         jobs = [
-            Job(name, self.folder / f"{name}.parquet", {"bench": self.given, "piece": piece, "given": given}, size)
+            Job(name, self.folder / f"{name}.parquet", {**self.given, "piece": piece, "given": given}, size)
             for name, (size, given) in pieces.items()
         ]
         run(jobs, do_piece, self.place, what=what, unit="rollouts")
         return [read_parquet(job.part, None, "remove it and repeat the command") for job in jobs]
 
 
-def do_piece(part: Path, *, bench: Json, piece: Callable[..., pa.Table], given: Json) -> None:
+def do_piece(
+    part: Path, *, opener: Callable[..., Bench], bench: Json, piece: Callable[..., pa.Table], given: Json
+) -> None:
     """A job: make one piece and write it whole."""
-    write_parquet(piece(keep(bench, lambda: open_bench(**bench)), **given), part)
+    write_parquet(piece(keep((opener.__name__, bench), lambda: opener(**bench)), **given), part)
 
 
-def open_bench(
-    pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig, grafts: bool
-) -> Bench:
-    """Load models, or connect to servers, and the checker."""
-    from rocktokens.causal.graft import open_grafter
-    from rocktokens.models.pair import load_pair
-    from rocktokens.sample.rollouts import make_sampler
-    from rocktokens.servers.connect import Sampling, open_sampling
+def open_bench(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig) -> Bench:
+    """Load the student, or connect to its servers, and the checker."""
+    from rocktokens.servers.connect import open_sampling
 
-    checker, make_grafter = make_checker(prompts), None
+    sampling = open_sampling(pair, servers, rollouts, check=False)
+    return bench_of(sampling.engine, sampling.facts.tokenizer, prompts)
+
+
+def bench_of(engine: Engine, tokenizer: PreTrainedTokenizerBase, prompts: PromptsConfig) -> Bench:
+    """A worker's bench: it tells the progress bar of its job."""
+    checker = make_checker(prompts)
     assert checker is not None
-    if grafts and not servers.student:
-        models = load_pair(pair)
-        sampling = Sampling(make_sampler(models, rollouts), models)
-    else:
-        sampling = open_sampling(pair, servers, rollouts, check=False)
-    if grafts:
-        make_grafter = open_grafter(sampling, pair, servers, rollouts)
-    tokenizer = sampling.facts.tokenizer
-
-    def decode(token_ids: list[int]) -> str:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    return Bench(sampling.engine, decode, checker, advance, make_grafter)
+    return Bench(engine, partial(tokenizer.decode, skip_special_tokens=True), checker, advance)
 
 
 def sample_baseline(
@@ -372,11 +363,11 @@ class Setup:
             served["teacher_served"] = open_sampling(pair, servers, rollouts, of_teacher=True).served
         return cls(facts, pair, baseline, rollouts, problems, checked, servers, served)
 
-    def work(self, stage: Stage, place: Place | None, *, grafts: bool = False) -> JobWork:
-        """Work in jobs, whose parts lie in the stage's folder."""
-        given = {"pair": self.pair, "prompts": self.prompts, "rollouts": self.rollouts, "servers": self.servers}
+    def work(self, stage: Stage, place: Place | None, opener: Callable[..., Bench] = open_bench) -> JobWork:
+        """Work in jobs, whose parts lie in the stage's folder; `opener` opens a worker's bench."""
+        bench = {"pair": self.pair, "prompts": self.prompts, "rollouts": self.rollouts, "servers": self.servers}
         exact = self.baseline.greedy or (self.baseline.top_k is None and self.baseline.top_p is None)
-        return JobWork(stage.parts, {**given, "grafts": grafts}, place, exact)
+        return JobWork(stage.parts, {"opener": opener, "bench": bench}, place, exact)
 
 
 def asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -35,11 +36,13 @@ from rocktokens.causal.baseline import (
     Shared,
     Work,
     answerable,
+    bench_of,
     candidate_types,
     causal_stage,
     limit_of,
     make_now,
     no_bar,
+    open_bench,
     rollouts_of,
     sample_baseline,
 )
@@ -50,6 +53,7 @@ from rocktokens.jobs import Place, keeping_workers
 from rocktokens.models.settings import PairConfig
 from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
+from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.run import Run, digest_of_value, open_run, working_on
 from rocktokens.sample.requests import Continuation, Engine, GraftRequest, Request
@@ -62,7 +66,6 @@ from rocktokens.tables import TABLES
 from rocktokens.values import Row
 
 if TYPE_CHECKING:
-    from rocktokens.servers.connect import Sampling
     from rocktokens.servers.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
@@ -201,21 +204,24 @@ def graft_piece(bench: Bench, *, known: Callable[[], Shared], base: BaselineConf
     return pa.Table.from_pylist(rows, schema=GRAFTS)
 
 
-def open_grafter(
-    sampling: Sampling, pair: PairConfig, servers: ServersConfig, rollouts: RolloutConfig
-) -> Callable[[Floats, Floats], Grafter]:
-    """What makes a grafter for rules: of both models in this process, or of both on servers."""
+def open_graft_bench(
+    pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig
+) -> Bench:
+    """A worker's bench with both models, in this process or on servers."""
+    from rocktokens.models.pair import load_pair
     from rocktokens.sample.graft_sampler import GraftSampler
     from rocktokens.sample.rollouts import make_sampler
     from rocktokens.servers.connect import open_sampling
 
-    student: Any = sampling.engine
+    kind: Any = ServedGrafter if servers.student else GraftSampler
     if servers.student:
+        bench = open_bench(pair, prompts, rollouts, servers)
         teacher: Any = open_sampling(pair, servers, rollouts, of_teacher=True, check=False).engine
-        return lambda rules, own: ServedGrafter(student, teacher, rules, own)
-    models: Any = sampling.facts
-    teacher = make_sampler(models, rollouts, of_teacher=True)
-    return lambda rules, own: GraftSampler(student, teacher, rules, own)  # type: ignore[return-value]
+    else:
+        models = load_pair(pair)
+        bench = bench_of(make_sampler(models, rollouts), models.tokenizer, prompts)
+        teacher = make_sampler(models, rollouts, of_teacher=True)
+    return replace(bench, make_grafter=partial(kind, bench.engine, teacher))
 
 
 class ServedGrafter:
@@ -491,7 +497,7 @@ def run_graft(
             for row in run.read("baseline").to_pylist():
                 known.setdefault(row["prompt_id"], []).append(row)
         with keeping_workers(loaded=True):
-            work = setup.work(stage, place, grafts=True)
+            work = setup.work(stage, place, open_graft_bench)
             found = _graft_all(work, setup.problems, sets, setup.facts.vocabulary, config, setup.baseline, known)
         table = graft_table(found.rows, types, sets.target, sets.clusters or {})
         gains = {row.arm: list(row.gain[:3]) for row in found.rows}
