@@ -21,7 +21,7 @@ from rocktokens.study import STAGES, recipes, study
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.stage import distill
 
-REGIMES = ("uniform", "freeze_rocks", "random", "shorter")
+REGIMES = ("uniform", "freeze_rocks", "random")
 ROCKS = tuple(range(40, 60))
 GYM = pytest.importorskip("reasoning_gym", reason="needs reasoning-gym: pip install rocktokens[tasks]")
 
