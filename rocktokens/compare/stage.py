@@ -55,7 +55,8 @@ from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)
 
-COMPARED, AGAIN = "compare", ".compare-again"  # `--again` trains in its own folder; the old one stays until it is whole
+# `--again` trains in a folder of its own; the old trainings stay until the new ones are whole.
+COMPARED, AGAIN, REPLACED = "compare", ".compare-again", ".compare-replaced"
 ESTIMATORS = (
     "Accuracy and its change: mean over seeds and prompts, both random and crossed, paired by seed and prompt; t "
     "interval from a two-way layout with Satterthwaite's degrees of freedom. Reaching: monotone (isotonic) mean curve, "
@@ -85,7 +86,8 @@ def compare(
         stage = Stage(run, "compare", {"compare": config}, inputs)
         if not stage.due(again):
             return run
-        folder = run.path / (AGAIN if again and (run.path / COMPARED).exists() else COMPARED)
+        is_there = any((run.path / name).exists() for name in (COMPARED, AGAIN))
+        folder = run.path / (AGAIN if again and is_there else COMPARED)
         trainings = plan_trainings(run, config, folder, servers or ServersConfig())
         if {training.regime for training in trainings} == {"uniform"}:
             if run.done("compare") and stage.changed_settings():
@@ -98,8 +100,11 @@ def compare(
             return run
         _train_all(trainings, place)
         if folder.name == AGAIN:
-            shutil.rmtree(run.path / COMPARED)
+            shutil.rmtree(run.path / REPLACED, ignore_errors=True)
+            if (run.path / COMPARED).exists():
+                (run.path / COMPARED).rename(run.path / REPLACED)
             folder.rename(run.path / COMPARED)
+            shutil.rmtree(run.path / REPLACED, ignore_errors=True)
         made = {(t.seed, t.regime): open_run(run.path / COMPARED / t.regime / f"seed={t.seed}") for t in trainings}
         base = trainings[0].distill
         frozen = {t.regime: list(t.distill.selector.rocks) for t in trainings if t.distill.selector.rocks}
@@ -129,7 +134,11 @@ def _train_all(trainings: Sequence[Training], place: Place) -> None:
         shutil.rmtree(folder)  # a stopped `--again` with other settings
     try:
         if not common.contexts.exists():
-            job = Job("contexts", common.contexts, {"common": common, "seed": trainings[0].distill.seed})
+            job = Job(
+                "contexts",
+                common.contexts,
+                {"common": common, "seed": trainings[0].distill.seed - common.compare.first_seed},
+            )
             run_jobs([job], sample_contexts, place, what="sampling common rollouts")
         first = [Job(f"start, seed {t.seed}", t.job().part, {"training": t}) for t in starts]
         run_jobs(first, evaluate_start, place, what="evaluating the start", unit="seeds")
