@@ -1,7 +1,7 @@
 """Accuracy of a model on held-out prompts: the same prompts and the same sampling seeds every time.
 
 So two evaluations differ by what was learned and not by the draw. This module is given a sampler and an answer checker;
-it knows neither models nor tasks. Counting and intervals are core/accuracy.py's.
+it knows neither models nor tasks.
 """
 
 from __future__ import annotations
@@ -76,17 +76,14 @@ class Evaluator:
         return right.reshape(len(mine), self.num_rollouts).mean(axis=1)
 
     def accuracy(self, sample: Sample, accelerator: Accelerator | None = None) -> Estimate:
-        """Accuracy with its 95 % interval over prompts; ranks share the work."""
-        if accelerator is None or accelerator.num_processes == 1:
+        """Accuracy with its 95 % interval over prompts; the processes of a training share the work."""
+        parts = 1 if accelerator is None else accelerator.num_processes
+        if accelerator is None or parts == 1:
             share_P = self.correct(sample)
         else:
-            share_P = self._over_ranks(sample, accelerator)
+            own = self.correct(sample, accelerator.process_index, parts)
+            whole = torch.full((-(-len(self.prompts) // parts),), torch.nan, device=accelerator.device)
+            whole[: len(own)] = torch.from_numpy(own).float()
+            share_P = accelerator.gather(whole).cpu().numpy().astype(float)
+            share_P = share_P[~np.isnan(share_P)]
         return accuracy_estimate(share_P, rng=np.random.default_rng(derive_seed(self.seed, "interval")))
-
-    def _over_ranks(self, sample: Sample, accelerator: Accelerator) -> NDArray[np.float64]:
-        part, parts = accelerator.process_index, accelerator.num_processes
-        own = self.correct(sample, part, parts)
-        whole = torch.full((-(-len(self.prompts) // parts),), torch.nan, device=accelerator.device)
-        whole[: len(own)] = torch.from_numpy(own).float()
-        gathered = accelerator.gather(whole).cpu().numpy().astype(float)
-        return gathered[~np.isnan(gathered)]

@@ -146,16 +146,6 @@ def test_a_row_does_not_depend_on_its_batch(model):
     assert sampler(model).generate(asked[3:4]) == together[3:4]
 
 
-def test_a_row_does_not_depend_on_the_bans_of_others(llama):
-    asked = requests(prompts(8, seed=4), 20)
-    free = sampler(llama).generate(asked)
-    others = [Request(r.prefix, 20, r.seed, banned=(5, 59, 24) if i % 2 else ()) for i, r in enumerate(asked)]
-    got = sampler(llama).generate(others)
-    assert got[::2] == free[::2]
-    assert got[1::2] != free[1::2]
-    assert not {5, 59, 24} & {token for answer in got[1::2] for token in answer.token_ids}
-
-
 # --- the law ---
 
 
@@ -293,24 +283,6 @@ def test_the_models_context_is_a_limit_too(llama):
     assert len(short.token_ids) == 5
 
 
-def test_finished_rows_cost_nothing(llama):
-    """Rows that pass through the model are at most a few more than the tokens that come out."""
-    passed = []
-    handle = llama.register_forward_pre_hook(
-        lambda module, args, kwargs: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    try:
-        asked = [Request(prefix, 1 + number, number) for number, prefix in enumerate(prompts(30))]
-        answers = sampler(llama, eos_ids=NEVER, greedy=True).generate(asked)
-    finally:
-        handle.remove()
-    decoded = sum(rows for rows, length in passed[1:])
-    tokens = sum(len(answer.token_ids) for answer in answers)
-    assert len(passed) == 30
-    assert decoded <= 1.15 * tokens
-    assert passed[-1] == (1, 1)
-
-
 @pytest.mark.parametrize("longest", [20, 5])  # 5: all prompts are equally long
 def test_what_all_prompts_begin_with_is_computed_once(model, longest):
     """A common beginning of 24 tokens; one prompt is nothing else. The logits are those of every row alone."""
@@ -340,15 +312,6 @@ def test_what_all_prompts_begin_with_is_computed_once(model, longest):
 
 
 # --- manners ---
-
-
-def test_training_mode_is_put_back_and_dropout_is_off():
-    model = tiny_model("llama", attention_dropout=0.5)
-    asked = requests(prompts(4))
-    expected = sampler(model).generate(asked)
-    model.train()
-    assert sampler(model).generate(asked) == expected
-    assert model.training
 
 
 # --- broken models and bad requests ---
