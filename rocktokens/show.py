@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NBSP = "\u00a0"
 MINUS = "\u2212"
 NONE = "–"
+PERCENT = f"{NBSP}%"
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 _JOINER = 0x200D
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -73,7 +74,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A share as a percentage."""
-    return NONE if value is None or not math.isfinite(value) else f"{number(100 * value, digits)}{NBSP}%"
+    return NONE if value is None or not math.isfinite(value) else number(100 * value, digits) + PERCENT
 
 
 def points(value: float | None, digits: int = 1, *, signed: bool = True) -> str:
@@ -95,16 +96,15 @@ def bracket(estimate: Estimate | None, form: Any = number, **options: Any) -> st
     """The interval alone; nothing where there is none."""
     if estimate is None or not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
         return ""
-    ends = [form(end, **options).removesuffix(f"{NBSP}%") for end in (estimate.low, estimate.high)]
-    return f"[{ends[0]}, {ends[1]}]"
+    low, high = (form(end, **options).removesuffix(PERCENT) for end in (estimate.low, estimate.high))
+    return f"[{low}, {high}]"
 
 
 def interval(estimate: Estimate | None, form: Any = number, **options: Any) -> str:
     """A value with its interval."""
-    if estimate is None:
-        return NONE
-    ends = bracket(estimate, form, **options)
-    return form(estimate.value, **options) + (f" {ends}" if ends else "")
+    return (
+        NONE if estimate is None else f"{form(estimate.value, **options)} {bracket(estimate, form, **options)}".strip()
+    )
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
@@ -264,7 +264,8 @@ class Table:
 
     def rows(self) -> list[Row]:
         """The values behind the cells, for `--json`."""
-        keys = [key for column in self.columns for key in _keys(column)]
+        ends = {True: ("", "_low", "_high"), False: ("",)}
+        keys = [f"{column.key}{end}" for column in self.columns for end in ends[column.interval]]
         return [{key: row[key] for key in keys if key in row} for row in self.data]
 
     def cells(self) -> list[list[str]]:
@@ -303,10 +304,6 @@ class Table:
 
     def _repr_html_(self) -> str:
         return self.html(tools=False)
-
-
-def _keys(column: Column) -> tuple[str, ...]:
-    return (column.key, f"{column.key}_low", f"{column.key}_high") if column.interval else (column.key,)
 
 
 _TABLE = """{% macro token(text, id) -%}

@@ -33,7 +33,8 @@ THRESHOLDS = {"tau_pre": "τ pre", "tau_post": "τ post", "gamma": "γ", "eta": 
 def method(facts: Facts) -> Json:
     """What the section's template shows."""
     notes = [str(note) for stage in facts.stages for note in facts.stage(stage).get("notes") or []]
-    settings = {visible(name): _section(facts.config[name], name) for name in facts.sections}
+    sections = {name: facts.config[name] for name in facts.sections}
+    settings = {visible(name): own if isinstance(own, dict) else {name: own} for name, own in sections.items()}
     return {
         "paragraphs": METHOD,
         "thresholds": _thresholds(facts),
@@ -41,15 +42,11 @@ def method(facts: Facts) -> Json:
         "commands": commands(facts),
         "settings": {name: _shown(values) for name, values in settings.items()},
         "tables": {
-            "Seeds": _shown(dict(seeds("", {name: facts.config[name] for name in facts.sections}))),
+            "Seeds": _shown(dict(seeds("", sections))),
             "Versions": _shown(facts.run.manifest.get("versions", {})),
             "Stages": _shown({stage: _recorded(facts.stage(stage)) for stage in facts.stages}),
         },
     }
-
-
-def _section(values: Any, name: str) -> Json:
-    return values if isinstance(values, dict) else {name: values}
 
 
 def _shown(values: Json) -> dict[str, str]:

@@ -11,28 +11,17 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--force-device-scale-factor=1",
-)
+FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+FLAGS += ("disable-component-update", "disable-sync", "force-device-scale-factor=1", "window-size=1280,1000")
 SCREENSHOTS = Path(__file__).parents[2] / "artifacts"
 
 
-def start(profile: Path, width: int = 1280, height: int = 1000) -> webdriver.Chrome:
+def start(profile: Path) -> webdriver.Chrome:
     """A browser with its own empty profile."""
     options = webdriver.ChromeOptions()
-    assert CHROMIUM
-    assert DRIVER
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
-        options.add_argument(flag)
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS, f"user-data-dir={profile}"):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     driver.set_script_timeout(120)
@@ -47,33 +36,33 @@ def size(driver: webdriver.Chrome, width: int, height: int = 1000) -> None:
 
 def prefer(driver: webdriver.Chrome, scheme: str) -> None:
     """What the reader's system asks for: light or dark; and no motion, so that a click meets what it aims at."""
-    features = [
-        {"name": "prefers-color-scheme", "value": scheme},
-        {"name": "prefers-reduced-motion", "value": "reduce"},
-    ]
+    wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in wanted.items()]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def await_data(driver: webdriver.Chrome, key: str, wanted: str | None = None) -> None:
+    """Wait until the page has marked itself with this key, or with this value of it."""
+    wait = """const [key, wanted, done] = arguments, look = () => { const now = document.documentElement.dataset[key];
+        (wanted === null ? now : now === wanted) ? done(true) : setTimeout(look, 20); }; look();"""
+    assert driver.execute_async_script(wait, key, wanted)
 
 
 def settle(driver: webdriver.Chrome, theme: str, width: int) -> None:
     """Wait until every chart is drawn for this theme and width."""
-    wait = """const [wanted, done] = arguments, look = () => document.documentElement.dataset.drawn === wanted
-        ? done(true) : setTimeout(look, 20); look();"""
-    assert driver.execute_async_script(wait, f"{theme} {width}")
+    await_data(driver, "drawn", f"{theme} {width}")
 
 
 def visit(driver: webdriver.Chrome, url: str) -> None:
     """Open a report and wait until its charts are drawn."""
     drain(driver)
     driver.get(url)
-    wait = """const done = arguments[0], look = () => document.documentElement.dataset.ready
-        ? done(document.documentElement.dataset.ready) : setTimeout(look, 20); look();"""
-    assert driver.execute_async_script(wait) == "yes"
+    await_data(driver, "ready", "yes")
 
 
 def drain(driver: webdriver.Chrome) -> tuple[list[dict[str, Any]], list[str]]:
     """(console messages, addresses requested) since the last call."""
-    console = driver.get_log("browser")
-    requested = []
+    console, requested = driver.get_log("browser"), []
     for entry in driver.get_log("performance"):
         message = json.loads(entry["message"])["message"]
         if message["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated"):
@@ -81,19 +70,7 @@ def drain(driver: webdriver.Chrome) -> tuple[list[dict[str, Any]], list[str]]:
     return console, requested
 
 
-def screenshot(driver: webdriver.Chrome, name: str, *, whole: bool = False) -> Path:
+def screenshot(driver: webdriver.Chrome, name: str) -> None:
     """Keep a picture among the artefacts."""
-    import base64
-
     SCREENSHOTS.mkdir(exist_ok=True)
-    shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole})
-    path = SCREENSHOTS / f"{name}.png"
-    if whole:
-        high = driver.execute_script("return document.documentElement.scrollHeight")
-        wide = driver.execute_script("return document.documentElement.clientWidth")
-        clip = {"x": 0, "y": 0, "width": wide, "height": high, "scale": 1}
-        shot = driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}
-        )
-    path.write_bytes(base64.b64decode(shot["data"]))
-    return path
+    driver.save_screenshot(str(SCREENSHOTS / f"{name}.png"))

@@ -9,7 +9,7 @@ import time
 
 import pyarrow as pa
 import pytest
-from driving import drain, prefer, screenshot, settle, size, visit
+from driving import await_data, drain, prefer, screenshot, settle, size, visit
 from report_fixture import make_run
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -63,13 +63,6 @@ def focus(driver, place: int) -> None:
     driver.execute_script("document.querySelectorAll('#tokens .t')[arguments[0]].focus()", place)
 
 
-def ready(driver) -> None:
-    """Wait until the viewer has unpacked its rollouts."""
-    wait = """const done = arguments[0], look = () => document.documentElement.dataset.viewer
-        ? done(true) : setTimeout(look, 20); look();"""
-    assert driver.execute_async_script(wait)
-
-
 def severe(driver) -> list[dict]:
     return [entry for entry in drain(driver)[0] if entry["level"] == "SEVERE"]
 
@@ -112,7 +105,7 @@ def test_card_says_the_verdict_and_the_page_asks_nobody(driver, reports, tmp_pat
 
 
 def test_viewer_shows_the_numbers_and_top_five_of_parquet(page, reports):
-    ready(page)
+    await_data(page, "viewer")
     facts = Facts.of(reports["whole"])
     name, last = page.execute_script("return rocktokens.viewer.rollouts[0].id"), facts.steps[-1]
     where = f"where rollout_id = '{name}' and step = {last} order by position"
@@ -141,7 +134,7 @@ def test_viewer_shows_the_numbers_and_top_five_of_parquet(page, reports):
 
 
 def test_slider_shows_the_same_text_under_every_checkpoint(page, reports):
-    ready(page)
+    await_data(page, "viewer")
     facts = Facts.of(reports["whole"])
     name, text = page.execute_script("return rocktokens.viewer.rollouts[0].id"), one(page, "#tokens").text
     focus(page, 2)
@@ -155,12 +148,12 @@ def test_slider_shows_the_same_text_under_every_checkpoint(page, reports):
 
 
 def test_deep_link_opens_the_token_it_was_made_for(page, reports):
-    ready(page)
+    await_data(page, "viewer")
     name = page.execute_script("return rocktokens.viewer.rollouts[7].id")
     address = (reports["whole"] / REPORT).as_uri()
     page.get("about:blank")
     page.get(f"{address}#viewer:rollout={name.replace('#', '%23')}&position=5&step=50")
-    ready(page)
+    await_data(page, "viewer")
     assert name in one(page, "#outcome").text
     assert page.switch_to.active_element.get_attribute("data-index") == "5"
     assert one(page, "#step-name").text == "step 50"
@@ -174,7 +167,7 @@ def test_deep_link_opens_the_token_it_was_made_for(page, reports):
 
 
 def test_sort_filter_and_copy(page):
-    ready(page)
+    await_data(page, "viewer")
     Select(one(page, "#order")).select_by_value("cost")
     costliest = page.execute_script("return rocktokens.viewer.rollouts.reduce((a, b) => b.cost > a.cost ? b : a).id")
     assert costliest in one(page, "#outcome").text
@@ -250,12 +243,10 @@ def test_live_page_follows_a_training_record_and_no_page_breaks_its_policy(drive
     try:
         drain(driver)
         driver.get(f"{server.url}run/run/live")
-        look = """const [wanted, done] = arguments, go = () => document.documentElement.dataset.step === wanted
-            ? done(true) : setTimeout(go, 50); go();"""
-        assert driver.execute_async_script(look, str(table["step"][19].as_py()))
+        await_data(driver, "step", str(table["step"][19].as_py()))
         assert many(driver, "#newest .t.rock")
         run.write("training", table)
-        assert driver.execute_async_script(look, str(table["step"][len(table) - 1].as_py()))
+        await_data(driver, "step", str(table["step"][len(table) - 1].as_py()))
         assert many(driver, '#loss path[data-series="rocks"]')
         screenshot(driver, "live")
         assert severe(driver) == []
