@@ -102,9 +102,9 @@ def bracket(estimate: Estimate | None, form: Any = number, **options: Any) -> st
 
 def interval(estimate: Estimate | None, form: Any = number, **options: Any) -> str:
     """A value with its interval."""
-    return (
-        NONE if estimate is None else f"{form(estimate.value, **options)} {bracket(estimate, form, **options)}".strip()
-    )
+    if estimate is None:
+        return NONE
+    return f"{form(estimate.value, **options)} {bracket(estimate, form, **options)}".rstrip(" ")
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
