@@ -20,6 +20,7 @@ from typing import Any
 from rocktokens.errors import ConfigError
 from rocktokens.prompts.gym import gym_checker, is_gym_source
 from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.settings import require
 from rocktokens.world import get_world, world_names
 
 Checker = Callable[[str, str], bool]
@@ -161,8 +162,7 @@ def _regex_checker(pattern: str) -> Checker:
         compiled = regex.compile(pattern)
     except regex.error as error:
         raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}.") from None
-    if compiled.groups < 1:
-        raise ConfigError(f"pattern {pattern!r} needs a group in parentheses round the answer.")
+    require(compiled.groups > 0, f"pattern {pattern!r} needs a group in parentheses round the answer.")
 
     def check(text: str, answer: str) -> bool:
         try:
@@ -179,14 +179,12 @@ def _regex_checker(pattern: str) -> Checker:
 
 def _function_by_path(path: str) -> Checker:
     module_name, _, name = path.partition(":")
-    if not name:
-        near = difflib.get_close_matches(path, NAMED_CHECKERS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"no checker is called {path!r}.{hint} There are: {', '.join(NAMED_CHECKERS)}, or package.module:function."
-        )
+    near = difflib.get_close_matches(path, NAMED_CHECKERS, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    known = f"There are: {', '.join(NAMED_CHECKERS)}, or package.module:function."
+    require(bool(name), f"no checker is called {path!r}.{hint} {known}")
     if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # a user's own file beside the command
+        sys.path.append(str(Path.cwd()))  # a user's own file in the directory of the command
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

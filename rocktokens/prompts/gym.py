@@ -18,6 +18,7 @@ import yaml
 
 from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed
+from rocktokens.settings import require
 
 PREFIX = "reasoning-gym:"
 BLOCK = 1000  # prompts generated from one seed before the next seed is taken
@@ -153,8 +154,7 @@ def gym_checker(source: str) -> Callable[[str, str], bool]:
 
 def _task_name(source: str) -> str:
     name = source.removeprefix(PREFIX)
-    if name not in TASKS:
-        raise ConfigError(f"rocktokens does not offer {source!r}; the tasks that work are {', '.join(sorted(TASKS))}")
+    require(name in TASKS, f"rocktokens does not offer {source!r}; the tasks that work are {', '.join(sorted(TASKS))}")
     return name
 
 
@@ -166,13 +166,10 @@ def _read_options(name: str, options: Sequence[str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for option in options:
         key, equals, written = option.partition("=")
-        if not equals:
-            raise ConfigError(f"prompts.options are KEY=VALUE, got {option!r}")
-        if key in OURS:
-            raise ConfigError(f"prompts.options cannot set {key}; use {OURS[key]}")
-        if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, n=1) or [one for one in defaults if one not in OURS]
-            raise ConfigError(f"{PREFIX}{name} has no setting {key!r}; did you mean {' or '.join(near)}?")
+        require(bool(equals), f"prompts.options are KEY=VALUE, got {option!r}")
+        require(key not in OURS, f"prompts.options cannot set {key}; use {OURS.get(key)}")
+        near = difflib.get_close_matches(key, defaults, n=1) or [one for one in defaults if one not in OURS]
+        require(key in defaults, f"{PREFIX}{name} has no setting {key!r}; did you mean {' or '.join(near)}?")
         try:
             value = yaml.safe_load(written)
         except yaml.YAMLError:
@@ -181,7 +178,7 @@ def _read_options(name: str, options: Sequence[str]) -> dict[str, object]:
         wanted = list if isinstance(default, list | tuple) else type(default)
         if type(value) is int and wanted is float:
             value = float(value)
-        if default is not None and not isinstance(default, str) and type(value) is not wanted:
-            raise ConfigError(f"{PREFIX}{name}: {key} must be {wanted.__name__} like {default!r}, got {written!r}")
+        fits = default is None or isinstance(default, str) or type(value) is wanted
+        require(fits, f"{PREFIX}{name}: {key} must be {wanted.__name__} like {default!r}, got {written!r}")
         found[key] = tuple(value) if isinstance(default, tuple) else value
     return found

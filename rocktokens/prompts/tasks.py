@@ -14,17 +14,17 @@ import difflib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.prompts.checkers import NAMED_CHECKERS, Checker, MathChecker, how_checked, make_checker
+from rocktokens.prompts.checkers import NAMED_CHECKERS, MathChecker
 from rocktokens.prompts.gym import gym_rows, is_gym_source
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.seeds import derive_seed
-from rocktokens.values import Json
+from rocktokens.settings import require
 from rocktokens.world import get_world, world_names
 
 if TYPE_CHECKING:
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
     from rocktokens.world.worlds import Split
 
-__all__ = ["Checker", "MathChecker", "Prompt", "how_checked", "load_prompts", "make_checker"]  # old paths of checkers
-
 Row = Mapping[str, Any]
 log = logging.getLogger(__name__)
 
 Part = Literal["train", "detection", "causal"]
 PART_TENTHS: dict[Part, int] = {"train": 6, "detection": 2, "causal": 2}
-BUILT_IN_PROBLEMS = 1000  # a built-in task is endless; this many without a limit
+TENTHS: list[Part] = [part for part, tenths in PART_TENTHS.items() for _ in range(tenths)]
+BUILT_IN_PROMPTS = 1000  # a built-in task is endless; this many without a limit
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,28 @@ def load_prompts(
     that name; of anything else, the rows whose text falls into that share by its hash. The limit is the part's own.
     """
     _refuse_ignored(config, part)
+    endless, limit = is_endless(config.source), config.limit
     if config.source in world_names():
-        prompts = list(_built_in_prompts(replace(config, split=part or config.split), tokenizer))
-    elif is_gym_source(config.source):
-        prompts = _gym_prompts(config, tokenizer, part)
+        limit = limit or BUILT_IN_PROMPTS
+        split = cast("Split", part or config.split)
+        problems = get_world(config.source).problems(split, limit, config.seed)
+        made = (Prompt(own.id, _encode(tokenizer, own.prompt), own.prompt, own.answer) for own in problems)
     else:
-        rows = _jsonl_rows(Path(config.source)) if config.source.endswith(".jsonl") else _hub_rows(config)
+        if endless:
+            limit = limit or BUILT_IN_PROMPTS
+            rows: Iterator[tuple[str, Row]] = (
+                (name, {config.prompt_field: question, config.answer_field: answer})
+                for name, question, answer in gym_rows(config.source, config.options, config.seed)
+            )
+        else:
+            rows = _jsonl_rows(Path(config.source)) if config.source.endswith(".jsonl") else _hub_rows(config)
         made = (_row_to_prompt(name, row, config, tokenizer) for name, row in rows)
-        prompts = list(islice((p for p in made if part is None or part_of(p.text) == part), config.limit))
-    if not prompts:
+        made = (prompt for prompt in made if part is None or part_of(prompt.text) == part)
+    prompts = list(islice(made, limit))
+    if not prompts or (endless and len(prompts) < (limit or 0)):
         share = f" for {part}: {PART_TENTHS[part]} of 10 are set aside for it" if part else ""
-        raise DataError(f"{config.source} has no prompts{share}; give at least one row, better hundreds.")
+        said = f"gave {len(prompts)} distinct prompts where {limit} were asked for" if prompts else "has no prompts"
+        raise DataError(f"{config.source} {said}{share}; give more rows, lower prompts.limit, or vary prompts.options.")
     _refuse_bad_lengths(prompts, tokenizer)
     _refuse_bad_answers(prompts, config)
     double = len(prompts) - len({prompt.text for prompt in prompts})
@@ -82,57 +92,29 @@ def load_prompts(
 
 def part_of(text: str) -> Part:
     """The share a prompt belongs to, by its text alone: the same text is never in two."""
-    tenth = derive_seed("part", text) % 10
-    for part, tenths in PART_TENTHS.items():
-        if tenth < tenths:
-            return part
-        tenth -= tenths
-    raise AssertionError("the shares make up ten tenths")
+    return TENTHS[derive_seed("part", text) % 10]
+
+
+def is_endless(source: str) -> bool:
+    """Whether a source makes as many prompts as it is asked for, so that a limit must be given."""
+    return source in world_names() or is_gym_source(source)
 
 
 # ---------------------------------------------------------------- where prompts come from
 
 
 def _refuse_ignored(config: PromptsConfig, part: Part | None) -> None:
-    """A split or column that a source does not have is refused, also where a stage asks for a part of its own."""
-    if config.source in world_names() and config.split not in PART_TENTHS:
-        raise ConfigError(f"{config.source} has no split {config.split!r}; there are {', '.join(PART_TENTHS)}.")
-    if config.options and not is_gym_source(config.source):
-        raise ConfigError(f"options are settings of a reasoning-gym task; {config.source} is none: leave options out.")
-    if is_gym_source(config.source) and config.split not in (PromptsConfig.split, part):
-        raise ConfigError(f"{config.source} has no splits, stages take disjoint parts; leave split={config.split} out.")
+    """A split, option or column that a source does not have is refused, also where a stage asks for a part."""
+    source, split, is_gym = config.source, config.split, is_gym_source(config.source)
+    if source in world_names():
+        require(split in PART_TENTHS, f"{source} has no split {split!r}; there are {', '.join(PART_TENTHS)}.")
+    require(not config.options or is_gym, f"{source} is no reasoning-gym task and has no options: leave options out.")
+    if is_gym or source.endswith(".jsonl"):
+        known = split == PromptsConfig.split or (is_gym and split == part)
+        require(known, f"{source} has no splits, stages take disjoint parts; leave split={split} out.")
     for field in ("subset", "prompt_field", "answer_field"):
-        if is_endless(config.source) and getattr(config, field) != getattr(PromptsConfig, field):
-            raise ConfigError(f"{config.source} makes its own prompts and answers; leave {field} out.")
-    if config.source.endswith(".jsonl") and config.split != PromptsConfig.split:
-        raise ConfigError(f"{config.source} is one file without splits; leave split={config.split} out.")
-
-
-def _built_in_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Prompt]:
-    split = cast("Split", config.split)
-    for problem in get_world(config.source).problems(split, config.limit or BUILT_IN_PROBLEMS, config.seed):
-        yield Prompt(problem.id, _encode(tokenizer, problem.prompt), problem.prompt, problem.answer)
-
-
-def _gym_prompts(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase, part: Part | None) -> list[Prompt]:
-    wanted = config.limit or BUILT_IN_PROBLEMS
-    found: list[Prompt] = []
-    for name, question, answer in gym_rows(config.source, config.options, config.seed):
-        row = {config.prompt_field: question, config.answer_field: answer}
-        prompt = _row_to_prompt(name, row, config, tokenizer)
-        if part is None or part_of(prompt.text) == part:
-            found.append(prompt)
-        if len(found) == wanted:
-            return found
-    raise DataError(
-        f"{config.source} gave {len(found)} distinct prompts where {wanted} were asked for; lower prompts.limit or "
-        "choose settings with more variety through prompts.options"
-    )
-
-
-def is_endless(source: str) -> bool:
-    """Whether a source makes as many prompts as it is asked for, so that a limit must be given."""
-    return source in world_names() or is_gym_source(source)
+        own = getattr(config, field) != getattr(PromptsConfig, field)
+        require(not (is_endless(source) and own), f"{source} makes its own prompts and answers; leave {field} out.")
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -141,108 +123,74 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
         raise DataError(f"there is no prompt file {path}.")
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not UTF-8 text (byte {error.start + 1}); save the file as UTF-8."
-                ) from None
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}).") from None
-            except (RecursionError, ValueError) as error:  # nested thousands deep, or a number of thousands of digits
-                raise DataError(f"{path}, line {number}: cannot be read ({str(error).split(';')[0]}).") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: a row must be a JSON object, got {type(row).__name__}.")
-            yield f"{path.stem}/{number}", row
+            if line.strip():
+                try:
+                    row = json.loads(line.decode("utf-8"))
+                    said = "" if isinstance(row, dict) else f"a row must be a JSON object, got {type(row).__name__}"
+                except UnicodeDecodeError as error:
+                    said = f"not UTF-8 text (byte {error.start + 1}); save the file as UTF-8"
+                except (RecursionError, ValueError) as error:  # also nested thousands deep, or a number of that length
+                    said = f"not valid JSON ({str(error).split(';')[0]})"
+                if said:
+                    raise DataError(f"{path}, line {number}: {said}.")
+                yield f"{path.stem}/{number}", row
 
 
 def _hub_rows(config: PromptsConfig) -> Iterator[tuple[str, Row]]:
     """Rows of a dataset by hub name, or of a local directory in any layout that `datasets` reads."""
-    is_directory = Path(config.source).is_dir()
-    if "/" not in config.source and not is_directory:
-        raise ConfigError(_unknown_source(config.source))
+    if "/" not in config.source and not Path(config.source).is_dir():
+        near = difflib.get_close_matches(config.source, world_names(), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"no task is called {config.source!r}.{hint} Built in: {', '.join(world_names())}. Or give a file that "
+            "ends in .jsonl, a directory, a hub dataset as owner/name, or reasoning-gym:TASK."
+        )
     import datasets
 
     try:
         table = datasets.load_dataset(config.source, config.subset, split=config.split)
-    except ValueError as error:  # unknown split or subset: the message lists those that exist
-        raise ConfigError(f"dataset {config.source}: {error}") from None
-    except (OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"dataset {config.source} could not be loaded: {error}") from None
-    name = Path(config.source).name
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:  # an unknown split lists those that exist
+        raise ConfigError(f"dataset {config.source} could not be loaded: {error}") from None
     for number, row in enumerate(table):
-        yield f"{name}/{config.split}/{number}", cast(Row, row)
-
-
-def _unknown_source(source: str) -> str:
-    near = difflib.get_close_matches(source, world_names(), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return (
-        f"no task is called {source!r}.{hint} Built in: {', '.join(world_names())}. "
-        "Or give a file that ends in .jsonl, a directory, a hub dataset as owner/name, or reasoning-gym:TASK."
-    )
+        yield f"{Path(config.source).name}/{config.split}/{number}", cast(Row, row)
 
 
 # ---------------------------------------------------------------- from a row to token ids
 
 
 def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    answer = row.get(config.answer_field)
-    answer = None if answer is None else _written(name, str(answer))
-    if row.get("messages") is not None:
-        messages = _valid_messages(name, row["messages"])
-    elif isinstance(row.get(config.prompt_field), str):
-        text = _written(name, row[config.prompt_field])
-        if not config.chat:
-            return Prompt(name, _encode(tokenizer, text), text, answer)
+    text, messages, answer = (row.get(field) for field in (config.prompt_field, "messages", config.answer_field))
+    answer, said = None if answer is None else str(answer), ""
+    if messages is not None:
+        if not isinstance(messages, list) or any(not isinstance(m, dict) or "role" not in m for m in messages):
+            said = "messages must be a list of objects with role and content."
+        else:
+            while messages and messages[-1]["role"] == "assistant":  # what follows is for the student to write
+                messages = messages[:-1]
+            said = "" if messages else "there is no message for the student to answer."
+    elif isinstance(text, str):
         system = [] if config.system is None else [{"role": "system", "content": config.system}]
-        messages = [*system, {"role": "user", "content": text}]
-    elif config.prompt_field in row:
-        kind = type(row[config.prompt_field]).__name__
-        raise DataError(f"row {name}: column {config.prompt_field!r} must hold text, got {kind}.")
+        messages = [*system, {"role": "user", "content": text}] if config.chat else None
     else:
-        columns = ", ".join(map(repr, row))
-        raise DataError(
-            f"row {name} has neither column {config.prompt_field!r} nor 'messages'. It has: {columns}. "
-            "Name the right one with --prompts.prompt-field."
+        said = (
+            f"neither column {config.prompt_field!r} nor 'messages' holds text or messages. It has: "
+            f"{', '.join(map(repr, row))}. Name the right one with --prompts.prompt-field."
         )
-    ids, text = _apply_template(messages, tokenizer)
-    return Prompt(name, ids, text, answer)
-
-
-def _written(name: str, text: str) -> str:
-    """A text that can be written down again; half of a surrogate pair cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"row {name}: character {error.start + 1} is half of a surrogate pair and no text; mend the row."
-        ) from None
-    return text
-
-
-def _valid_messages(name: str, messages: Any) -> list[Json]:
-    """Messages up to the last that is not the assistant's: what follows is for the student to write."""
-    if not isinstance(messages, list) or any(not isinstance(m, dict) or "role" not in m for m in messages):
-        raise DataError(f"row {name}: messages must be a list of objects with role and content.")
-    while messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    if not messages:
-        raise DataError(f"row {name}: there is no message for the student to answer.")
-    return list(messages)
-
-
-def _apply_template(messages: list[Json], tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt "
-            "column, or use a chat model's tokenizer."
-        )
+    for written in (text if messages is None else None, answer):
+        if written is not None and any("\ud800" <= letter <= "\udfff" for letter in str(written)):
+            said = said or "half of a surrogate pair is no text; mend the row."
+    if said:
+        raise DataError(f"row {name}: {said}")
+    if messages is None:
+        return Prompt(name, _encode(tokenizer, str(text)), str(text), answer)
+    require(
+        bool(tokenizer.chat_template),
+        "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt column, "
+        "or use a chat model's tokenizer.",
+    )
     text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     # The template writes the special tokens itself; adding them again would double the start token.
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text
+    return Prompt(name, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text, answer)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
@@ -253,16 +201,15 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
 
 
 def _refuse_bad_lengths(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
-    empty = [p.prompt_id for p in prompts if not p.prompt_ids]
-    if empty:
-        raise DataError(f"{len(empty)} of {len(prompts)} prompts are empty, the first is {empty[0]}.")
-    longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
-    if len(longest.prompt_ids) >= tokenizer.model_max_length:
-        long = sum(len(p.prompt_ids) >= tokenizer.model_max_length for p in prompts)
-        raise DataError(
-            f"{long} of {len(prompts)} prompts leave no room for a response in the context of "
-            f"{tokenizer.model_max_length} tokens; the longest, {longest.prompt_id}, has {len(longest.prompt_ids)}."
-        )
+    most = tokenizer.model_max_length
+    for bad, what in (
+        ([p for p in prompts if not p.prompt_ids], "are empty"),
+        ([p for p in prompts if len(p.prompt_ids) >= most], f"leave no room for a response in {most} tokens"),
+    ):
+        if bad:
+            worst = max(bad, key=lambda prompt: len(prompt.prompt_ids))
+            example = f"{worst.prompt_id} with {len(worst.prompt_ids)} tokens"
+            raise DataError(f"{len(bad)} of {len(prompts)} prompts {what}, e.g. {example}.")
 
 
 def _refuse_bad_answers(prompts: list[Prompt], config: PromptsConfig) -> None:
@@ -270,13 +217,11 @@ def _refuse_bad_answers(prompts: list[Prompt], config: PromptsConfig) -> None:
     if config.checker not in NAMED_CHECKERS or config.checker == "none":
         return
     answered = [prompt for prompt in prompts if prompt.answer is not None]
-    if not answered and config.checker != "auto":
+    if not answered and (config.checker != "auto" or config.answer_field != PromptsConfig.answer_field):
         raise DataError(
             f"checker={config.checker} needs answers, but no row of {config.source} has column "
             f"{config.answer_field!r}. Name the column with --prompts.answer-field, or set checker=none."
         )
-    if not answered and config.answer_field != PromptsConfig.answer_field:
-        raise DataError(f"no row of {config.source} has column {config.answer_field!r}, named by prompts.answer_field.")
     own_checker = config.checker == "auto" and is_gym_source(config.source)
     if config.source in world_names() or own_checker or config.checker not in ("auto", "math"):
         return

@@ -161,13 +161,13 @@ def test_empty_file_and_empty_prompt(tmp_path, tokenizer):
 
 def test_prompt_that_is_not_text(tmp_path, tokenizer):
     source = write_jsonl(tmp_path / "p.jsonl", {"prompt": ["Ana"]})
-    with pytest.raises(DataError, match="must hold text, got list"):
+    with pytest.raises(DataError, match="holds text"):
         load_prompts(PromptsConfig(source=source), tokenizer)
 
 
 def test_prompts_longer_than_the_context(tmp_path, tokenizer):
     source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana"}, {"prompt": "1" * 200})
-    with pytest.raises(DataError, match=r"1 of 2 prompts .* 128 tokens; the longest, p/2, has 200"):
+    with pytest.raises(DataError, match=r"1 of 2 prompts .*p/2 with 200"):
         load_prompts(PromptsConfig(source=source), tokenizer)
 
 
