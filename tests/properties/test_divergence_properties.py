@@ -174,6 +174,19 @@ def test_shifting_all_logits_of_a_model_is_irrelevant(case, data):
     torch.testing.assert_close(shifted_grads["hidden"], grads["hidden"], rtol=1e-3, atol=5e-5)
 
 
-@given(cases(), st.data())
-def test_everything_equals_the_oracle(case, data):
-    assert_matches(case, weight_N=data.draw(weights(len(case.tokens))), rtol=1e-4, atol=1e-5)
+@given(cases(), st.data(), st.sampled_from([None, 1, 3, 100]), st.booleans(), st.sampled_from([None, 11.0]))
+def test_everything_equals_the_oracle(case, data, chunk, with_bias, denominator):
+    """Every output and every gradient, with and without a bias, in any chunks."""
+    options = {"chunk": chunk, "weight_N": data.draw(weights(len(case.tokens))), "denominator": denominator}
+    if with_bias:
+        generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
+        for name in ("student_bias", "teacher_bias"):
+            options[name] = torch.randn(len(case.student_head), generator=generator)
+    assert_matches(case, rtol=1e-4, atol=1e-5, **options)
+
+
+@given(cases())
+def test_without_tokens_there_is_no_token_telemetry(case):
+    result, _ = case.run(token_N=None)
+    assert (result.log_ratio_N, result.student_logprob_N, result.teacher_logprob_N) == (None, None, None)
+    close(result.value_N, case.run()[0].value_N)

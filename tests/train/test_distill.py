@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.run import Run, open_run
-from rocktokens.sample.accuracy import Evaluator
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.tables import OCCURRENCES, TABLES
 from rocktokens.train.checkpoints import last_complete_checkpoint
@@ -149,16 +148,6 @@ def test_selectors_that_need_losses_pay_for_them_on_the_meter(tmp_path):
     assert {"loss_rocks", "loss_rest"} <= row.keys()  # measured already, kept or not
 
 
-def test_rollouts_depend_on_seed_step_and_row_alone(tmp_path):
-    first, _ = step_of(tmp_path, selector=make_selector("uniform"))
-    other, _ = step_of(tmp_path, selector=make_selector("freeze", rocks=ROCKS))
-    tokens = [
-        sorted(str(row) for part in trainer._buffered_inputs for row in part["completion_ids"].tolist())
-        for trainer in (first, other)
-    ]
-    assert tokens[0] == tokens[1]
-
-
 def test_rollouts_in_mixed_precision_come_from_the_policy_that_is_trained():
     """Logits rounded to bfloat16 are another policy than the one whose loss is taken; the head is not rounded."""
     model, token_BT = distilling.student(), torch.tensor([[5, 6, 7]])
@@ -242,19 +231,6 @@ def test_a_finished_run_called_again_does_nothing_more(tmp_path):
     assert again.facts == first.facts
     assert distilling.furthest(distilling.parameters(first.student), distilling.parameters(again.student)) == 0
     assert run.read("training")["step"].to_pylist() == list(range(7))
-
-
-def test_evaluation_uses_the_same_problems_and_draws_every_time(tmp_path):
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, generation="ours")
-    evaluator = Evaluator(distilling.prompts(30), matches, distilling.tokenizer(), max_new_tokens=8, seed=1)
-    first, again = (evaluator.accuracy(trainer.sample) for _ in range(2))
-    assert first == again
-    assert first.num_prompts == 30
-    several = Evaluator(
-        distilling.prompts(30), matches, distilling.tokenizer(), max_new_tokens=8, num_rollouts=4, batch_size=7
-    )
-    found = several.accuracy(trainer.sample)
-    assert 0 <= found.low <= found.value <= found.high <= 1
 
 
 @pytest.mark.parametrize(("why", "settings"), [("time", {"hours": 1e-9}), ("saturated", {"until": "saturated"})])
@@ -449,11 +425,3 @@ def test_a_full_disk_ends_the_run_clearly_and_leaves_the_last_checkpoint_intact(
     found = distill(config, distilling.pair(), distilling.prompts(), run, show=False)
     whole, _ = distilled(tmp_path / "whole", config, rocks=(), problems=())
     assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(whole.student)) == 0
-
-
-def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path):
-    run = Run.create(tmp_path / "run", {})
-    (run.path / "checkpoints").write_text("a file where a directory should be")
-    with pytest.raises(RunError, match=r"cannot write .*checkpoints"):
-        distill(small(), distilling.pair(), distilling.prompts(), run, show=False)
-    assert open_run(run.path).manifest["stages"] == {}

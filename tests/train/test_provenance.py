@@ -42,14 +42,6 @@ def test_the_run_names_pair_prompts_and_tokenizer(tmp_path, saved):
     assert "float32" in config["trainer"]["precision"]
 
 
-def test_the_prompts_can_be_loaded_again(tmp_path, saved):
-    from rocktokens.prompts.tasks import load_prompts
-
-    config = made(tmp_path, saved).manifest["config"]
-    found = load_prompts(from_mapping(PromptsConfig, config["prompts"]), distilling.tokenizer())
-    assert [prompt.prompt_ids for prompt in found] == [prompt.prompt_ids for prompt in distilling.prompts()]
-
-
 def test_a_run_that_names_its_pair_is_left_as_it_is(tmp_path, saved):
     pair = {"student": "a", "teacher": "b"}
     Run.create(tmp_path / "run", {"pair": pair})
