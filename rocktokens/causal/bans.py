@@ -52,32 +52,18 @@ def named_tokens(
             raise ConfigError(f"{name!r} is the text of several tokens: {several}; name one by its id")
         else:
             spaced = [text for text in by_text if text.strip() == name]
-            near = (
-                spaced
-                or difflib.get_close_matches(name, by_text, n=1, cutoff=0.5)
-                or [t for t in by_text if t.strip() == name]
-            )
+            near = spaced or difflib.get_close_matches(name, by_text, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"no token has the text {name!r}{hint} (a leading space is part of a token)")
     return list(dict.fromkeys(found))
 
 
-def family(token_id: int, texts: Mapping[int, str], forms: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """A type with its other surface forms: leading space and case. `forms` is `surface_forms(texts)`."""
-    return tuple(sorted({token_id, *forms.get(_form(texts.get(token_id, "")), ())}))
-
-
-def surface_forms(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Token ids by their text without leading space and case."""
+def families(texts: Mapping[int, str]) -> dict[int, tuple[int, ...]]:
+    """Every type with its other surface forms: leading space and case."""
     forms: dict[str, list[int]] = {}
     for token_id, text in texts.items():
-        if _form(text):
-            forms.setdefault(_form(text), []).append(token_id)
-    return forms
-
-
-def _form(text: str) -> str:
-    return text.lstrip(" ").casefold()
+        forms.setdefault(text.lstrip(" ").casefold() or f"\0{token_id}", []).append(token_id)
+    return {token_id: tuple(sorted(own)) for own in forms.values() for token_id in own}
 
 
 def window_sets(
@@ -185,7 +171,7 @@ def make_sets(
     `occurrences` are read once, piece by piece (see `window_sets`), and only where windows are asked for.
     """
     sets: dict[tuple[int, ...], BannedSet] = {}
-    forms = surface_forms(texts) if "family" in config.kinds else {}
+    forms = families(texts) if "family" in config.kinds else {}
     wider = [token for token in candidates if config.wider_sets_of != "rocks" or token in rocks]
     windows: dict[int, tuple[int, ...]] = {}
     if "window" in config.kinds and wider:
@@ -196,7 +182,7 @@ def make_sets(
         for token_id in candidates if kind == "token" else wider:
             members: tuple[int, ...] = (token_id,)
             if kind == "family":
-                members = tuple(m for m in family(token_id, texts, forms) if m == token_id or m not in eos_ids)
+                members = tuple(m for m in forms.get(token_id, (token_id,)) if m == token_id or m not in eos_ids)
             elif kind == "window":
                 members = windows[token_id]
             text = texts.get(token_id, f"#{token_id}")

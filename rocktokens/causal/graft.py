@@ -72,8 +72,6 @@ log = logging.getLogger(__name__)
 
 # Shapes: V vocabulary, T positions of a rollout, P prompts, K arms.
 GRAFTS = TABLES["graft_rollouts"].schema
-# Requests a rollout above which grafts over servers are slower than in this process.
-NOT_WORTH_IT = 50
 
 
 class Grafter(Protocol):
@@ -250,16 +248,7 @@ class ServedGrafter:
                     f"the teacher's context is {theirs} tokens, and grafts need up to {len(request.prefix) + room}; "
                     "lower max_new_tokens"
                 )
-        before = self.redraws
-        found = self.student.pool.map(self._complete, requests, progress=progress)
-        each = 2 * (self.redraws - before) / max(len(requests), 1)
-        if each > NOT_WORTH_IT:
-            log.info(
-                "grafts took %.0f requests a rollout: rules that redraw so much are quicker with both models in this "
-                "process (leave --servers.student out)",
-                each,
-            )
-        return found
+        return self.student.pool.map(self._complete, requests, progress=progress)
 
     def _room(self, request: GraftRequest) -> int:
         own = self.student.context

@@ -17,11 +17,10 @@ from causal_runs import make_tiny_run
 from forking import ending, fork
 
 from rocktokens.causal.bans import (
-    family,
+    families,
     make_sets,
     matched_controls,
     named_tokens,
-    surface_forms,
 )
 from rocktokens.causal.baseline import SHOWN_PROMPTS
 from rocktokens.causal.census import BannedSet
@@ -194,12 +193,6 @@ def test_candidates_are_the_top_by_burden_and_every_declared_rock():
     assert candidate_types(types, [4, 3, 4], 3) == [1, 3, 5, 4]
 
 
-def test_greedy_needs_no_placebo():
-    base = BaselineConfig(problems=50, rollouts=1, greedy=True, max_new_tokens=LIMIT)
-    found = census(markov.MarkovEngine(markov.chain(1), greedy=True), [banned(3), banned(1)], problems=50, base=base)
-    assert "placebo" not in {row["arm"] for row in found.knockouts.to_pylist()}
-
-
 def test_adding_problems_changes_no_rollout():
     """Seeds derive from the run's seed, set, rollout and repeat alone."""
     engine, config = markov.MarkovEngine(markov.chain(1)), KnockoutConfig(until="budget", resamples=500)
@@ -300,10 +293,8 @@ def test_names_become_ids():
 
 
 def test_a_family_is_space_and_case():
-    forms = surface_forms(TEXTS)
-    assert family(3, TEXTS, forms) == (1, 2, 3, 4)
-    assert family(6, TEXTS, forms) == (6,)
-    assert family(8, TEXTS, forms) == (8,)
+    found = families(TEXTS)
+    assert [found[token] for token in (3, 6, 8)] == [(1, 2, 3, 4), (6,), (8,)]
 
 
 def test_controls_are_as_frequent_as_the_rocks():
@@ -438,18 +429,6 @@ def test_what_the_stage_refuses(tiny_run, tmp_path):
         knockout(tiny_run, KnockoutConfig(), base)
     with pytest.raises(ConfigError, match="checkpoint must be"):
         knockout(tiny_run, KnockoutConfig(candidates=("7",)), BaselineConfig(checkpoint="99"))
-
-
-def test_top_p_is_generated_in_full_by_the_stage(tiny_run, tmp_path, caplog):
-    from rocktokens.causal.knockout import knockout
-
-    path = tmp_path / "run"
-    shutil.copytree(tiny_run, path)
-    with caplog.at_level("INFO"):
-        base = BaselineConfig(problems=10, max_new_tokens=8, top_p=0.9)
-        run = knockout(path, KnockoutConfig(candidates=("7",), resamples=200), base)
-    assert "generated in full" in caplog.text
-    assert not run.facts("knockout")["exact_resume"]
 
 
 # ---------------------------------------------------------------- problems of one's own

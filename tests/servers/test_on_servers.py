@@ -144,20 +144,6 @@ def test_grafts_on_servers(run, student, writes, states):
     assert (facts["served"], facts["teacher_served"]) == ("model", "model")
 
 
-def test_distill_with_a_served_teacher(tmp_path, pair, prompts, states):
-    config = DistillConfig(steps=2, prompts_per_step=4, rollouts_per_prompt=2, max_new_tokens=8, keep=1)
-    path = tmp_path / "run"
-    distill(path, pair, prompts, config, problems=4, servers=ServersConfig(teacher=(states.url,)))
-    assert open_run(path).facts("distill")["steps"] == 2
-
-
-def test_another_model_is_refused(tmp_path, pair, prompts):
-    with StandIn(tiny.tiny_model(seed=99)) as other:
-        with pytest.raises(ConfigError, match="serves another model than") as error:
-            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(other.url,)))
-        assert other.url in str(error.value)
-
-
 def test_a_teacher_that_gives_states_alone_does_not_sample(tmp_path, pair, prompts, states):
     with pytest.raises(ConfigError, match="does not generate; add a server") as error:
         sample(tmp_path / "run", pair, prompts, ROLLOUTS, checkpoint="teacher",
@@ -215,17 +201,6 @@ def test_every_server_of_a_pool_is_recognised(tmp_path, pair, prompts, student, 
         servers = ServersConfig(teacher=(states.url, other.url))
         with pytest.raises(ConfigError, match=f"{other.url} serves another model"):
             distill(tmp_path / "trained", pair, prompts, DistillConfig(steps=1), servers=servers)
-
-
-def test_what_a_server_says_is_passed_on(tmp_path, pair, prompts, run):
-    with StandIn(TEACHER, pooling=True, refuse="pooling is off on Mondays") as server:
-        with pytest.raises(ConfigError, match="pooling is off on Mondays") as error:
-            score(run, ScoreConfig(), servers=ServersConfig(teacher=(server.url,)), again=True)
-        assert server.url in str(error.value)
-    with StandIn(STUDENT, refuse="no completions on Mondays") as server:
-        with pytest.raises(ConfigError, match="no completions on Mondays") as error:
-            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)))
-        assert server.url in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -176,11 +176,6 @@ def test_urls_are_checked(url):
         ServersConfig(student=(url,))
 
 
-def test_one_server_under_two_spellings_is_one():
-    with pytest.raises(ConfigError, match="twice"):
-        ServersConfig(teacher=("http://h:8000", "http://h:8000/v1/"))
-
-
 def test_somebody_who_does_not_speak_http_is_named():
     """A port where something else listens: one sentence with the URL, whoever asks."""
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -71,13 +71,6 @@ def test_selectors_that_need_losses_measure_with_the_served_teacher(tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], atol=1e-4, rtol=0)
 
 
-def test_a_head_with_padding_rows_is_cut_for_a_served_teacher_too(tmp_path):
-    teacher = distilling.teacher(vocabulary=distilling.VOCABULARY + 8)
-    with StandIn(teacher, pooling=True, context=CONTEXT) as server:
-        trainer = trained(tmp_path, states=served(server, teacher))
-    assert trainer.vocabulary == distilling.VOCABULARY
-
-
 def test_one_teacher_and_only_one(tmp_path):
     for both in ({}, {"teacher": distilling.teacher(), "states": object()}):
         with pytest.raises(ConfigError, match="one teacher is needed"):
