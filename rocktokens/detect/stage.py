@@ -43,8 +43,9 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         stage = Stage(run, "detect", {"detect": config}, inputs)
         if stage.due(again):
             by_step = {step: parquet(_files(run, f"occurrences/step={step}")) for step in run.steps()}
-            occurrences = Occurrences.read(by_step or {0: _telemetry(run)}, signal=config.signal)
-            report = detect_rocks(occurrences, spelling(run), config, embedding_VH=embeddings(source))
+            tables, named, vectors = by_step or {0: _telemetry(run)}, spelling(run), embeddings(source)
+            # No name for the occurrences here: detection lets them go once it has halved them.
+            report = detect_rocks(Occurrences.read(tables, signal=config.signal), named, config, embedding_VH=vectors)
             scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
             how = dict.fromkeys(f"scores are {facts['approximate']}" for facts in scored if facts.get("approximate"))
             report = dataclasses.replace(report, notes=(*how, *report.notes))
