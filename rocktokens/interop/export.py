@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -90,12 +90,9 @@ def rocks_of(path: Path) -> BypassList:
 
 
 def _csv(found: BypassList) -> str:
-    rows = found.content.get("decisions", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError("the bypass list holds no decisions; make it again with `rocktokens bypass`")
+    rows: Any = found.content.get("decisions", [])
     try:
         columns = {name: pa.array([row.get(name) for row in rows]) for name in COLUMNS}
-        columns["tokenizer"] = pa.array([found.fingerprint] * len(rows), pa.string())
-        return to_csv(pa.table(columns))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"the bypass list's decisions cannot be read: {str(error).splitlines()[0]}") from error
+        return to_csv(pa.table(columns | {"tokenizer": pa.array([found.fingerprint] * len(rows), pa.string())}))
+    except (AttributeError, TypeError, pa.ArrowException) as error:
+        raise DataError("the bypass list's decisions are damaged; make it again with `rocktokens bypass`") from error

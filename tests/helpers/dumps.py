@@ -59,10 +59,9 @@ def slime(path: Path, rows: list[dict], *, teacher: bool = True, kind: str = "tr
         if not teacher:
             for sample in samples:
                 sample.pop("teacher_log_probs"), sample.pop("opd_reverse_kl", None)
-        layout = {"rank": 0, "data_parallel_rank": 0, "sample_indices": list(range(len(own))), "num_microbatches": [1]}
         payload = {"rollout_id": step, "samples": samples}
         if kind == "train_data":
-            payload |= {"format_version": 2, "rank": 0, "dp_shards": [layout], "raw_reward": [0.0] * len(own)}
+            payload |= {"format_version": 2, "rank": 0, "dp_shards": [], "raw_reward": [0.0] * len(own)}
         file = path / kind / f"{step}.pt"
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(payload, file)
@@ -75,43 +74,28 @@ def _slime_train(index: int, row: dict) -> dict:
         return torch.tensor(np.asarray(values), dtype=torch.float32)
 
     return {
-        "data_parallel_rank": 0,
         "sample_index": index,
-        "rollout_position": index,
         "tokens": torch.tensor(row["prompt"] + row["tokens"]),
         "response_lengths": len(row["tokens"]),
-        "total_lengths": len(row["prompt"]) + len(row["tokens"]),
         "loss_masks": torch.tensor(row["mask"], dtype=torch.int),
-        "truncated": 0,
         "log_probs": tensor(row["student"]),
         "rollout_log_probs": tensor(row["engine"]),
         "teacher_log_probs": tensor(row["teacher"]),
         "opd_reverse_kl": tensor(row["student"] - row["teacher"]),
-        "advantages": tensor(row["teacher"] - row["student"]),
     }
 
 
 def _slime_rollout(index: int, row: dict) -> dict:
     """Sample.to_dict()."""
     return {
-        "group_index": 0,
         "index": index,
-        "rollout_id": None,
-        "prompt": "",
         "tokens": row["prompt"] + row["tokens"],
-        "multimodal_inputs": None,
         "response": row["text"],
         "response_length": len(row["tokens"]),
-        "label": None,
-        "reward": 0.0,
         "loss_mask": row["mask"],
-        "weight_versions": ["1"],
         "rollout_log_probs": list(map(float, row["engine"])),
         "teacher_log_probs": list(map(float, row["teacher"])),
         "status": "completed",
-        "metadata": {},
-        "spec_info": {"spec_accept_token_num": 0},
-        "prefix_cache_info": {"cached_tokens": 0, "total_prompt_tokens": 0},
     }
 
 
@@ -139,21 +123,12 @@ def _prime_rl(step: int, index: int, row: dict, teacher: bool) -> dict:
     found = {
         "schema_version": 1,
         "step": step,
-        "rank": 0,
-        "micro_step": 0,
-        "micro_sequence_idx": index,
-        "export_sequence_idx": index,
-        "env_name": "math",
         "token_ids": row["prompt"] + row["tokens"],
-        "position_ids": list(range(size)),
         "loss_mask": [False] * before + [bool(m) for m in row["mask"]],
-        "advantages": column(row["teacher"] - row["student"]),
         "inference_logprobs": column(row["engine"]),
         "trainer_logprobs": column(row["student"]),
         "entropy": column(-row["student"]),
         "mismatch_kl": [None] * size,
-        "rl_weights": [None] * size,
-        "ref_kl_weights": [1.0] * size,
     }
     return found | ({"ref_logprobs": column(row["teacher"])} if teacher else {})
 
