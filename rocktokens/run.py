@@ -30,7 +30,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
+from rocktokens.errors import DataError, RockTokensError, RunError
 from rocktokens.tables import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, table_of
 from rocktokens.values import Json
 
@@ -109,17 +109,6 @@ def remove_left_drafts(folder: Path, pattern: str = "*") -> None:
         owner = left.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
         if not owner.isdigit() or int(owner) == os.getpid() or not psutil.pid_exists(int(owner)):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def require_writable(path: Path | None) -> None:
-    """Refuse a file that cannot be written, before the work whose result it is to hold; None is no file."""
-    if path is not None:
-        if "\0" in str(path) or any("\ud800" <= letter <= "\udfff" for letter in str(path)):
-            raise ConfigError(f"cannot write {str(path)!a}: no file can have this name")
-        with failing(path), drafting(path) as draft:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            draft.touch()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -255,8 +255,3 @@ def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
             f"checkpoint must be last, student, teacher or one of {kept or 'none kept yet'}, got {checkpoint!r}"
         )
     return str(run.checkpoint(step))
-
-
-def is_complete(path: Path, stage: str) -> bool:
-    """Whether the run at this path lists the stage as complete."""
-    return (path / MANIFEST).exists() and open_run(path).done(stage)

@@ -24,13 +24,6 @@ from rocktokens.seeds import derive_seed
 READ_AT_ONCE = 256  # rollouts that are Python objects at a time
 
 
-def make_engine(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Engine:
-    """The engine that samples from one of a pair's models: in this process, or the served teacher's."""
-    if of_teacher and pair.teacher is None and pair.remote is not None and pair.remote.engine is not None:
-        return pair.remote.engine(config)
-    return make_sampler(pair, config, of_teacher=of_teacher)
-
-
 def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Sampler:
     """The engine in this process that samples from one of a pair's models as a configuration says."""
     model = pair.teacher if of_teacher else pair.student

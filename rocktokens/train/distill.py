@@ -31,7 +31,7 @@ from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.run import failing
 from rocktokens.sample.accuracy import Evaluator
-from rocktokens.sample.rollouts import make_engine, sample_rollouts
+from rocktokens.sample.rollouts import make_sampler, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
@@ -183,7 +183,8 @@ def off_policy(
     if state.is_main_process and not run.has("teacher_answers"):
         asked = list(prompts)[: stage.answers]
         settings = RolloutConfig(num_rollouts=1, max_new_tokens=config.max_new_tokens, seed=config.seed)
-        engine = make_engine(pair, settings, of_teacher=True)
+        served = pair.remote.engine if pair.teacher is None and pair.remote is not None else None
+        engine = make_sampler(pair, settings, of_teacher=True) if served is None else served(settings)
         with progress("teacher's answers", len(asked), "answers") as advance:
             table = sample_rollouts(engine, asked, settings, pair.tokenizer, check, progress=advance)
         run.write("teacher_answers", table)
