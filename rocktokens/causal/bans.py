@@ -131,7 +131,7 @@ def _inside_windows(
     for way in (1, -1):
         here_H, owner_H = start_H, place_N[start_H]
         for _ in range(width):
-            # The window goes on while the neighbour is of the same rollout and high itself.
+            # The window extends while the neighbour is of the same rollout and high itself.
             on_H = follows_N[here_H + (way > 0)]
             here_H, owner_H = here_H[on_H] + way, owner_H[on_H]
             here_H, owner_H = here_H[high_N[here_H]], owner_H[high_N[here_H]]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,16 +72,6 @@ log = logging.getLogger(__name__)
 
 # Shapes: V vocabulary, T positions of a rollout, P prompts, K arms.
 GRAFTS = TABLES["graft_rollouts"].schema
-
-
-class Grafter(Protocol):
-    """Anything that continues prefixes with some tokens drawn again from a teacher."""
-
-    def generate(
-        self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
-    ) -> list[Continuation]:
-        """One continuation a request, in order."""
-        ...
 
 
 # ---------------------------------------------------------------- which tokens are drawn again
@@ -315,7 +305,7 @@ class GraftResult:
 
 def graft(
     engine: Engine,
-    make_grafter: Callable[[Floats, Floats], Grafter],
+    make_grafter: Callable[[Floats, Floats], Any],
     prompts: Sequence[Prompt],
     rocks: Iterable[int] | GraftSets,
     *,

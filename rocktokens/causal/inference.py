@@ -15,7 +15,7 @@ prompts, all one way: p = 0.01 where the exact answer is 0.06) and sees no width
 
 Interval, p value and verdict are one inversion: p is the smallest α at which the interval leaves out 0 (p_neutral: at
 which the 1 − 2α interval lies inside ±ε), and verdicts are read off the intervals. A Strong verdict therefore never
-stands beside an interval that holds 0, and Proven Neutral never beside one that leaves ±ε.
+comes with an interval that holds 0, and Proven Neutral never with one that leaves ±ε.
 `benchmarks/census_calibration.py` measures the error rates that result.
 """
 
@@ -165,12 +165,12 @@ class _Sample(NamedTuple):
 
     def _upper_end(self, tail: float) -> Floats:
         """The smallest value that `p_not_below` rejects at `tail`."""
-        rank = max(int(tail * (len(self.t_BV) + 1) + 1e-9), 1) - 1
+        place = max(int(tail * (len(self.t_BV) + 1) + 1e-9), 1) - 1
         least = sps.t.isf(
             tail, self.num_prompts - 1
         )  # with few changed prompts, resamples make too little of the spread
         with np.errstate(invalid="ignore"):
-            reach_V = np.where(self.error_V > 0, np.maximum(-self.t_BV[rank], least) * self.error_V, 0.0)
+            reach_V = np.where(self.error_V > 0, np.maximum(-self.t_BV[place], least) * self.error_V, 0.0)
         end_V = self.value_V + np.maximum(reach_V, np.log(1 / tail) / self.num_prompts)
         most_V = sps.beta.isf(tail, self.ups_V + 1, self.num_prompts - self.ups_V)
         # All prompts went up: the beta's second parameter is 0 and there is no bound but 1.
@@ -194,7 +194,7 @@ class _Sample(NamedTuple):
             if self.error_V[v] > 0:
                 t = short / self.error_V[v]
                 beyond = int(np.searchsorted(self.t_BV[:, v], t, side="right"))
-                # Beyond the resamples' reach Student's tail goes on alone.
+                # Beyond the resamples' reach only Student's tail is left.
                 p_V[v] = max(
                     p_V[v], (1 + beyond) / (1 + resamples) if beyond else 0.0, sps.t.cdf(t, self.num_prompts - 1)
                 )

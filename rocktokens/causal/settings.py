@@ -33,7 +33,7 @@ class BaselineConfig(Settings, section="baseline"):
     rollouts: Count = 2
     """Rollouts sampled per prompt."""
     source: str | None = None
-    """Where the prompts come from; unset: what the run's own prompts have besides those detection used."""
+    """Where the prompts come from; unset: the run's own prompts that detection did not use."""
     split: str | None = None
     """Split of a hub dataset; unset: the run's own, and `causal` of a built-in task."""
     reuse_prompts: bool = False
@@ -70,7 +70,7 @@ class KnockoutConfig(Settings, section="knockout"):
     candidates: tuple[str, ...] = ()
     """Token types to test, as text, or as ids like #17; unset: the top by burden, and every declared rock."""
     top: Count = 200
-    """How many token types, by burden, where none are named. Declared rocks are tested beside them."""
+    """How many token types, by burden, where none are named. Declared rocks are tested, too."""
     kinds: Annotated[tuple[SetKind, ...], Meta(min_length=1)] = ("token",)
     """What is banned together: token (the type alone), window (with the candidates in its high-divergence windows),
     family (with its other surface forms: leading space, case)."""

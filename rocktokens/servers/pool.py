@@ -119,6 +119,10 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_loop.cache_clear)  # a forked process does not have the thread
+
+
 def wait_for(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine in the pools' loop and wait for its result; an interrupt cancels it."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
