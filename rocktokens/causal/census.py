@@ -156,7 +156,7 @@ class SetResult(NamedTuple):
     """Smallest effect that the set's own spread and number of prompts show at the power asked for."""
     placebo_delta: float
     placebo_floor: float
-    """The noise floor: difference between two identical arms, each with its own random numbers, on this many prompts."""
+    """Noise floor: difference between two identical arms, each with its own numbers, on this many prompts."""
     round: int
     alpha_share: float
     """Share of α that its last look could spend; its p values are divided by it."""
