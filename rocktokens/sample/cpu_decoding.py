@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "rocktokens_one_query"
-# Packing costs about as much as it saves in so many steps.
+# Below this number of steps packing costs more than it saves.
 LEAST_STEPS = 16
 # Packed copies may take this share of the memory that is free.
 MEMORY_SHARE = 0.5

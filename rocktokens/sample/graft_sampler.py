@@ -28,7 +28,7 @@ def graft_numbers(seed: int, skip: int, count: int) -> np.ndarray:
 
 
 class TwinDecoder:
-    """The student's decoding batch with the teacher's beside it, row by row the same text."""
+    """The student's and the teacher's decoding batches, row by row the same text."""
 
     def __init__(self, student: Decoder, teacher: Decoder) -> None:
         self.student, self.teacher = student, teacher

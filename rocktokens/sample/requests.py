@@ -32,7 +32,7 @@ class Request:
     banned: tuple[int, ...] = ()
     """Token types that may not be emitted."""
     skip: int = 0
-    """Numbers of the stream to pass over: a resumed rollout goes on with the numbers it would have had."""
+    """Numbers of the stream to pass over: a resumed rollout continues with the numbers it would have had."""
     first_seed: int | None = None
     """Another stream for the first number alone: where a rollout is resumed, its own has chosen the banned token."""
 

@@ -1,6 +1,6 @@
 """The stage `score`: what every sampled token cost under each checkpoint; writes occurrences/step=N.
 
-A job is some rollouts under every checkpoint of a group, beside one pass of the teacher. Its part is a folder:
+A job is some rollouts under every checkpoint of a group, with one pass of the teacher. Its part is a folder:
 STEP.parquet and top-STEP.parquet for each checkpoint, and gradients.safetensors for the last one.
 """
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # Rollouts of one job. Independent of token_budget, so a resumed run may change it.
 PART_ROLLOUTS = 256
-# Several students are scored beside one pass of the teacher while their weights stay below this share of memory.
+# Several students share one pass of the teacher while their weights stay below this share of memory.
 STUDENTS_MEMORY_SHARE = 0.25
 
 
@@ -230,7 +230,7 @@ def score_part(
 def _load(
     path: Path, pair: PairConfig, sources: dict[int, str], servers: ServersConfig
 ) -> tuple[Pair, dict[int, PreTrainedModel], RolloutRows]:
-    """The teacher beside all students, and the rollouts, every one of which they must have room for."""
+    """The teacher, all students, and the rollouts, every one of which must fit their contexts."""
     from rocktokens.models.pair import load_model
     from rocktokens.sample.rollouts import rollouts_of
     from rocktokens.score.scoring import check_rollouts

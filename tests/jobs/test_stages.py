@@ -68,7 +68,7 @@ def test_a_stopped_stage_continues_with_the_missing_parts(shared, monkeypatch: p
 
 
 def stopping(work: Callable[..., None], done: list[str], at: list[int], part: Path, **arguments: object) -> None:
-    """The work, which fails once, after so many parts."""
+    """The work, which fails once, after `at` parts."""
     if at and len(done) == at[0]:
         at.clear()
         raise DataError("stopped")

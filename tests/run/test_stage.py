@@ -230,7 +230,7 @@ def test_parts_of_two_students_are_never_mixed(pair, tmp_path, monkeypatch):
 
 
 def stop_after_parts(tmp_path, pair, monkeypatch, count) -> Path:
-    """A run whose sampling was stopped when so many parts were on disk."""
+    """A run whose sampling was stopped when `count` parts were on disk."""
     from rocktokens.sample import stage as stage
 
     original = stage.sample_part
