@@ -111,64 +111,38 @@ def test_dataset_directory_goes_through_the_datasets_library(tmp_path, tokenizer
 
 # ---------------------------------------------------------------- what is refused
 
+ANA = {"prompt": "Ana"}
+
 
 @pytest.mark.parametrize(
-    ("source", "words"),
-    [("arithmetc", "Did you mean 'arithmetic'"), ("gsm", "owner/name"), ("missing.jsonl", "no prompt file")],
+    ("rows", "settings", "says"),
+    [
+        ([{"question": "Ana", "label": 1}], {}, r"'prompt' nor 'messages'.*'question', 'label'"),
+        ([{"prompt": "Ana", "solution": 1}], {"checker": "math"}, "answer-field"),
+        ('{"prompt": "Ana"}\n{"prompt": \n', {}, "line 2"),
+        ("[1, 2]\n", {}, r"line 1.*object"),
+        ("", {}, "no prompts"),
+        ([ANA, {"prompt": ""}], {}, r"1 of 2 prompts are empty.*p/2"),
+        ([{"prompt": ["Ana"]}], {}, "holds text"),
+        ([ANA, {"prompt": "1" * 200}], {}, r"1 of 2 prompts .*p/2 with 200"),
+        ([{"messages": [{"role": "user", "content": "Ana"}]}], {}, "no chat template"),
+        ([{"messages": "hello"}], {}, "p/1"),
+        ([{"messages": [{"text": "hello"}]}], {}, "p/1"),
+        ([{"messages": [{"role": "assistant", "content": "hello"}]}], {}, "no message for the student"),
+        ([ANA], {"split": "test"}, "leave split=test out"),
+        ([ANA], {"options": ("a=1",)}, "leave options out"),
+        ([], {"source": "arithmetc"}, "Did you mean 'arithmetic'"),
+        ([], {"source": "gsm"}, "owner/name"),
+        ([], {"source": "missing.jsonl"}, "no prompt file"),
+        ([], {"source": "arithmetic", "split": "test"}, "train, detection, causal"),
+        ([], {"source": "arithmetic", "prompt_field": "q"}, "leave prompt_field out"),
+    ],
 )
-def test_unknown_sources_are_named(tokenizer, source, words):
-    with pytest.raises((ConfigError, DataError), match=words):
-        load_prompts(PromptsConfig(source=source), tokenizer)
-
-
-def test_unknown_split_of_a_built_in_task(tokenizer):
-    with pytest.raises(ConfigError, match="train, detection, causal"):
-        load_prompts(PromptsConfig(source="arithmetic", split="test"), tokenizer)
-
-
-def test_wrong_column_names_list_those_that_exist(tmp_path, tokenizer):
-    source = write_jsonl(tmp_path / "p.jsonl", {"question": "Ana", "label": 1})
-    with pytest.raises(DataError, match=r"neither column 'prompt' nor 'messages'.*'question', 'label'"):
-        load_prompts(PromptsConfig(source=source), tokenizer)
-
-
-def test_wrong_answer_column_is_refused_when_a_checker_needs_it(tmp_path, tokenizer):
-    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana", "solution": 1})
-    assert load_prompts(PromptsConfig(source=source), tokenizer)[0].answer is None
-    with pytest.raises(DataError, match="answer-field"):
-        load_prompts(PromptsConfig(source=source, checker="math"), tokenizer)
-
-
-def test_broken_line_is_named(tmp_path, tokenizer):
+def test_what_is_refused(tmp_path, tokenizer, rows, settings, says):
     path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "Ana"}\n{"prompt": \n')
-    with pytest.raises(DataError, match="line 2"):
-        load_prompts(PromptsConfig(source=str(path)), tokenizer)
-    path.write_text("[1, 2]\n")
-    with pytest.raises(DataError, match=r"line 1.*object"):
-        load_prompts(PromptsConfig(source=str(path)), tokenizer)
-
-
-def test_empty_file_and_empty_prompt(tmp_path, tokenizer):
-    path = tmp_path / "p.jsonl"
-    path.write_text("")
-    with pytest.raises(DataError, match="no prompts"):
-        load_prompts(PromptsConfig(source=str(path)), tokenizer)
-    source = write_jsonl(path, {"prompt": "Ana"}, {"prompt": ""})
-    with pytest.raises(DataError, match=r"1 of 2 prompts are empty.*p/2"):
-        load_prompts(PromptsConfig(source=source), tokenizer)
-
-
-def test_prompt_that_is_not_text(tmp_path, tokenizer):
-    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": ["Ana"]})
-    with pytest.raises(DataError, match="holds text"):
-        load_prompts(PromptsConfig(source=source), tokenizer)
-
-
-def test_prompts_longer_than_the_context(tmp_path, tokenizer):
-    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana"}, {"prompt": "1" * 200})
-    with pytest.raises(DataError, match=r"1 of 2 prompts .*p/2 with 200"):
-        load_prompts(PromptsConfig(source=source), tokenizer)
+    path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises((ConfigError, DataError), match=says):
+        load_prompts(PromptsConfig(**{"source": str(path), **settings}), tokenizer)
 
 
 def test_answers_that_do_not_parse_are_counted_and_three_shown(tmp_path, tokenizer):
@@ -179,19 +153,6 @@ def test_answers_that_do_not_parse_are_counted_and_three_shown(tmp_path, tokeniz
     assert all(word in str(error.value) for word in ("blue", "red", "green"))
     assert "grey" not in str(error.value)
     assert len(load_prompts(PromptsConfig(source=source, checker="exact"), tokenizer)) == 6
-
-
-def test_messages_without_a_template(tmp_path, tokenizer):
-    source = write_jsonl(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "Ana"}]})
-    with pytest.raises(ConfigError, match="no chat template"):
-        load_prompts(PromptsConfig(source=source), tokenizer)
-
-
-@pytest.mark.parametrize("messages", ["hello", [{"text": "hello"}], [{"role": "assistant", "content": "hello"}]])
-def test_malformed_messages(tmp_path, chat_tokenizer, messages):
-    source = write_jsonl(tmp_path / "p.jsonl", {"messages": messages})
-    with pytest.raises(DataError, match="p/1"):
-        load_prompts(PromptsConfig(source=source), chat_tokenizer)
 
 
 # ---------------------------------------------------------------- checkers
