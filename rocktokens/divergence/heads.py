@@ -73,7 +73,7 @@ class Projection:
 
     @classmethod
     def empty(cls, rows: int, vocabulary: int, hidden_NH: Tensor, weight_VH: Tensor) -> Projection:
-        """Room for so many rows of these operands; four bytes a logit either way."""
+        """Room for `rows` rows of these operands; four bytes a logit either way."""
         if splits(hidden_NH, weight_VH):
             first_CV, rest_CV = (
                 torch.empty((rows, vocabulary), dtype=torch.bfloat16, device=hidden_NH.device) for _ in range(2)
@@ -82,7 +82,7 @@ class Projection:
         return cls(torch.empty((rows, vocabulary), device=hidden_NH.device), None)
 
     def cut(self, rows: int) -> Projection:
-        """The first so many rows."""
+        """The first `rows` rows."""
         return Projection(self.first_CV[:rows], None if self.rest_CV is None else self.rest_CV[:rows])
 
     def fill_(self, hidden_CH: Tensor, head: Head) -> None:

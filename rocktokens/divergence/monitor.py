@@ -169,7 +169,7 @@ class TokenMonitor:
         """Types proven to cost more than average of late AND proven not to learn; largest certain excess first.
 
         Args:
-            k: return at most so many.
+            k: largest number of types to return.
             max_fall: a rock's mean loss has fallen by less than this share from the early to the late window.
             alpha: chance that any type is named wrongly, shared over all types tested (Bonferroni).
 
@@ -194,7 +194,7 @@ class TokenMonitor:
         return [int(tested_T[at]) for at in ranked if excess_T[at] > 0 and stayed_T[at]][:k]
 
     def state_dict(self) -> Row:
-        """Everything needed to go on where this monitor stands."""
+        """Everything needed to continue from here."""
         return {
             "version": VERSION,
             "half_life": self.half_life,

@@ -40,7 +40,7 @@ class TopChoices(NamedTuple):
 
     @classmethod
     def empty(cls, num_rows: int, k: int, device: torch.device) -> TopChoices:
-        """Room for so many positions: ids -1, log-probabilities NaN."""
+        """Room for `num_rows` positions: ids -1, log-probabilities NaN."""
         ids, logprobs = (torch.full((num_rows, k), fill, device=device) for fill in (-1, torch.nan))
         return cls(ids, logprobs, logprobs.clone(), ids.clone(), logprobs.clone())
 

@@ -50,7 +50,7 @@ class SelectorConfig(Settings, section="distill.selector"):
     window: CountOrZero = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: Number | None = None
-    """Loss in nats above which a window goes on; unset: each step's 80th percentile."""
+    """Loss in nats above which a window continues; unset: each step's 80th percentile."""
     budget: Number = 0.005
     """For adaptive: least share of the loss that makes a token type worth freezing."""
     seed: Seed = 0

@@ -76,7 +76,7 @@ def _load_resume_file(path: Path) -> Any:
     except Exception as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         raise RunError(
-            f"{path} is damaged or holds more than tensors ({reason}); remove {path.parent} to go on from an earlier "
+            f"{path} is damaged or holds more than tensors ({reason}); remove {path.parent} to continue from an earlier "
             "checkpoint, or from the start"
         ) from error
 
@@ -101,7 +101,7 @@ class CheckpointMixin(_Base):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(last_complete_checkpoint(self.args.output_dir) or "")
             if not resume_from_checkpoint:
-                raise RunError(f"{self.args.output_dir} holds no complete checkpoint to go on from")
+                raise RunError(f"{self.args.output_dir} holds no complete checkpoint to resume from")
         if resume_from_checkpoint:
             path = Path(str(resume_from_checkpoint))
             self._check_checkpoint(path)

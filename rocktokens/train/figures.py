@@ -1,4 +1,4 @@
-"""Figures of what training did: loss of rocks and the rest, and persistence beside its A/A arm.
+"""Figures of what training did: loss of rocks and the rest, and persistence with its A/A comparison.
 
 Each function reads the run's tables and returns a figure with its sentence, or nothing where the tables are missing.
 """
@@ -86,7 +86,7 @@ def _mean_of_steps(losses: list[float]) -> str:
 
 
 def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[Json]:
-    """The recorded values, faint, and their moving mean; of a long training every so many steps are drawn."""
+    """The recorded values, faint, and their moving mean; a long training is thinned to MAX_POINTS."""
     stride = max(1, math.ceil(len(own) / MAX_POINTS))
     own, smooth = own[::stride], smooth[::stride]
     step = [at for at, _ in own]
@@ -171,7 +171,7 @@ def persistence_rows(facts: Facts) -> list[Row]:
 
 
 def persistence(facts: Facts) -> Figure | None:
-    """Change of the loss on fixed contexts by group, beside both A/A arms."""
+    """Change of the loss on fixed contexts by group, with both A/A comparisons."""
     table, rows = facts.table("persistence"), persistence_rows(facts)
     if table is None or not rows:
         return None
@@ -209,7 +209,7 @@ def persistence(facts: Facts) -> Figure | None:
         title="Do they learn?",
         sentence=persistence_sentence(rows, last),
         estimator="Fixed contexts: the same rollouts scored under every checkpoint, so pre and post are paired. Groups "
-        "are chosen on one half of the prompts and followed on the other. The A/A arms compare one checkpoint with "
+        "are chosen on one half of the prompts and followed on the other. The A/A rows compare one checkpoint with "
         "itself on different texts: what they show is noise and regression to the mean. 95 % bootstrap over prompts.",
         rows=table,
         data=data,
@@ -227,7 +227,7 @@ def _persistence_hover(row: Row, title: str) -> str:
 
 
 def persistence_sentence(rows: list[Row], last: int | None) -> str:
-    """Pre to post of every group, and what the A/A arm changes by itself."""
+    """Pre to post of every group, and what the A/A comparison changes by itself."""
     said = []
     for row in rows:
         if row["arm"] == "checkpoint" and row.get("step") == last:

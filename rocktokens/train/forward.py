@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # On a CPU, rows of a micro-batch go through the model in groups: one is closed before its padding exceeds this share,
-# if it has so many tokens that another pass through the model pays.
+# once it has enough tokens for another pass through the model to pay.
 MAX_PADDING = 0.25
 LEAST_TOKENS = 64
 

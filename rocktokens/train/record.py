@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # Saturation is tested at these intervals of steps, and believed when it holds this often in a row.
 SATURATION_EVERY, SATURATION_TIMES = 10, 3
-# A run is looked at many times while it goes on, and any look may stop it: each has a tenth of the usual 2.5 %.
+# A run is tested many times while it trains, and any test may stop it: each has a tenth of the usual 2.5 %.
 STOP_TAIL = 0.0025
 # Means of blocks of steps are compared, so that a slow wave in the loss is not taken for many independent points.
 BLOCKS = 12

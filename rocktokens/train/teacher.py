@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A replicated teacher that takes more of each device than this leaves no room to train beside it.
+# A replicated teacher that takes more of each device than this leaves no room for training.
 REPLICA_SHARE = 0.4
 
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a model of several kinds of input is given beside token ids.
+# What a multimodal model is given in addition to token ids.
 IMAGE_KEYS: tuple[str, ...] = (
     "pixel_values",
     "image_grid_thw",
@@ -86,7 +86,7 @@ PASSED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "
 
 @dataclass(frozen=True, kw_only=True)
 class RockOptions:
-    """Everything that RockDistillationTrainer takes beside TRL's arguments, `selector`, `run` and `rocks`."""
+    """What RockDistillationTrainer takes in addition to TRL's arguments, `selector`, `run` and `rocks`."""
 
     shadows: Mapping[str, Selector] | Sequence[Selector] = ()
     """Selectors that are recorded but not in force: a list, or a mapping from names of your own."""
