@@ -24,7 +24,7 @@ from rocktokens.divergence.measures import KINDS, LOG_ZERO, Kind, Rule, infinite
 from rocktokens.divergence.top_tokens import TopChoices
 from rocktokens.settings import require
 
-# Logits of each model held at once: large enough to keep a matrix multiplication busy, small compared with one output head.
+# Logits of each model held at once: enough to keep a matrix multiplication busy, few compared with one output head.
 CHUNK_ELEMENTS = 9_750_000
 # Bytes that one of them takes, both models together.
 CHUNK_BYTES = 8

@@ -76,7 +76,7 @@ def _load_resume_file(path: Path) -> Any:
     except Exception as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         raise RunError(
-            f"{path} is damaged or holds more than tensors ({reason}); remove {path.parent} to continue from an earlier "
+            f"{path} is damaged or holds more than tensors ({reason}); remove {path.parent} to resume from an earlier "
             "checkpoint, or from the start"
         ) from error
 
