@@ -374,7 +374,8 @@ class _Ray:
                     f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray start "
                     "--head`, or give its address"
                 ) from error
-        self.ray, self.idle = ray, []
+        self.ray = ray
+        self.idle: list[Any] = []
         try:
             self._probe(jobs[0].part.parent)
         except BaseException:
