@@ -11,10 +11,10 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,8 @@ from rocktokens.errors import DataError, RockTokensError, RunError
 from rocktokens.run import Run, first_line, open_run
 from rocktokens.show import at_home, visible
 from rocktokens.values import Json, Row
+
+Found = TypeVar("Found")
 
 
 def registry() -> dict[str, Any]:
@@ -39,7 +41,8 @@ class Facts:
         self.notes: list[str] = []
         """What was there but could not be used, to be named in the report."""
         self._tables: dict[str, pa.Table | None] = {}
-        self._memo: Json = {}
+        self.known: Json = {}
+        """What functions marked `once` found."""
 
     @classmethod
     def of(cls, path: str | Path) -> Facts:
@@ -97,12 +100,6 @@ class Facts:
         """The rows of a query; none where a table or column is missing."""
         found = self.query(sql)
         return [] if found is None else found.to_pylist()
-
-    def memo(self, name: str, make: Callable[[], Any]) -> Any:
-        """A value computed once for the whole report."""
-        if name not in self._memo:
-            self._memo[name] = make()
-        return self._memo[name]
 
     # Manifest
 
@@ -222,6 +219,18 @@ class Facts:
         names = (str(pair.get(role, "")).replace("\\", "/").split("/") for role in ("student", "teacher"))
         student, teacher = (visible("/".join([part for part in parts if part][-2:])) for parts in names)
         return student.replace("∅", "not recorded"), teacher.replace("∅", "not recorded")
+
+
+def once(make: Callable[[Facts], Found]) -> Callable[[Facts], Found]:
+    """Compute a function of a run's facts once for the whole report."""
+
+    @wraps(make)
+    def kept(facts: Facts) -> Found:
+        if make.__name__ not in facts.known:
+            facts.known[make.__name__] = make(facts)
+        return facts.known[make.__name__]
+
+    return kept
 
 
 @contextmanager

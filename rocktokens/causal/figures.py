@@ -14,7 +14,7 @@ from rocktokens.causal.census import Census, last_look, median_detectable
 from rocktokens.causal.inference import NEVER_USED, UNDECIDED
 from rocktokens.causal.inference import VERDICTS as NAMES
 from rocktokens.causal.settings import KnockoutConfig
-from rocktokens.facts import Facts
+from rocktokens.facts import Facts, once
 from rocktokens.show import (
     MUTED,
     REST,
@@ -51,12 +51,9 @@ VERDICTS = {
 MAX_BARS = 40
 
 
+@once
 def census_rows(facts: Facts) -> list[Row]:
-    """Candidates of the census, read once."""
-    return facts.memo("census_rows", lambda: _census_rows(facts))
-
-
-def _census_rows(facts: Facts) -> list[Row]:
+    """Candidates of the census."""
     table = facts.table("census")
     columns = ("role", "kind", "token_id", "token", "verdict", "delta")
     if table is None or facts.lacks(table, "the knock-outs", *columns):

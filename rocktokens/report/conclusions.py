@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from rocktokens.causal.figures import census_rows, counted, epsilon, graft_rows, noise_floor, verdicts_by_token
 from rocktokens.compare.figures import finals
 from rocktokens.detect.figures import footprint_row
-from rocktokens.facts import Facts
+from rocktokens.facts import Facts, once
 from rocktokens.show import estimate, interval, listed, number, percent, plural, points, visible
 from rocktokens.stats import MIN_SEEDS, Estimate
 from rocktokens.train.figures import persistence_rows
@@ -119,12 +119,9 @@ class Comparison(NamedTuple):
     said: str = ""
 
 
+@once
 def verdict(facts: Facts) -> Verdict:
     """Conclude from whatever the run holds."""
-    return facts.memo("verdict", lambda: _verdict(facts))
-
-
-def _verdict(facts: Facts) -> Verdict:
     needed, compared = matter(facts), comparison(facts)
     state = _state(facts, needed, compared)
     return Verdict(
@@ -329,12 +326,9 @@ def unstable(facts: Facts) -> str:
     return ""
 
 
+@once
 def bypass(facts: Facts) -> Json:
     """The run's bypass list; empty where there is none or it cannot be read."""
-    return facts.memo("bypass", lambda: _bypass(facts))
-
-
-def _bypass(facts: Facts) -> Json:
     path = facts.run.path / "bypass.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
