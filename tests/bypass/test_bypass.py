@@ -10,8 +10,9 @@ import pytest
 from causal_runs import save_tiny_pair
 
 from rocktokens.bypass.settings import BypassConfig
-from rocktokens.bypass.stage import bypass, list_for, write_comparison_back
+from rocktokens.bypass.stage import REASONS, before_graft, bypass, evidence_of, list_for, write_comparison_back
 from rocktokens.bypass.store import fingerprint, read_bypass
+from rocktokens.causal.graft import skippable
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.pair import load_tokenizer
 from rocktokens.models.settings import PairConfig
@@ -106,6 +107,12 @@ def test_the_list_holds_what_all_tests_let_be_skipped_and_every_costly_type_has_
     shown = capfd.readouterr().out
     assert "2 of 5 declared rocks may be skipped" in shown
     assert "not compared" in shown
+
+
+def test_the_graft_and_the_list_mean_the_same_types(run):
+    """The set that the stage graft draws again is the one that the list's rule asks a graft for."""
+    wanted = [row["token_id"] for row in evidence_of(run) if REASONS[before_graft(row)][0] == "skip"]
+    assert list(skippable(run)) == sorted(wanted) == [10, 13]
 
 
 def test_the_same_run_gives_the_same_file(run):
