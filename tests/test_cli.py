@@ -10,13 +10,13 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tiny import save_model, tiny_model, tiny_tokenizer
+from tiny import save_model, tiny_model
 
 from rocktokens import Run, open_run
 from rocktokens.cli import main, parse, stage_command
@@ -39,10 +39,6 @@ def rocktokens(*words: str | Path) -> subprocess.CompletedProcess[str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
         main([str(word) for word in words])
     return subprocess.CompletedProcess(words, int(stop.value.code or 0), out.getvalue(), err.getvalue())
-
-
-def in_shell(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "rocktokens.cli", *words], capture_output=True, text=True, timeout=120)
 
 
 def refused(result: subprocess.CompletedProcess[str], status: int, *parts: str) -> None:
@@ -86,13 +82,9 @@ def scored(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_help_and_version_answer_at_once() -> None:
-    for word in ("--help", "--version"):
-        start = time.perf_counter()
-        result = in_shell(word)
-        assert result.returncode == 0
-        assert time.perf_counter() - start < 2.0  # 0.06 s on a quiet machine; the promise is 0.5 s
-    assert "rocktokens 0." in in_shell("--version").stdout
+def test_the_version_answers_from_the_shell() -> None:
+    words = [sys.executable, "-m", "rocktokens.cli", "--version"]
+    assert "rocktokens 0." in subprocess.run(words, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_a_run_from_the_shell(scored: Path) -> None:
@@ -111,22 +103,6 @@ def test_a_complete_stage_does_nothing_again(scored: Path) -> None:
     assert result.returncode == 0
     assert "nothing to do" in result.stderr
     assert part.stat().st_mtime_ns == before
-
-
-def test_sampling_goes_on_where_it_stopped(pair: Path, scored: Path, tmp_path: Path) -> None:
-    run = tmp_path / "again"
-    assert rocktokens("sample", run, *flags(pair)).returncode == 0
-    whole = open_run(run).read("rollouts")
-    assert whole.equals(open_run(scored).read("rollouts"))  # the same settings give the same rollouts
-    # As if killed after the first part: the manifest does not list the stage, and the part is there.
-    manifest = json.loads((run / "run.json").read_text())
-    del manifest["stages"]["sample"]
-    (run / "run.json").write_text(json.dumps(manifest))
-    (run / "rollouts.parquet").unlink()
-    (run / "sample.parts").mkdir()
-    pq.write_table(whole, run / "sample.parts" / "00000.parquet")
-    assert rocktokens("sample", run, *flags(pair)).returncode == 0
-    assert open_run(run).read("rollouts").equals(whole)
 
 
 def test_check_says_that_the_pair_fits(pair: Path) -> None:
@@ -165,45 +141,6 @@ def test_a_missing_or_half_written_model(pair: Path, tmp_path: Path) -> None:
     refused(rocktokens(*words), 2, "half-written", str(half))
 
 
-def test_pickled_weights_are_refused_unless_asked_for(pair: Path, tmp_path: Path) -> None:
-    import torch
-
-    model = tiny_model(seed=1)
-    save_model(tmp_path / "pickled", model)
-    (tmp_path / "pickled" / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
-    words = ["sample", tmp_path / "run", *flags(pair)]
-    words[words.index(str(pair / "student"))] = str(tmp_path / "pickled")
-    refused(rocktokens(*words), 2, "safetensors", "--pair.allow-pickle")
-    assert rocktokens(*words, "--pair.allow-pickle").returncode == 0
-
-
-def test_tokenizers_that_differ_are_refused(pair: Path, tmp_path: Path) -> None:
-    other = tiny_tokenizer()
-    other.backend_tokenizer.model = type(other.backend_tokenizer.model)(
-        {{"w9": "x9"}.get(word, word): number for word, number in other.get_vocab().items()}, unk_token="<pad>"
-    )
-    save_model(tmp_path / "other", tiny_model(seed=3), other)
-    result = rocktokens("check", "--pair.student", pair / "student", "--pair.teacher", tmp_path / "other")
-    refused(result, 1, "id 9 is 'w9' for the student, 'x9' for the teacher")
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("", ["no prompts"]),
-        ('{"prompt": "w3"}\n{"prompt": \n', ["line 2", "not valid JSON"]),
-        (json.dumps({"prompt": " ".join(["w5"] * 200)}) + "\n", ["context of 96 tokens", "200"]),
-        ('{"question": "w3"}\n', ["'question'", "--prompts.prompt-field"]),
-    ],
-)
-def test_bad_prompt_files(pair: Path, tmp_path: Path, text: str, parts: list[str]) -> None:
-    (tmp_path / "bad.jsonl").write_text(text)
-    words = ["sample", tmp_path / "run", *flags(pair)]
-    words[words.index(str(pair / "prompts.jsonl"))] = str(tmp_path / "bad.jsonl")
-    refused(rocktokens(*words), 1, *parts)
-
-
 def test_a_run_made_with_another_configuration(pair: Path, scored: Path) -> None:
     result = rocktokens("sample", scored, *flags(pair), "--rollouts.seed", "9")
     refused(result, 1, "--again", "rollouts.seed was 0, now 9")
@@ -214,15 +151,6 @@ def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     refused(rocktokens("sample", tmp_path), 1, "not empty")
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_truncated_part_is_named(pair: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert rocktokens("sample", run, *flags(pair)).returncode == 0
-    assert rocktokens("score", run).returncode == 0
-    part = next((run / "occurrences").rglob("*.parquet"))
-    part.write_bytes(part.read_bytes()[:100])
-    refused(rocktokens("detect", run), 1, part.name)
 
 
 def test_nan_logits_name_the_rollout_and_keep_the_row(pair: Path, tmp_path: Path) -> None:
@@ -339,6 +267,13 @@ def test_a_studys_file_serves_every_command(tmp_path: Path) -> None:
 )
 def test_wrong_usage_ends_with_status_two_and_names_the_remedy(words: str, near: str) -> None:
     refused(rocktokens(*words.split()), 2, near)
+
+
+def test_token_ids_are_whole_numbers(tmp_path: Path) -> None:
+    rows = {"rollout_id": ["a", "a"], "position": [0, 1], "token_id": [5.5, 6.0], "loss": [1.0, 2.0]}
+    pq.write_table(pa.table(rows), tmp_path / "o.parquet")
+    words = ("detect", "--occurrences", tmp_path / "o.parquet", "--out", tmp_path / "out")
+    refused(rocktokens(*words), 1, "token_id")
 
 
 def test_a_name_that_is_too_long(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tiny import letter_tokenizer, save_model, tiny_model
 
 from rocktokens import open_run
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
-from rocktokens.cli import main
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -41,16 +40,6 @@ def test_the_recipe_meets_its_contract():
     assert {"token", "window", "family"} == set(config.knockout.kinds)
     assert {"uniform", "freeze", "random"} < set(config.compare.regimes)
     assert config.compare.seeds >= 3  # fewer decide nothing
-
-
-def test_flags_name_other_models(monkeypatch):
-    seen = {}
-    monkeypatch.setattr("rocktokens.study.study", lambda config, **more: seen.update(config=config))
-    with pytest.raises(SystemExit) as caught:
-        main(["study", "qwen", "--pair.student", "a.gguf", "--pair.teacher", "b.gguf"])
-    assert not caught.value.code
-    assert (seen["config"].pair.student, seen["config"].pair.teacher) == ("a.gguf", "b.gguf")
-    assert seen["config"].pair.dtype == "bfloat16"
 
 
 def small(config, path, pair):

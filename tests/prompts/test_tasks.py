@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny import tiny_tokenizer
 from transformers import AutoTokenizer
 
 from rocktokens.errors import ConfigError, DataError
@@ -278,3 +279,43 @@ def test_known_texts_are_not_read_again_and_all_are_counted(monkeypatch):
     counts = {"math_verify": 3, "last_number": 0, "unreadable": 1}
     assert how_checked(check, [text for text, _ in pairs], [answer for _, answer in pairs]) == {"checked_by": counts}
     assert how_checked(lambda text, answer: True, ["a"], ["a"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b'{"prompt": "caf\xe9"}\n', "UTF-8"),
+        (b'{"prompt": "\\ud800"}\n', "surrogate"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "not valid JSON|holds text"),
+        (b'{"prompt": "w3"}\n{"prompt": \n', "line 2"),
+        (b'{"question": "w3"}\n', "prompt-field"),
+    ],
+)
+def test_prompt_files_that_are_none(tmp_path, content, word):
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=word):
+        load_prompts(PromptsConfig(source=str(tmp_path / "bad.jsonl")), tiny_tokenizer())
+
+
+def test_duplicate_prompts_are_counted(tmp_path, caplog):
+    (tmp_path / "double.jsonl").write_text('{"prompt": "w4 w5"}\n' * 3 + '{"prompt": "w6"}\n')
+    load_prompts(PromptsConfig(source=str(tmp_path / "double.jsonl")), tiny_tokenizer())
+    assert "2 of 4 prompts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "word"),
+    [
+        ({"source": "arithmetic", "split": "nosuch", "limit": 4}, ConfigError, "no split"),
+        ({"source": "arithmetic", "answer_field": "nosuch", "limit": 4}, ConfigError, "answer_field"),
+        ({"split": "test"}, ConfigError, "no splits"),
+        ({"answer_field": "solution"}, DataError, "solution"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", None])
+def test_a_split_or_column_that_is_not_there_is_refused(tmp_path, settings, error, word, part):
+    """Also where a stage takes a part of its own: a mistyped split must not be passed over for that."""
+    (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "w5 w{n}"}}\n' for n in range(6, 30)))
+    with pytest.raises(error, match=word):
+        load_prompts(PromptsConfig(**{"source": str(tmp_path / "p.jsonl"), **settings}), tiny_tokenizer(), part=part)

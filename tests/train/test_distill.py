@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import resource
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import distilling
 import numpy as np
@@ -425,3 +425,16 @@ def test_a_full_disk_ends_the_run_clearly_and_leaves_the_last_checkpoint_intact(
     found = distill(config, distilling.pair(), distilling.prompts(), run, show=False)
     whole, _ = distilled(tmp_path / "whole", config, rocks=(), problems=())
     assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(whole.student)) == 0
+
+
+def test_resume_files_are_tensors_or_refused(tmp_path):
+    from rocktokens.train.checkpoints import _load_resume_file
+
+    torch.save({"step": torch.tensor(1)}, tmp_path / "optimizer.pt")
+    assert _load_resume_file(tmp_path / "optimizer.pt")["step"] == 1
+    torch.save({"evil": PurePosixPath("x")}, tmp_path / "optimizer.pt")
+    with pytest.raises(RunError, match="damaged"):
+        _load_resume_file(tmp_path / "optimizer.pt")
+    (tmp_path / "rng_state.pth").write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(RunError, match="damaged"):
+        _load_resume_file(tmp_path / "rng_state.pth")
