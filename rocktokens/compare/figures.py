@@ -56,6 +56,8 @@ STAGE_TITLES = {
 }
 # The same in a sentence, where the title alone does not do.
 STAGE_WORDS = {"teacher": "the teacher’s passes", "student": "the student’s passes", "optimiser": "the optimiser"}
+STAGE_PATTERNS = ("", "/", ".", "x", "", "\\", "-")  # colour alone does not tell stages apart
+HATCHING = {"fillmode": "overlay", "fgcolor": "@paper", "fgopacity": 0.6}
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
 
 
@@ -277,7 +279,11 @@ def time_spent(facts: Facts) -> Figure | None:
             "name": STAGE_TITLES[stage],
             "x": [rows[name].get(stage, 0.0) for name in names],
             "y": list(range(len(names))),
-            "marker": {"color": STAGE_COLORS[index % len(STAGE_COLORS)], "line": {"color": "@paper", "width": 1}},
+            "marker": {
+                "color": STAGE_COLORS[index % len(STAGE_COLORS)],
+                "pattern": {"shape": STAGE_PATTERNS[index % len(STAGE_PATTERNS)], **HATCHING},
+                "line": {"color": "@paper", "width": 1},
+            },
             "text": [
                 f"{label(name, 40)}, {STAGE_TITLES[stage]}: {number(rows[name].get(stage, 0.0), 1)} s, "
                 f"{percent(rows[name].get(stage, 0.0) / sum(rows[name].values()))}"
