@@ -1,6 +1,6 @@
 """Scored occurrences: read by DuckDB from Parquet or Arrow, summed by (prompt, type) as a `group by`.
 
-A source is one table per checkpoint, scored on the same rollouts, or one table of anybody's. Its rows are put into one
+A source is one table per checkpoint, scored on the same rollouts, or one table from another trainer. Its rows are put into one
 canonical order, by prompt, rollout and position, so that no result depends on how they were split into parts. What
 detection needs of every row stays in memory: type, rollout, position and the losses before and after, 20 bytes each;
 every other column is read again each time it is asked for. Rows without a finite loss stay as context of their
@@ -215,7 +215,7 @@ class Occurrences:
 
     @classmethod
     def from_table(cls, table: pa.Table | Mapping[str, Any], *, signal: str = "kl") -> Occurrences:
-        """From one table of anybody's: rollout_id, position, token_id and loss (or loss_post, or a signal's name).
+        """From one table of any origin: rollout_id, position, token_id and loss (or loss_post, or a signal's name).
 
         Where there are: loss_pre, prompt_id, grad_norm.
         """

@@ -1,7 +1,7 @@
 """The stage `detect`: which token types stay expensive. It reads Parquet and loads no model, and needs no torch.
 
 Names of tokens come from the tokenizer that lies beside the student, encodings of contexts from its embedding matrix,
-read as one tensor from its safetensors file; where either cannot be had, detection goes on without it and says so.
+read as one tensor from its safetensors file; where either cannot be had, detection does without it and says so.
 """
 
 from __future__ import annotations
