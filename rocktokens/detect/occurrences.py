@@ -1,9 +1,9 @@
 """Scored occurrences: read by DuckDB from Parquet or Arrow, summed by (prompt, type) as a `group by`.
 
-A source is one table per checkpoint, scored on the same rollouts, or one table from another trainer. Its rows are put into one
-canonical order, by prompt, rollout and position, so that no result depends on how they were split into parts. What
-detection needs of every row stays in memory: type, rollout, position and the losses before and after, 20 bytes each;
-every other column is read again each time it is asked for. Rows without a finite loss stay as context of their
+A source is one table per checkpoint, scored on the same rollouts, or one table from another trainer. Its rows are put
+into one canonical order, by prompt, rollout and position, so that no result depends on how they were split into parts.
+What detection needs of every row stays in memory: type, rollout, position and the losses before and after, 20 bytes in
+all; every other column is read again each time it is asked for. Rows without a finite loss stay as context of their
 neighbours and leave every measurement.
 """
 
