@@ -561,7 +561,7 @@ def qwen_recipe() -> StudyConfig:
         knockout=KnockoutConfig(top=100, kinds=("token", "window", "family"), wider_sets_of="rocks"),
         graft=GraftConfig(problems=200),
         compare=CompareConfig(
-            # The bypass list where there is one; beside it what the paper would leave out.
+            # The bypass list where there is one, and what the paper would leave out.
             regimes=("uniform", "freeze", "freeze_rocks", "random"),
             definition="context",
             seeds=3,  # fewer decide nothing

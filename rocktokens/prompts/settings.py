@@ -32,7 +32,7 @@ class PromptsConfig(Settings, section="prompts"):
     pattern: str | None = None
     """For checker=regex: the pattern whose last match's first group is compared with the answer."""
     limit: Count | None = None
-    """Use only the first so many prompts."""
+    """Use only the first prompts, up to this number."""
     seed: Seed = 0
     """Seed of the endless prompts of a built-in or reasoning-gym task."""
 
