@@ -31,7 +31,7 @@ TYPOS = {
     "knockout RUN --baseline.checkpoint 99": "99",
     "graft RUN --rocks typo": "typo",
     "sample RUN --again --checkpoint 99": "99",
-    "detect RUN --tau-post inf": "tau_post",
+    "detect RUN --resamples -5": "resamples",
     "compare RUN --regimes uniform": "nothing to compare",
     "compare RUN --regimes uniform freeze": "only uniform is left",
     "knockout RUN --again --baseline.split nosuch": "nosuch",
