@@ -107,9 +107,7 @@ def server_findings(pair: PairConfig, rollouts: RolloutConfig, servers: ServersC
         try:
             with ServerPool([url], servers) as pool:
                 pool.models()  # raises where nobody answers
-                trouble, context = pool.healthy(pool.urls[0]), pool.context
-            if trouble is not None:
-                raise ConfigError(trouble)
+                context = pool.context
             own = context_of(pair.teacher if role == "teacher" else pair.student, pair)
             needed = min(rollouts.max_new_tokens + 1, own or rollouts.max_new_tokens + 1)
             if context is not None and context < needed:

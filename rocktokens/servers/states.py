@@ -85,14 +85,10 @@ class ServedStates:
         width, size = self.head.weight_VH.shape[1], len(reply.body)
         wanted = length * width * BYTES[self.wire]
         if size != wanted:
-            why = "that is more than was asked for: another model, with wider states, is served"
-            if size < wanted:
-                why = f"the answer is cut off, or another model is served. {HOW_TO_SERVE}"
-            elif size * BYTES[self.wire] == wanted * BYTES["float32"]:
-                why = "the server ignores embed_dtype and sends float32; pass --servers.wire float32"
             raise DataError(
                 f"{reply.url} returned {size:,} bytes of states for {what}, and {length} tokens of width {width} in "
-                f"{self.wire} are {wanted:,}: {why}"
+                f"{self.wire} are {wanted:,}: another model is served, or one that ignores embed_dtype (pass "
+                f"--servers.wire float32). {HOW_TO_SERVE}"
             )
         if self.wire == "bfloat16":
             state_N = torch.frombuffer(bytearray(reply.body), dtype=torch.bfloat16).float()

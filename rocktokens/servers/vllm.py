@@ -76,11 +76,6 @@ class VllmEngine:
                 f"{self.vocabulary}: a prompt is empty, or was made with another tokenizer"
             )
         self.require(len(request.prefix) + request.max_new_tokens)
-        if self.context is not None and len(request.prefix) >= self.context:
-            raise DataError(
-                f"a prompt has {len(request.prefix)} tokens and the model's context is {self.context}; "
-                "shorten the prompt or leave it out"
-            )
 
     def require(self, tokens: int) -> None:
         """Refuse servers that do not take this many tokens, as far as the model itself does."""
@@ -106,15 +101,11 @@ class VllmEngine:
             try:
                 choice = reply.json()["choices"][0]
                 drawn, reason = list(choice["token_ids"]), choice.get("finish_reason")
-                if not all(type(token) is int for token in drawn):
-                    raise TypeError("no numbers")
-            except (KeyError, IndexError, TypeError, AttributeError) as error:
+            except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise RunError(
                     f"{reply.url}/v1/completions answered without token ids ({reply.text()[:200]}); vLLM 0.10.2 and "
                     "later return them, and text is never re-tokenised here"
                 ) from error
-            if len(drawn) > room - len(done):
-                raise RunError(f"{reply.url} drew {len(drawn)} tokens where {room - len(done)} were asked for")
             allowed = next((i for i, t in enumerate(drawn) if t in banned or not 0 <= t < self.vocabulary), len(drawn))
             done += drawn[:allowed]
             if allowed == len(drawn):

@@ -101,9 +101,7 @@ def test_a_server_too_short_for_a_graft_is_named_before_anything_is_drawn(short)
 
 
 def test_grafts_end_where_the_students_context_does():
-    """The teacher is asked no further: its server may be as short. A teacher that is shorter itself is refused."""
+    """The teacher is asked no further: its server may be as short."""
     asked = [GraftRequest(PROMPT, 40, seed, graft_seed=seed) for seed in range(20)]
     with grafter(student_limit=12, teacher_limit=96, teacher={"context": 12}) as (grafts, *_):
         assert max(len(answer.token_ids) for answer in grafts.generate(asked)) == 9
-    with grafter(teacher_limit=20) as (grafts, *_), pytest.raises(ConfigError, match="teacher's context is 20"):
-        grafts.generate(asked)

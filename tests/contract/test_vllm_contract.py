@@ -115,7 +115,6 @@ def test_model_and_context_are_said(served):
     with ServerPool([served[1]]) as pool:
         assert pool.models()[0].name == "m"
         assert pool.context == tiny.CONTEXT
-        assert pool.healthy(pool.urls[0]) is None
 
 
 def test_greedy_rollouts_are_our_samplers(served, engine):
@@ -171,7 +170,7 @@ def test_the_same_seeds_give_the_same_rollouts(served, engine):
 def test_many_prompts_at_once_do_not_end_the_server(engine):
     asked = [Request(tuple(range(3, 60)), 4, seed) for seed in range(64)]
     assert len(engine.generate(asked)) == 64
-    assert engine.pool.healthy(engine.pool.urls[0]) is None
+    assert len(engine.generate(asked[:1])) == 1
 
 
 def test_log_probabilities_of_a_prompt_identify_the_model(served, engine):

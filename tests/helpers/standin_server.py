@@ -49,14 +49,9 @@ class StandIn:
     """Biases are clamped to at least this: a ban that leaks."""
     unit_norm: bool = False
     nan_states: bool = False
-    constant_states: bool = False
     short_states: bool = False
-    ignores_dtype: bool = False
-    """Send float32 whatever is asked for."""
     slow_after: int | None = None
     """Requests after so many are answered only when the server ends."""
-    unhealthy: bool = False
-    """GET /health says 503, as a server does whose engine has died."""
     token_ids: object = None
     """Given in place of what was drawn."""
     stop_early: bool = False
@@ -148,12 +143,8 @@ class StandIn:
             states = torch.nn.functional.normalize(states, dim=-1)
         if self.nan_states:
             states[-1, 0] = torch.nan
-        if self.constant_states:
-            states[:] = states[0]
         if self.short_states:
             states = states[:-1]
-        if self.ignores_dtype:
-            return states.numpy().tobytes()
         if body.get("embed_dtype") == "bfloat16":
             return states.bfloat16().view(torch.int16).numpy().tobytes()
         return states.numpy().astype(WIRES[body.get("embed_dtype", "float32")]).tobytes()
@@ -176,8 +167,6 @@ class _Handler(BaseHTTPRequestHandler):
         it = self.server_of
         if it.dead:
             self.cut()
-        elif self.path == "/health":
-            self.answer(503 if it.unhealthy else 200, {})
         elif self.path == "/v1/models" and it.models_fail:
             it.models_fail -= 1
             self.answer(503, {"error": {"message": it.fails_with}})

@@ -240,13 +240,6 @@ def test_scores_say_what_was_served_and_are_not_mixed_with_those_of_another_wire
             score(path, ScoreConfig(), servers=exact)
 
 
-def test_a_server_that_does_not_generate_is_said_to_be_for_states(tmp_path, pair, prompts):
-    for status in (404, 501):
-        says = pytest.raises(ConfigError, match=r"Not Found\. This server does not generate; .*--runner pooling")
-        with StandIn(STUDENT, pooling=True, unknown=status) as server, says:
-            sample(tmp_path / "run", pair, prompts, ROLLOUTS, servers=ServersConfig(student=(server.url,)))
-
-
 def test_a_training_refuses_a_short_context_before_it_starts(tmp_path, pair, prompts):
     with StandIn(TEACHER, pooling=True, context=14) as short:
         with pytest.raises(ConfigError, match="--max-model-len") as error:
@@ -280,14 +273,11 @@ def test_a_teacher_that_writes_must_be_the_one_whose_states_are_given(tmp_path, 
     assert open_run(path).facts("distill")["steps"] == 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"), [({"unhealthy": True}, "--max-num-batched-tokens"), ({"context": 8}, "--max-model-len")]
-)
-def test_check_names_the_fault_of_a_server_and_its_url(pair, fault, says):
-    with StandIn(STUDENT, **fault) as server:
+def test_check_names_the_fault_of_a_server_and_its_url(pair):
+    with StandIn(STUDENT, context=8) as server:
         (found,) = server_findings(pair, ROLLOUTS, ServersConfig(student=(server.url,)))
         assert found.status == "wrong"
-        assert says in found.sentence
+        assert "--max-model-len" in found.sentence
         assert server.url in found.sentence
 
 

@@ -75,35 +75,6 @@ def test_states_are_those_that_predict_the_response():
     torch.testing.assert_close(remote, LocalStates(TEACHER).response_states(sequences), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "error", "says"),
-    [
-        ({"unit_norm": True}, ConfigError, "use_activation"),
-        ({"nan_states": True}, DataError, r"not numbers for rollout p\d+#0"),
-        ({"short_states": True}, DataError, r"bytes of states for rollout p\d+#0"),
-        ({"refuse": "no pooling here"}, ConfigError, "no pooling here"),
-        ({"context": 8}, ConfigError, "--max-model-len"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_bad_answers_are_named(trouble, error, says):
-    with StandIn(TEACHER, pooling=True, **trouble) as server, pytest.raises(error, match=says) as raised:
-        scored(served(server, model_context=tiny.CONTEXT))
-    assert server.url in str(raised.value) or "leave it out" in str(raised.value)
-
-
-def test_a_server_that_ignores_the_precision_is_said_to_do_so():
-    ignores = StandIn(TEACHER, pooling=True, ignores_dtype=True)
-    with ignores as server, pytest.raises(DataError, match="ignores embed_dtype and sends float32") as error:
-        served(server, wire="float16").states((3, 4, 5))
-    assert "cut off" not in str(error.value)
-
-
-def test_a_server_that_generates_gives_no_states():
-    with StandIn(TEACHER) as server, pytest.raises(ConfigError, match="Not Found"):
-        served(server).response_states(Sequences(((3, 4),), (1,)))
-
-
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}], ids=["own head", "tied head"])
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_head_is_read_from_the_weights_alone(tmp_path, family, options):
@@ -141,7 +112,6 @@ def test_the_probe_of_a_served_teacher(tmp_path):
         (other, {}, "serves another model"),
         (right, {"root": other}, "--model"),
         (right, {"nan_states": True}, "not numbers"),
-        (right, {"constant_states": True}, "same state"),
     ):
         with pytest.raises((ConfigError, DataError), match=rf"http://.*{says}"):
             probed(name, **settings)
