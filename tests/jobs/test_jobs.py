@@ -110,7 +110,9 @@ def test_a_worker_out_of_memory_is_one_sentence(tmp_path: Path) -> None:
     assert parts(tmp_path) == SQUARES
 
 
+# A shell that starts the tests in the background lets them ignore SIGINT; the driver must not inherit that.
 DRIVER = """
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -121,6 +123,7 @@ from test_jobs import toy, POOL
 from toy_jobs import work
 from rocktokens.jobs import run
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(toy(Path({folder!r}), faults={faults!r}), work, POOL, what="squaring")
 """
 
