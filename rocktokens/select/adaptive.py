@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rocktokens.divergence.monitor import HALF_LIFE, LEAST_ROWS, TokenMonitor
 from rocktokens.seeds import derive_seed
-from rocktokens.select.basic import Selector, SelectorBatch
+from rocktokens.select.interface import Selector, SelectorBatch
 from rocktokens.settings import require
 from rocktokens.values import Row
 
@@ -100,27 +100,22 @@ class Adaptive(Selector):
         fall_V, error_V = monitor.fall()
         self.median_fall = weighted_median(fall_V, monitor.sums("early", "weight"))
         if self.median_fall >= self.least_fall:
-            self._freeze(monitor, *self._since_thawed(monitor, fall_V, error_V))
+            self._freeze(monitor, fall_V.copy(), error_V.copy())
 
-    def _since_thawed(
-        self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Falls and their errors, for thawed types since then; and which types may be frozen now."""
-        fall_V, error_V = fall_V.copy(), error_V.copy()
+    def _freeze(self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray) -> None:
+        """Freeze the open types that are costly and stay; a thawed type's fall counts from where it was thawed."""
         rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
+        mean_V, mean_error_V = monitor.mean("recent"), monitor.standard_error("recent")
         open_V = rows_V >= LEAST_ROWS
         open_V[list(self._frozen)] = False
         if self.allowed is not None:
             open_V &= np.isin(np.arange(len(open_V)), self.allowed)
-        mean_V, mean_error_V = monitor.mean("recent"), monitor.standard_error("recent")
         for token, (mean, updates) in list(self._thawed.items()):
             fall_V[token], error_V[token] = 1.0 - mean_V[token] / mean, mean_error_V[token] / mean
             open_V[token] &= monitor.num_updates - updates >= monitor.half_life
             if open_V[token] and fall_V[token] > self.max_fall:  # still on its way: compare with where it is now
                 self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
-        return fall_V, error_V, open_V
 
-    def _freeze(self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray, open_V: np.ndarray) -> None:
         weight_V, value_V = monitor.sums("recent", "weight"), monitor.sums("recent", "value")
         unfrozen_V = np.ones(len(weight_V), bool)
         unfrozen_V[list(self._frozen)] = False
@@ -130,16 +125,15 @@ class Adaptive(Selector):
         loss_share_V = loss_left * value_V / max(value_V[unfrozen_V].sum(), np.finfo(float).tiny)
         rows_share_V = rows_left * weight_V / max(weight_V[unfrozen_V].sum(), np.finfo(float).tiny)
 
-        mean_V, worth_V = monitor.mean("recent"), open_V & (loss_share_V > self.budget)
+        worth_V = open_V & (loss_share_V > self.budget)
         # Standard errors on the safe side of a fall: 1.96 or, where that is more, Student's quantile for the rows of
         # each type with the 2.5 % shared among all types tested (Bonferroni). With 1.96 alone, about one type in forty
         # that learns would be frozen for its noise.
-        rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
         tail = float(sps.norm.sf(Z)) / max(int(worth_V.sum()), 1)
         quantile_V = np.maximum(sps.t.isf(tail, np.maximum(rows_V - 1, 1)), Z)
         with np.errstate(invalid="ignore"):
             stayed_V = fall_V + quantile_V * error_V < self.slower * self.median_fall
-            costly_V = mean_V - Z * monitor.standard_error("recent") > value_V.sum() / weight_V.sum()
+            costly_V = mean_V - Z * mean_error_V > value_V.sum() / weight_V.sum()
         chosen = np.flatnonzero(worth_V & stayed_V & costly_V)
         for token in sorted(chosen.tolist(), key=lambda v: (-loss_share_V[v], v)):
             if 1.0 - rows_left + rows_share_V[token] > self.max_positions:
