@@ -8,7 +8,7 @@ This module knows losses per type and prompt; it does not know contexts, halves,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -82,25 +82,15 @@ def p_above_mean(pairs: Pairs) -> Floats:
     return p_mean_positive(above_V * scale_V, variance_V, third_V / scale_V, number_V)
 
 
-def p_stagnant(pairs: Pairs, kappa: float) -> Floats:
-    """H3: loss after OPD > κ · loss before it, on the same occurrences; 1 where the loss before is unknown."""
-    if pairs.pre_S is None:
+def p_stagnant(pairs: Pairs, before_S: Array | None, kappa: float, *, fallen: bool = False) -> Floats:
+    """H3: loss after OPD > κ · loss before it, on the same occurrences, or the other side, that it has fallen below.
+
+    1 where the loss before is unknown.
+    """
+    if before_S is None:
         return np.ones(pairs.num_types)
-    return _p_of_pairs(pairs, pairs.loss_S - kappa * pairs.pre_S, pairs.pre_S)
-
-
-def p_fallen(pairs: Pairs, kappa: float) -> Floats:
-    """The other side of H3: loss after OPD < κ · loss before it."""
-    if pairs.pre_S is None:
-        return np.ones(pairs.num_types)
-    return _p_of_pairs(pairs, kappa * pairs.pre_S - pairs.loss_S, pairs.pre_S)
-
-
-def p_level(pairs: Pairs, kappa: float) -> Floats:
-    """Has it stopped falling? At the pace of the last third a whole run would fall by less than 1 − κ."""
-    if pairs.late_S is None or pairs.late_share is None:
-        return np.ones(pairs.num_types)
-    return _p_of_pairs(pairs, pairs.loss_S - kappa**pairs.late_share * pairs.late_S, pairs.late_S)
+    left_S = pairs.loss_S - kappa * before_S
+    return _p_of_pairs(pairs, -left_S if fallen else left_S, before_S)
 
 
 @dataclass(frozen=True)
@@ -122,9 +112,10 @@ class TypeTests:
         return cls(
             prompts_V=pairs.prompts_V,
             costly_V=np.maximum(p_above_neighbours(pairs), p_above_mean(pairs)),
-            stagnant_V=p_stagnant(pairs, kappa),
-            fallen_V=p_fallen(pairs, kappa),
-            level_V=p_level(pairs, kappa),
+            stagnant_V=p_stagnant(pairs, pairs.pre_S, kappa),
+            fallen_V=p_stagnant(pairs, pairs.pre_S, kappa, fallen=True),
+            # Levelled off: at the pace of the last third a whole run would fall by less than 1 − κ.
+            level_V=p_stagnant(pairs, pairs.late_S, kappa**pairs.late_share),
             has_pre=pairs.pre_S is not None,
         )
 
@@ -162,21 +153,6 @@ def declare(tests: TypeTests, q: float) -> Array:
 def confirm(class_V: Array, other: TypeTests, q: float) -> Array:
     """Mask of the types whose class the other half of the prompts finds too, by Benjamini-Hochberg within the class."""
     return np.logical_or.reduce([discoveries(other.p_of(name), class_V == name, q) for name in CLASSES])
-
-
-Moved = dict[tuple[str, int], tuple[float, Array]]
-"""What was moved and in which direction → its value, and a mask of the types declared rocks."""
-
-
-def moved(tests: TypeTests, pairs: Pairs, kappa: float, q: float) -> Moved:
-    """Sensitivity: the declared rocks with κ moved by 0.1, or q halved and doubled."""
-    found: Moved = {}
-    for step in (-1, 1):
-        near, other = float(np.clip(kappa + 0.1 * step, 0.01, 0.99)), min(q * 2.0**step, 0.99)
-        at_kappa = replace(tests, stagnant_V=p_stagnant(pairs, near))
-        found["kappa", step] = near, declare(at_kappa, q) == ROCK
-        found["q", step] = other, declare(tests, other) == ROCK
-    return found
 
 
 def falls(pairs: Pairs, *, non_negative: bool, level: float = 0.95) -> Intervals:

@@ -8,7 +8,7 @@ single positions, and which positions cost most. Clusters: what kind of token it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,8 +69,11 @@ def footprints(
     def by_unit(column_R: Floats) -> Floats:
         return np.bincount(unit_R, weights=column_R, minlength=num_units)
 
-    def estimate(statistic: Callable[..., Floats], *columns_U: Floats) -> Estimate:
-        found = bootstrap_sums(statistic, columns_U, counts_BU)
+    def share(*columns_U: Floats) -> Estimate:
+        """One column's sum ÷ the next one's; of four, the first such share ÷ the second: an enrichment."""
+        found = bootstrap_sums(
+            lambda own, all_, *of: own / all_ if not of else own / all_ / (of[0] / of[1]), columns_U, counts_BU
+        )
         return Estimate(*(float(part_V[0]) for part_V in found), occurrences.num_prompts)
 
     n_R = np.diff(start_R, append=len(loss_N)).astype(float)
@@ -84,27 +87,19 @@ def footprints(
         share_grad = None
         if grad_N is not None and all_grad is not None:
             own_grad = by_unit(by_rollout(np.where(chosen_N, grad_N, np.float32(0))))
-            share_grad = estimate(_share, own_grad, all_grad).within(0.0, 1.0)
+            share_grad = share(own_grad, all_grad).within(0.0, 1.0)
         median = _median(own_R / n_R, unit_R, counts_BU[:MEDIAN_RESAMPLES], occurrences.num_prompts)
         found[name] = Footprint(
             name=name,
             num_types=num_types,
             share_types=num_types / max(observed, 1),
-            share_positions=estimate(_share, own_n, all_n).within(0.0, 1.0),
+            share_positions=share(own_n, all_n).within(0.0, 1.0),
             share_positions_median=median,
-            share_loss=estimate(_share, own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
+            share_loss=share(own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
             share_grad=share_grad,
-            enrichment=estimate(_enrichment, own_loss, all_loss, own_n, all_n).within(least, np.inf),
+            enrichment=share(own_loss, all_loss, own_n, all_n).within(least, np.inf),
         )
     return found
-
-
-def _share(own: Floats, everything: Floats) -> Floats:
-    return own / everything
-
-
-def _enrichment(own_loss: Floats, all_loss: Floats, own_n: Floats, all_n: Floats) -> Floats:
-    return (own_loss / all_loss) / (own_n / all_n)
 
 
 def _median(share_R: Floats, unit_R: Array, counts_BU: Floats, num_prompts: int, level: float = 0.95) -> Estimate:
@@ -256,18 +251,6 @@ def make_groups(rocks: Array, count_V: Array, mean_V: Array, *, rng: np.random.G
     return {"rocks": np.asarray(rocks), "rare high-loss": rare, "random others": others}
 
 
-class _Sums(NamedTuple):
-    """Sums of losses by (type, unit of prompts) of one measurement of a group."""
-
-    type_S: Array
-    unit_S: Array
-    n_S: Array
-    loss_S: Floats
-
-    def some(self, kept_S: Array) -> _Sums:
-        return _Sums(*(column_S[kept_S] for column_S in self))
-
-
 def persistence(
     selection: Occurrences,
     measurement: Occurrences,
@@ -288,48 +271,38 @@ def persistence(
         losses[str(step)] = loss_N[inside_n]
     own = measurement.sums(losses, inside_n)
     then = selection.sums({"loss": selection.loss_post_N[chosen_n]}, chosen_n)
-    at = {step: _Sums(own["type"], units[1][own["prompt"]], own["n"], own[str(step)]) for step in steps}
-    chosen = _Sums(then["type"], units[0][then["prompt"]], then["n"], then["loss"])
-    rows: list[PersistenceRow | None] = []
+    unit_S, then["unit"] = units[1][own["prompt"]], units[0][then["prompt"]]
+    at = {step: {"type": own["type"], "unit": unit_S, "n": own["n"], "loss": own[str(step)]} for step in steps}
+    rows: list[PersistenceRow] = []
     for name, draws in zip(filled, rng.spawn(len(filled))):
-        inside_S, post = np.isin(own["type"], groups[name]), at[steps[-1]]
-        first = at[steps[0]].some(inside_S)
-        compare = _Comparison(name, draws, config)
-        rows += [compare.row("checkpoint", step, first, at[step].some(inside_S)) for step in steps[1:]]
-        apart_S = np.isin(chosen.type_S, groups[name])
-        rows.append(compare.row("aa_selected", None, chosen.some(apart_S), post.some(inside_S)))
-        part_S = second_U[post.unit_S]
-        rows.append(compare.row("aa_fresh", None, post.some(inside_S & ~part_S), post.some(inside_S & part_S)))
-    return [row for row in rows if row is not None]
+        inside_S, apart_S = (np.isin(sums["type"], groups[name]) for sums in (own, then))
+        compared = [("checkpoint", step, (at[steps[0]], inside_S), (at[step], inside_S)) for step in steps[1:]]
+        post, part_S = at[steps[-1]], second_U[unit_S]
+        compared.append(("aa_selected", None, (then, apart_S), (post, inside_S)))
+        compared.append(("aa_fresh", None, (post, inside_S & ~part_S), (post, inside_S & part_S)))
+        for arm, step, *sides in compared:
+            before, after = ({key: column_S[kept_S] for key, column_S in sums.items()} for sums, kept_S in sides)
+            if min(len(np.unique(one["unit"])) for one in (before, after)) < 2:
+                continue
+            if step is not None:  # the same occurrences
+                change = _mean({**after, "loss": after["loss"] - before["loss"]}, draws, config)
+            else:  # a difference of independent means
+                first, second = _mean(before, draws, config), _mean(after, draws, config)
+                value = second.value - first.value
+                low = value - float(np.hypot(second.value - second.low, first.high - first.value))
+                high = value + float(np.hypot(second.high - second.value, first.value - first.low))
+                change = Estimate(value, low, high, min(first.num_prompts, second.num_prompts))
+            both = len(np.intersect1d(before["type"], after["type"]))
+            means = _mean(before, draws, config), _mean(after, draws, config)
+            rows.append(PersistenceRow(name, arm, step, both, *means, change))
+    return rows
 
 
-class _Comparison(NamedTuple):
-    """Rows for one group."""
-
-    group: str
-    rng: np.random.Generator
-    config: DetectConfig
-
-    def row(self, arm: str, step: int | None, before: _Sums, after: _Sums) -> PersistenceRow | None:
-        """The same occurrences under two checkpoints, or others of the same types under one; None if too few."""
-        if min(len(np.unique(one.unit_S)) for one in (before, after)) < 2:
-            return None
-        if step is not None:
-            change = self._mean(after._replace(loss_S=after.loss_S - before.loss_S))
-        else:  # a difference of independent means
-            first, second = self._mean(before), self._mean(after)
-            value = second.value - first.value
-            low = value - float(np.hypot(second.value - second.low, first.high - first.value))
-            high = value + float(np.hypot(second.high - second.value, first.value - first.low))
-            change = Estimate(value, low, high, min(first.num_prompts, second.num_prompts))
-        both = np.intersect1d(before.type_S, after.type_S)
-        return PersistenceRow(self.group, arm, step, len(both), self._mean(before), self._mean(after), change)
-
-    def _mean(self, sums: _Sums) -> Estimate:
-        count_U, total_U = np.bincount(sums.unit_S, weights=sums.n_S), np.bincount(sums.unit_S, weights=sums.loss_S)
-        columns = [total_U[count_U > 0], count_U[count_U > 0]]
-        config = self.config
-        return bootstrap_estimate(_share, columns, rng=self.rng, resamples=config.resamples)
+def _mean(sums: Mapping[str, Array], rng: np.random.Generator, config: DetectConfig) -> Estimate:
+    """Mean loss over occurrences, given sums by type and unit of prompts."""
+    count_U, total_U = (np.bincount(sums["unit"], weights=sums[name]) for name in ("n", "loss"))
+    columns = [total_U[count_U > 0], count_U[count_U > 0]]
+    return bootstrap_estimate(lambda loss, n: loss / n, columns, rng=rng, resamples=config.resamples)
 
 
 # Types or positions?
@@ -344,7 +317,6 @@ class Concentration(NamedTuple):
     positions_95: float
     variance_by_type: Estimate
     """Share of the variance of the loss that the token type explains, predicted from the other half's type means."""
-    num_prompts_measured: int
 
     @property
     def a_matter_of_positions(self) -> bool:
@@ -355,7 +327,7 @@ class Concentration(NamedTuple):
 def concentration(predicted_V: Floats, measurement: Occurrences, config: DetectConfig) -> Concentration:
     """Spread of the measured half's loss; negative values of a sampled signal count as no cost."""
     explained = variance_by_type(predicted_V, measurement, config)
-    return Concentration(*smallest_shares(measurement.loss_post_N), explained, measurement.num_prompts)
+    return Concentration(*smallest_shares(measurement.loss_post_N), explained)
 
 
 def smallest_shares(loss_N: Array, wanted: Sequence[float] = LOSS_SHARES) -> list[float]:
@@ -380,12 +352,13 @@ def variance_by_type(predicted_V: Floats, measurement: Occurrences, config: Dete
     wrong_P = np.add.reduceat((loss_N - predicted_V[measurement.type_N]) ** 2, start_P)
     columns = [wrong_P, np.add.reduceat(loss_N, start_P), np.add.reduceat(loss_N**2, start_P), number_P]
     rng = rng_for(config.seed, "concentration")
-    found = bootstrap_estimate(_explained, columns, rng=rng, resamples=config.resamples)
+    found = bootstrap_estimate(
+        lambda wrong, total, square, number: 1 - wrong / (square - total**2 / number),
+        columns,
+        rng=rng,
+        resamples=config.resamples,
+    )
     return found._replace(value=float(np.clip(found.value, 0.0, 1.0))).within(0.0, 1.0)
-
-
-def _explained(wrong: Floats, total: Floats, square: Floats, number: Floats) -> Floats:
-    return 1 - wrong / (square - total**2 / number)
 
 
 def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number: int = 100) -> list[Row]:
@@ -402,6 +375,7 @@ def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number:
         for i, row in zip(index.tolist(), half.rows(index).tolist()):
             rollout, position, kind = int(half.rollout_M[row]), int(half.position_M[row]), int(half.type_M[row])
             loss = float(loss_N[i])
+            begin, end = np.searchsorted(half.rollout_M, [rollout, rollout + 1])
             columns = {
                 "prompt_id": str(half.names_R["prompt_id"][rollout].as_py()),
                 "rollout_id": str(half.names_R["rollout_id"][rollout].as_py()),
@@ -411,19 +385,12 @@ def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number:
                 "loss_pre": None if half.loss_pre_N is None else float(half.loss_pre_N[i]),
                 "loss_post": loss,
                 "share_loss": loss / total,
-                "before": "".join(_near(half, texts, row, range(-BEFORE, 0))),
-                "after": "".join(_near(half, texts, row, range(1, AFTER + 1))),
+                "before": "".join(texts[kind] for kind in half.type_M[max(begin, row - BEFORE) : row]),
+                "after": "".join(texts[kind] for kind in half.type_M[row + 1 : min(end, row + 1 + AFTER)]),
             }
             rows.append(((-loss, rollout, position), columns))
     rows.sort(key=lambda found: found[0])
     return [columns for _, columns in rows[:number]]
-
-
-def _near(occurrences: Occurrences, texts: list[str], row: int, offsets: range) -> Iterator[str]:
-    """The texts of the neighbours of a recorded row that belong to its rollout."""
-    for near in (row + offset for offset in offsets):
-        if 0 <= near < len(occurrences.type_M) and occurrences.rollout_M[near] == occurrences.rollout_M[row]:
-            yield texts[occurrences.type_M[near]]
 
 
 # Clusters

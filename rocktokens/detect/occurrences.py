@@ -50,7 +50,7 @@ class Pairs:
     """Loss before OPD; None where it was not recorded."""
     late_S: Array | None = None
     """Loss at the checkpoint that begins the last third of training; None where no checkpoint lies between."""
-    late_share: float | None = None
+    late_share: float = 0.0
     """Share of training after that checkpoint."""
 
     @property
@@ -242,14 +242,11 @@ def parquet(files: list[Path]) -> str:
     return f"select * from read_parquet([{listed}], union_by_name = true)"
 
 
-def last_third(steps: list[int]) -> tuple[int | None, float | None]:
-    """The last checkpoint that leaves at least a third of training, and the share it leaves; (None, None) if none."""
-    if len(steps) < 3:
-        return None, None
-    first, last = steps[0], steps[-1]
+def last_third(steps: list[int]) -> tuple[int | None, float]:
+    """The last checkpoint that leaves at least a third of training, and the share it leaves; (None, 0) if none."""
     # Steps are whole numbers, so two thirds of the way may fall one step beyond a checkpoint meant to stand there.
-    early = [step for step in steps[1:-1] if step - first <= 2 / 3 * (last - first) + 1]
-    return (early[-1], (last - early[-1]) / (last - first)) if early else (None, None)
+    early = [step for step in steps[1:-1] if step - steps[0] <= 2 / 3 * (steps[-1] - steps[0]) + 1]
+    return (early[-1], (steps[-1] - early[-1]) / (steps[-1] - steps[0])) if early else (None, 0.0)
 
 
 class _Reader:

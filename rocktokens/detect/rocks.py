@@ -8,7 +8,7 @@ of a set. Nothing here reads a file or loads a model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import combinations
 from typing import Any
@@ -146,7 +146,6 @@ def detect_rocks(
     scores = paper.score(chosen, pairs, config, vector_VH)
     ranked, sets = _ranked(class_V == ROCK, scores, config)
     rocks = sets[config.definition]
-    nearby = certified.moved(tests, pairs, config.kappa, config.q)
     overlaps = _overlaps(chosen, config, vector_VH, scores, sets)
     mean_V = pairs.by_type(pairs.loss_S if pairs.pre_S is None else pairs.pre_S) / np.maximum(scores.count_V, 1)
     groups = measures.make_groups(rocks, scores.count_V, mean_V, rng=rng_for(config.seed, "groups"))
@@ -161,7 +160,15 @@ def detect_rocks(
     fall = certified.falls(other, non_negative=least >= 0)
     units = (paper.units_of(pairs.num_prompts, len(ids_V), config.seed),
              paper.units_of(other.num_prompts, len(ids_V), config.seed))  # fmt: skip
-    controls = _controls(measured, rocks, config)
+    rock_N, controls = measured.among(rocks), {}
+    for name in ("control", "control_loss") if rock_N.any() else ():
+        controls[name] = measures.matched_control(
+            rock_N,
+            measured.rollout_N,
+            measured.loss_post_N,
+            rng=rng_for(config.seed, name),
+            match_loss=name == "control_loss",
+        )
     observed_V = scores.count_V + found.count_V > 0
     covering = {**sets, "costly": np.flatnonzero(class_V != "")}
     masks = {name: (measured.among(own), len(own)) for name, own in covering.items() if found.count_V[own].any()}
@@ -175,6 +182,7 @@ def detect_rocks(
     persistence = measures.persistence(chosen, measured, units, groups, config) if has_pre else []
 
     costly_V, testable_V = class_V != "", tests.prompts_V >= MIN_PROMPTS
+    burden, counted_V = paper.burden_intervals(other, config), np.where(found.count_V, found.count_V, np.nan)
     types = {
         "token_id": ids_V,
         "token": np.array(texts, dtype=object),
@@ -190,8 +198,20 @@ def detect_rocks(
         "count": found.count_V,
         "count_all": scores.count_V + found.count_V,
         "num_prompts": pairs.prompts_V + other.prompts_V,
-        **_measured_columns(measured, other, found, config),
+        "loss_pre": other.by_type(other.pre_S) / counted_V if has_pre else np.full(len(ids_V), np.nan),
+        "loss_post": found.r_V / counted_V,
+        "r": found.r_V,
+        "r_low": burden.low_V,
+        "r_high": burden.high_V,
+        "ccr": found.ccr_V,
+        "r_ctx": found.r_ctx_V,
+        "rho": found.rho_V,
     }
+    grad_N = measured.column("grad_norm")
+    if grad_N is not None:
+        summed = measured.sums({"grad": np.nan_to_num(grad_N)})
+        grad_V = np.bincount(summed["type"], weights=summed["grad"], minlength=len(ids_V))
+        types["grad_share"] = grad_V / max(grad_V.sum(), 1e-300)
     for name in DEFINITIONS:
         rank_V = np.full(len(ids_V), np.nan)
         rank_V[ranked[name]] = np.arange(1, len(ranked[name]) + 1)
@@ -203,9 +223,16 @@ def detect_rocks(
     order = order[observed_V[order]]
     of_kind = {name: rocks[kinds[rocks] == name] for name in CLUSTERS}
     clusters = [{"cluster": n, "num_types": len(own), **_shares(own, found)} for n, own in of_kind.items() if len(own)]
+    rows = {
+        "sensitivity": _sensitivity(tests, pairs, scores, found, config),
+        "footprints": [footprint._asdict() for footprint in footprints.values()],
+        "clusters": clusters,
+        "persistence": [row._asdict() for row in persistence],
+        "positions": measures.costliest_positions(halves, texts),
+    }
     equal = most - least <= 1e-6 * max(abs(least), abs(most))
     levels = pairs.late_S is not None or not (class_V == LEARNING).any()
-    notes += _notes(tests, found, spread, controls, equal=equal, levels=levels)
+    notes += _notes(tests, other, spread, controls, equal=equal, levels=levels)
     return RockReport(
         config=config,
         sets={name: ids_V[own] for name, own in sets.items()},
@@ -215,11 +242,10 @@ def detect_rocks(
         thresholds=scores.thresholds,
         tables={
             "types": _table("types", {name: column[order] for name, column in types.items()}),
-            "sensitivity": _rows("sensitivity", _sensitivity(nearby, sets["certified"], scores, found, config)),
-            "footprints": _rows("footprints", [footprint._asdict() for footprint in footprints.values()]),
-            "clusters": _rows("clusters", clusters),
-            "persistence": _rows("persistence", [row._asdict() for row in persistence]),
-            "positions": _rows("positions", measures.costliest_positions(halves, texts)),
+            **{
+                name: _table(name, {key: [row[key] for row in own] for key in own[0]} if own else {})
+                for name, own in rows.items()
+            },
         },
         footprints=footprints,
         overlaps=overlaps,
@@ -273,18 +299,6 @@ def _overlaps(
     return found
 
 
-def _controls(measured: Occurrences, rocks: Array, config: DetectConfig) -> dict[str, Control]:
-    """Control occurrences of the measured half: matched on count and run lengths, and on loss mass too."""
-    rock_N = measured.among(rocks)
-    if not rock_N.any():
-        return {}
-    rollout_N, loss_N = measured.rollout_N, measured.loss_post_N
-    return {
-        name: measures.matched_control(rock_N, rollout_N, loss_N, rng=rng_for(config.seed, name), match_loss=match)
-        for name, match in (("control", False), ("control_loss", True))
-    }
-
-
 def _shares(types: Array, found: Scores) -> dict[str, float]:
     """Shares of a set of types on the measured half; NaN where there is nothing to share."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -293,13 +307,14 @@ def _shares(types: Array, found: Scores) -> dict[str, float]:
         return {"share_positions": positions, "share_loss": loss, "enrichment": loss / positions}
 
 
-def _sensitivity(
-    nearby: certified.Moved, declared: Array, scores: Scores, found: Scores, config: DetectConfig
-) -> list[Row]:
-    """The declared set, and with κ or q moved by one step; footprints on the measured half."""
-    rows = [("base", 0, float("nan"), declared)]
-    for (parameter, step), (value, rock_V) in nearby.items():
-        rows.append((parameter, step, value, _ranked(rock_V, scores, config)[0]["certified"]))
+def _sensitivity(tests: TypeTests, pairs: Pairs, scores: Scores, found: Scores, config: DetectConfig) -> list[Row]:
+    """The declared set, and with κ moved by 0.1 or q halved and doubled; footprints on the measured half."""
+    moved = [("base", 0, float("nan"), tests, config.q)]
+    for step in (-1, 1):
+        kappa, q = float(np.clip(config.kappa + 0.1 * step, 0.01, 0.99)), min(config.q * 2.0**step, 0.99)
+        at_kappa = replace(tests, stagnant_V=certified.p_stagnant(pairs, pairs.pre_S, kappa))
+        moved += [("kappa", step, kappa, at_kappa, config.q), ("q", step, q, tests, q)]
+    sets = [_ranked(certified.declare(own, q) == ROCK, scores, config)[1]["certified"] for *_, own, q in moved]
     return [
         {
             "parameter": parameter,
@@ -308,48 +323,26 @@ def _sensitivity(
             "definition": "certified",
             "k": len(own),
             "num_rocks": len(own),
-            "jaccard": jaccard(own, declared),
+            "jaccard": jaccard(own, sets[0]),
             **_shares(own, found),
         }
-        for parameter, step, value, own in rows
+        for (parameter, step, value, *_), own in zip(moved, sets)
     ]
 
 
-def _measured_columns(measured: Occurrences, pairs: Pairs, found: Scores, config: DetectConfig) -> Row:
-    """Losses, burden, context consistency and gradient share of every type on the measured half."""
-    nothing_V = np.full(pairs.num_types, np.nan)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        columns: Row = {
-            "loss_pre": nothing_V if pairs.pre_S is None else pairs.by_type(pairs.pre_S) / found.count_V,
-            "loss_post": found.r_V / found.count_V,
-            "r": found.r_V,
-            "ccr": found.ccr_V,
-            "r_ctx": found.r_ctx_V,
-            "rho": found.rho_V,
-        }
-    ends = paper.burden_intervals(pairs, config)
-    columns |= {"r_low": ends.low_V, "r_high": ends.high_V}
-    grad_N = measured.column("grad_norm")
-    if grad_N is not None:
-        summed = measured.sums({"grad": np.nan_to_num(grad_N)})
-        grad_V = np.bincount(summed["type"], weights=summed["grad"], minlength=pairs.num_types)
-        columns["grad_share"] = grad_V / max(grad_V.sum(), 1e-300)
-    return columns
-
-
 def _notes(
-    tests: TypeTests, found: Scores, spread: Concentration, controls: dict[str, Control], *, equal: bool, levels: bool
+    tests: TypeTests, measured: Pairs, spread: Concentration, controls: dict[str, Control], *, equal: bool, levels: bool
 ) -> list[str]:
     """What limits the numbers, and why rocks cannot be declared where they cannot."""
-    notes, prompts = [], plural(spread.num_prompts_measured, "prompt")
-    if spread.num_prompts_measured < FEW_PROMPTS and spread.positions_80 <= CONCENTRATED:
+    notes, prompts = [], plural(measured.num_prompts, "prompt")
+    if measured.num_prompts < FEW_PROMPTS and spread.positions_80 <= CONCENTRATED:
         notes.append(
             f"only {prompts} were measured and {percent(spread.positions_80)} of the positions carry 80 % of the loss: "
             f"below {FEW_PROMPTS} such prompts intervals are too short"
         )
-    elif spread.num_prompts_measured < FEW_PROMPTS:
+    elif measured.num_prompts < FEW_PROMPTS:
         notes.append(f"only {prompts} were measured: intervals are rough")
-    if found.r_V.sum() <= 0:
+    if measured.loss_S.sum() <= 0:
         notes.append(f"{CANNOT}: the total loss is not positive, and shares of the loss mean nothing here")
     elif equal:
         notes.append(f"{CANNOT}: all losses are equal, so no type costs more than another")
@@ -374,23 +367,15 @@ def _notes(
 
 
 def _table(name: str, columns: Row) -> pa.Table:
-    """Columns in the order and the types of a run's table; what is not there, or not finite, is empty."""
+    """Columns in the order and the types of a run's table: an Estimate is three; what is not finite is empty."""
     found = {}
     for key, values in columns.items():
-        array = np.asarray(values)
-        array = np.where(np.isfinite(array), array, np.nan) if array.dtype.kind == "f" else array
-        found[key] = pa.array(array, from_pandas=True)  # NaN is empty
-    return TABLES[name].conform(pa.table(found))
-
-
-def _rows(name: str, rows: list[Row]) -> pa.Table:
-    """Rows as a run's table; an Estimate becomes value, _low and _high."""
-    columns: Row = {}
-    for key in rows[0] if rows else ():
-        values = [row[key] for row in rows]
+        parts = {key: values}
         if any(isinstance(value, Estimate) for value in values):
-            for place, suffix in enumerate(("", "_low", "_high")):
-                columns[key + suffix] = [np.nan if value is None else value[place] for value in values]
-        else:
-            columns[key] = values
-    return _table(name, columns)
+            ends = enumerate(("", "_low", "_high"))
+            parts = {key + end: [np.nan if value is None else value[at] for value in values] for at, end in ends}
+        for part, column in parts.items():
+            array = np.asarray(column)
+            array = np.where(np.isfinite(array), array, np.nan) if array.dtype.kind == "f" else array
+            found[part] = pa.array(array, from_pandas=True)  # NaN is empty
+    return TABLES[name].conform(pa.table(found))

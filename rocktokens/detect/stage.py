@@ -49,8 +49,10 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
             scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
             how = dict.fromkeys(f"scores are {facts['approximate']}" for facts in scored if facts.get("approximate"))
             report = dataclasses.replace(report, notes=(*how, *report.notes))
-            imported = "import" in run.manifest["config"]  # no pair, nothing to sample
-            command = more_prompts(path, None if imported else report.enough.prompts_needed)
+            command, needed = None, report.enough.prompts_needed
+            if needed is not None and "import" not in run.manifest["config"]:  # an import has no pair to sample from
+                again = " && ".join(f"rocktokens {name} {path} --again" for name in ("score", "detect"))
+                command = f"rocktokens sample {path} --detection-prompts {needed} --again && {again}"
             _write(stage, report, {"command": command})
         return run
 
@@ -78,14 +80,6 @@ def detect_table(
         if stage.due(again):
             _write(stage, detect_rocks(found, named, config), {})
         return run
-
-
-def more_prompts(path: Path, prompts_needed: int | None) -> str | None:
-    """The command that adds the prompts which would settle what is unclear."""
-    if prompts_needed is None:
-        return None
-    again = " && ".join(f"rocktokens {stage} {path} --again" for stage in ("score", "detect"))
-    return f"rocktokens sample {path} --detection-prompts {prompts_needed} --again && {again}"
 
 
 def _files(run: Run, folder: str) -> list[Path]:

@@ -18,7 +18,6 @@ from rocktokens.detect.certified import (
     falls,
     p_above_mean,
     p_above_neighbours,
-    p_fallen,
     p_mean_positive,
     p_stagnant,
 )
@@ -51,7 +50,7 @@ def test_h1_and_h3_equal_the_oracle(small):
     columns, rocks = small
     ids = np.unique(columns["token_id"])
     sums = sums_of(columns)
-    neighbours, stagnant = p_above_neighbours(sums), p_stagnant(sums, KAPPA)
+    neighbours, stagnant = p_above_neighbours(sums), p_stagnant(sums, sums.pre_S, KAPPA)
     frequent = [token for token in ids if sums.prompts_V[np.searchsorted(ids, token)] >= 5][:12]
     for token in {*frequent, *rocks}:
         v = int(np.searchsorted(ids, token))
@@ -89,14 +88,14 @@ def test_zero_sign_and_swap(small):
     columns, rocks = small
     sums = sums_of(columns)
     ids = np.unique(columns["token_id"])
-    stagnant, fallen = p_stagnant(sums, KAPPA), p_fallen(sums, KAPPA)
-    assert (np.maximum(stagnant, fallen) == 1.0).all()
+    tests = TypeTests.of(sums, KAPPA)
+    assert (np.maximum(tests.stagnant_V, tests.fallen_V) == 1.0).all()
     swapped = sums_of({**columns, "loss_pre": columns["loss_post"], "loss_post": columns["loss_pre"]})
     own = np.searchsorted(ids, rocks)
-    assert (p_stagnant(swapped, KAPPA)[own] < 0.01).all()
+    assert (TypeTests.of(swapped, KAPPA).stagnant_V[own] < 0.01).all()
     others = np.setdiff1d(np.flatnonzero(sums.prompts_V >= 10), own)
-    assert (p_fallen(sums, KAPPA)[others] < 0.05).all()  # they have fallen by half and more
-    assert (p_fallen(swapped, KAPPA)[others] == 1.0).all()
+    assert (tests.fallen_V[others] < 0.05).all()  # they have fallen by half and more
+    assert (TypeTests.of(swapped, KAPPA).fallen_V[others] == 1.0).all()
 
 
 def test_no_p_is_smaller_than_flips_of_so_few_prompts_could_reach():
