@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.progress import Work, progress
@@ -37,7 +36,7 @@ RETRIES = 2  # of a job whose worker died: more often, and the job itself is wha
 MOST_WORKERS = 256  # on one machine
 _workers = 1  # that share this command's work; a worker is told
 _kept: dict[str, Any] = {}  # see `keep`
-_holding = False  # see `keeping_workers`
+_staying = _holding = False  # workers, and what they have loaded: see `keeping_workers`
 _advance: Callable[[int], None] = lambda count: None  # noqa: E731
 
 
@@ -136,15 +135,10 @@ def refuse_torchrun() -> None:
 def _here(jobs: Sequence[Job], work: Callable[..., object], bar: Work) -> None:
     try:
         for job in jobs:
-            moved: list[int] = []
-
-            def move(count: int, moved: list[int] = moved) -> None:
-                moved.append(count)
-                bar(count)
-
-            with _advancing(move):
+            end = bar.done + job.size
+            with _advancing(bar):
                 work(job.part, **job.arguments)
-            bar(job.size - sum(moved))
+            bar(end - bar.done)
     finally:
         if not _holding:
             _kept.clear()
@@ -172,7 +166,8 @@ def _share_out(jobs: Sequence[Job], work: Callable[..., object], pool: _Local | 
             while left and len(busy) < pool.count:
                 worker, job = pool.idle.pop() if pool.idle else pool.start(), left.popleft()
                 busy[pool.give(worker, work, job)] = (job, worker)
-            pool.spare()
+            if isinstance(pool, _Ray):
+                pool.end_idle()
             for reply in pool.wait(list(busy)):
                 job, worker = busy[reply]
                 kind, said = pool.read(reply)
@@ -202,7 +197,7 @@ def _share_out(jobs: Sequence[Job], work: Callable[..., object], pool: _Local | 
 
 
 def _do(work: Callable[..., object], job: Job, count: int, permissions: Sequence[Any]) -> tuple[str, Any]:
-    """Do a job in a worker. Returns what to tell the driver; errors that are not ours carry the traceback."""
+    """Do a job in a worker. Returns what to tell the driver; of an error that is not ours, its traceback."""
     global _workers
     _workers = count
     try:
@@ -214,36 +209,34 @@ def _do(work: Callable[..., object], job: Job, count: int, permissions: Sequence
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             said = f"memory ran out in job {job.name}; finished parts stay. Use fewer --workers or smaller batches"
             return "failed", RunError(said)
-        if not isinstance(error, RockTokensError):
-            error.add_note(f"in job {job.name}:\n{''.join(traceback.format_exception(error))}")
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return "failed", RuntimeError(f"job {job.name} failed:\n{''.join(traceback.format_exception(error))}")
-        return "failed", error
+        if isinstance(error, RockTokensError):
+            return "failed", error
+        trace = "".join(traceback.format_exception(error))
+        return "failed", RuntimeError(f"{type(error).__name__}: {error} in job {job.name}\n{trace}")
 
 
 @contextmanager
 def keeping_workers(*, loaded: bool = False) -> Iterator[None]:
-    """Inside the block workers stay between calls of `run`: the stages of a study import torch once.
+    """Inside the block workers stay between calls of `run`, and Ray connected: a study imports torch once.
 
     Args:
         loaded: what `keep` keeps stays, too: for the steps of one stage.
     """
-    global _holding
-    before = _Local.keeps, _holding
-    _Local.keeps, _holding = True, loaded or _holding
+    global _staying, _holding
+    before = _staying, _holding
+    _staying, _holding = True, loaded or _holding
     try:
         yield
     finally:
-        _Local.keeps, _holding = before
+        _staying, _holding = before
         if not _holding:
             _kept.clear()
         _Local(0).close()
+        if "ray" in sys.modules and not _staying:
+            sys.modules["ray"].shutdown()
 
 
-@dataclass
-class _Worker:
+class _Worker(NamedTuple):
     slot: int
     process: multiprocessing.process.BaseProcess
     pipe: Connection
@@ -252,7 +245,6 @@ class _Worker:
 class _Local:
     """Spawned processes. Not concurrent.futures: one killed worker would lose the jobs of all the others."""
 
-    keeps = False  # see `keeping_workers`
     idle: ClassVar[list[_Worker]] = []
     taken: ClassVar[set[int]] = set()  # numbers of workers that live
 
@@ -297,9 +289,6 @@ class _Local:
         except (EOFError, OSError):
             return "died", "killed, perhaps for want of memory"
 
-    def spare(self) -> None:
-        """Workers without a job wait for the next one."""
-
     def kill(self, worker: _Worker) -> None:
         """End the worker and what it has started."""
         assert worker.process.pid is not None
@@ -312,10 +301,10 @@ class _Local:
 
     def close(self) -> None:
         """End the workers, or let them forget what they have loaded."""
-        for worker in self.idle if self.keeps and not _holding else ():
+        for worker in self.idle if _staying and not _holding else ():
             with suppress(OSError):
                 worker.pipe.send(None)
-        while self.idle and not self.keeps:
+        while self.idle and not _staying:
             self.kill(self.idle.pop())
 
 
@@ -365,17 +354,19 @@ class _Ray:
             import ray
         except ImportError:
             raise ConfigError('--ray needs Ray: pip install "rocktokens[cluster]"') from None
-        # Ray lets workers import from the driver's current directory, which may be a run somebody else made.
-        with tempfile.TemporaryDirectory() as empty, chdir(empty):
-            try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise ConfigError(
-                    f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray start "
-                    "--head`, or give its address"
-                ) from error
         self.ray = ray
         self.idle: list[Any] = []
+        try:
+            if not ray.is_initialized():
+                # Ray lets workers import from the driver's current directory, which may be a run somebody else made.
+                with tempfile.TemporaryDirectory() as empty, chdir(empty):
+                    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+                    ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray start "
+                "--head`, or give its address"
+            ) from error
         try:
             self._probe(jobs[0].part.parent)
         except BaseException:
@@ -419,7 +410,7 @@ class _Ray:
         except self.ray.exceptions.RayError as error:  # the actor or its node died: another one takes its place
             return "died", type(error).__name__
 
-    def spare(self) -> None:
+    def end_idle(self) -> None:
         """End actors without a job: their core may be what the job of a lost node waits for."""
         while self.idle:
             self.kill(self.idle.pop())
@@ -428,5 +419,7 @@ class _Ray:
         self.ray.kill(worker)
 
     def close(self) -> None:
-        """End the actors of this driver and leave the cluster."""
-        self.ray.shutdown()
+        """End the actors of this driver, and leave the cluster unless more is to come."""
+        self.end_idle()
+        if not _staying:
+            self.ray.shutdown()

@@ -196,8 +196,8 @@ def open_graft_bench(
     pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig
 ) -> Bench:
     """A worker's bench with both models, in this process or on servers."""
+    from rocktokens.causal.graft_sampler import GraftSampler
     from rocktokens.models.pair import load_pair
-    from rocktokens.sample.graft_sampler import GraftSampler
     from rocktokens.sample.rollouts import make_sampler
     from rocktokens.servers.connect import open_sampling
 
@@ -240,7 +240,7 @@ class ServedGrafter:
         return request.max_new_tokens if own is None else min(request.max_new_tokens, own - len(request.prefix))
 
     async def _complete(self, request: GraftRequest) -> Continuation:
-        from rocktokens.sample.graft_sampler import graft_numbers
+        from rocktokens.causal.graft_sampler import graft_numbers
 
         room = self._room(request)
         coin_T = graft_numbers(request.graft_seed, request.skip, room)[:, 0]

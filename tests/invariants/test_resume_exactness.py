@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from rocktokens.causal.baseline import Baseline, BaseRollout
 from rocktokens.causal.census import BannedSet
 from rocktokens.causal.graft import GraftArm, first_redraw
+from rocktokens.causal.graft_sampler import GraftSampler
 from rocktokens.causal.knockout import plan, request_for, response_of
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.sample.graft_sampler import GraftSampler
 from rocktokens.sample.requests import GraftRequest, Request
 from rocktokens.sample.sampler import Sampler, roots_of
 from rocktokens.seeds import derive_seed

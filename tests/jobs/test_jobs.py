@@ -90,8 +90,9 @@ def test_a_part_that_was_written_before_its_worker_died_is_not_made_again(tmp_pa
 
 
 @pytest.mark.parametrize("place", [Place(), POOL], ids=["here", "pool"])
-@pytest.mark.parametrize(("fault", "error"), [("ours", RockTokensError), ("a bug", KeyError)])
-def test_a_job_that_raises_ends_the_command(tmp_path: Path, place: Place, fault: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize("fault", ["ours", "a bug"])
+def test_a_job_that_raises_ends_the_command(tmp_path: Path, place: Place, fault: str) -> None:
+    error = RockTokensError if fault == "ours" else KeyError if place == Place() else RuntimeError
     with pytest.raises(error, match=r"prompt 7|no such column"):
         run(toy(tmp_path, faults={4: {"fault": fault}}), work, place, what="squaring")
     finished = set(parts(tmp_path))
