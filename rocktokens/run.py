@@ -24,14 +24,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+import msgspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RockTokensError, RunError
-from rocktokens.tables import OCCURRENCES, RANKED_BY, SCHEMA_VERSION, table_of
+from rocktokens.tables import RANKED_BY, SCHEMA_VERSION, TABLES, table_of
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
@@ -46,17 +47,11 @@ PART_ROWS = 1_000_000  # rows buffered before a Parquet part is written: about 5
 WHOLE_DIGEST_BYTES = 256 * 2**20
 BLOCK_BYTES, BLOCKS = 2**20, 64
 REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space, then repeat the command",
-    errno.EDQUOT: "the disk quota is used up; free some space, then repeat the command",
-    errno.EROFS: "the file system is read-only; choose another directory",
-    errno.EACCES: "you may not write there; change its permissions or choose another directory",
-    errno.EPERM: "you may not write there; change its permissions or choose another directory",
-    errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
-    errno.ENOENT: "the directory is gone; was the run moved or deleted?",
-    errno.EEXIST: "a file stands where a directory is needed; choose another directory",
-    errno.ENOTDIR: "a part of the path is a file; choose another directory",
-    errno.EISDIR: "a directory has that name; remove it or choose another directory",
-    errno.EIO: "the disk reports an error; check it, then repeat the command",
+    errno.ENOSPC: "free some space, then repeat the command",
+    errno.EDQUOT: "free some space, then repeat the command",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "was the run moved or deleted?",
+    errno.EIO: "check the disk, then repeat the command",
 }
 
 
@@ -267,6 +262,20 @@ def working_on(path: Path) -> Iterator[None]:
 # ---------------------------------------------------------------- the run
 
 
+class Manifest(TypedDict):
+    """What run.json holds."""
+
+    schema_version: int
+    config: Json
+    stages: dict[str, Json]
+    """Complete stages → what each found."""
+    records: NotRequired[dict[str, dict[str, Json]]]
+    """Complete stages → settings and inputs, by which a change is noticed."""
+    files: NotRequired[dict[str, Json]]
+    """Tables → size, digest and the stage that wrote them."""
+    versions: NotRequired[Json]
+
+
 class Run:
     """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
 
@@ -472,16 +481,16 @@ class Run:
     def part_writer(
         self, step: int, *, folder: str = "occurrences", part: str = "", part_rows: int = PART_ROWS
     ) -> PartWriter:
-        """Writes occurrences of one checkpoint in parts; flush it at the end.
+        """Writes rows of one checkpoint in parts; flush it at the end.
 
         Args:
             step: the checkpoint, or the training step.
-            folder: occurrences, or telemetry for a training step's own rollouts: other texts at every step.
+            folder: occurrences, top_tokens, or telemetry for a training step's own rollouts: other texts at every step.
             part: tells apart processes that write at the same time.
             part_rows: rows of one Parquet file.
         """
-        home = self.path / folder / f"step={step}"
-        return PartWriter(home, OCCURRENCES, prefix=part, part_rows=part_rows, written=self._written)
+        stem = f"part-{part}-" if part else "part-"
+        return PartWriter(self.path / folder / f"step={step}" / stem, TABLES[folder].schema, part_rows, self._written)
 
     def clear_occurrences(self, step: int) -> None:
         """Remove a checkpoint's occurrences and top tokens (those of a stage that did not complete)."""
@@ -602,26 +611,17 @@ def open_run(path: str | Path) -> Run:
             manifest = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
     except DataError as error:
         raise RunError(str(error)) from error
-    if not isinstance(manifest, dict) or not {"schema_version", "config", "stages"} <= manifest.keys():
-        raise RunError(f"{file} is not the manifest of a run; {remedy}")
+    try:
+        msgspec.convert(manifest, Manifest)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{file} is not the manifest of a run ({error}); {remedy}") from None
     if manifest["schema_version"] != SCHEMA_VERSION:
-        made_by = dict(manifest.get("versions") or {}).get("rocktokens", "another version")
+        made_by = manifest.get("versions", {}).get("rocktokens", "another version")
         raise RunError(
             f"{path} was made by rocktokens {made_by} in schema version {manifest['schema_version']}, and this version "
             f"reads {SCHEMA_VERSION}; `pip install rocktokens=={made_by}` reads it"
         )
-    sections = [manifest.get(name, {}) for name in ("config", "stages", "records", "files", "versions")]
-    inner = [*_values(sections[1]), *_values(sections[2]), *_values(sections[3])]
-    inner += [
-        own.get(name, {}) for own in _values(sections[2]) if isinstance(own, dict) for name in ("settings", "inputs")
-    ]
-    if not all(isinstance(part, dict) for part in [*sections, *inner]):
-        raise RunError(f"{file} is not the manifest of a run: a section of it is not a mapping; {remedy}")
     return Run(path, manifest)
-
-
-def _values(section: object) -> list[Any]:
-    return list(section.values()) if isinstance(section, dict) else []
 
 
 def _no_number(constant: str) -> None:
@@ -661,28 +661,10 @@ def differences(section: str, old: object, new: object) -> Iterator[str]:
 
 
 class PartWriter:
-    """Buffers rows and writes them as Parquet parts, each whole or absent.
+    """Buffers rows and writes them as Parquet parts, each whole or absent; see `Run.part_writer`."""
 
-    Args:
-        directory: where the parts lie.
-        schema: their columns.
-        prefix: tells apart processes that write at the same time.
-        part_rows: rows of one Parquet file.
-        written: the run's list of files that the next finished stage records.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        schema: pa.Schema,
-        *,
-        prefix: str = "",
-        part_rows: int = PART_ROWS,
-        written: set[Path] | None = None,
-    ) -> None:
-        self.written = set() if written is None else written
-        self.directory, self.schema, self.part_rows = directory, schema, part_rows
-        self.prefix = f"{prefix}-" if prefix else ""
+    def __init__(self, stem: Path, schema: pa.Schema, part_rows: int, written: set[Path]) -> None:
+        self.stem, self.schema, self.part_rows, self.written = stem, schema, part_rows, written
         self._tables: list[pa.Table] = []
         self._buffered = self._parts = 0
 
@@ -703,7 +685,7 @@ class PartWriter:
     def flush(self) -> None:
         """Write what is buffered as a part."""
         if self._buffered:
-            path = self.directory / f"part-{self.prefix}{self._parts:05d}.parquet"
+            path = self.stem.with_name(f"{self.stem.name}{self._parts:05d}.parquet")
             write_parquet(pa.concat_tables(self._tables), path)
             self.written.add(path)
             self._tables, self._buffered, self._parts = [], 0, self._parts + 1

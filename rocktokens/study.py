@@ -366,11 +366,13 @@ def _has_answers(path: Path) -> bool:
 
 def _clocked(path: Path, stage: str, seconds: float) -> None:
     """Add what a stage took to the run's times.json; repeated work counts too."""
+    from rocktokens.run import write_text
+
     file = path / "times.json"
     try:
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         known[stage] = round(float(known.get(stage, 0.0)) + seconds, 1)
-        file.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        write_text(file, json.dumps(known, indent=2))
     except (OSError, ValueError, AttributeError, TypeError) as error:  # nothing that a study should end for
         log.info("how long %s took was not recorded: %s", stage, error)
 
@@ -400,16 +402,13 @@ def _remembering(config: StudyConfig) -> Iterator[None]:
 
 def save_settings(config: StudyConfig) -> None:
     """Keep the settings of a study in its run; the same settings are not written again."""
+    from rocktokens.run import write_text
+
     path = config.path / SETTINGS
     values = without_permissions(StudyConfig, json.loads(json.dumps(dataclasses.asdict(config), default=str)))
     text = json.dumps({name: value for name, value in values.items() if name != "path"}, indent=2)
-    try:
-        if not path.is_file() or path.read_bytes() != text.encode():
-            draft = path.with_name(f".{SETTINGS}.tmp")
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; choose a directory you can write to") from error
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_text(path, text)
 
 
 def load_settings(path: Path) -> StudyConfig:

@@ -26,7 +26,7 @@ from rocktokens.compare.stage import write_comparison
 from rocktokens.detect.rocks import Occurrences, detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.geometry.gradients import GradientGeometry, compare_groups
-from rocktokens.run import PartWriter, Run, open_run
+from rocktokens.run import Run, open_run
 from rocktokens.score.shown import shown_rollouts
 from rocktokens.stage import Stage
 from rocktokens.stats import Estimate
@@ -203,7 +203,7 @@ def _occurrences(rng: np.random.Generator, rollouts: pa.Table) -> dict[int, pa.T
 def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: int) -> None:
     """Five tokens of each model at every position of the rollouts that a report shows."""
     lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
-    writer = PartWriter(run.path / "top_tokens" / f"step={step}", TOP_TOKENS, written=run._written)
+    writer = run.part_writer(step, folder="top_tokens")
     for place in shown_rollouts(rollouts["correct"].to_pylist(), lengths):
         row = rollouts.slice(place, 1).to_pylist()[0]
         columns: dict[str, Any] = {
