@@ -156,17 +156,17 @@ def parse(words: list[str], file: str | None = None) -> Any:
         return _tyro(name, kind, words, _from_file(kind, load_yaml(file)) if file else None)
     if name != "study":
         return _tyro(name, COMMANDS.get(name), words)
-    kind = study_command(short=asks_help and not asks_all)
+    whole = study_command(short=asks_help and not asks_all)
     if asks_help:
-        return _tyro(name, kind, words)
-    asked = _tyro(name, kind, words)
+        return _tyro(name, whole, words)
+    asked = _tyro(name, whole, words)
     config = named_study(asked.recipe, file)
     if asked.quick:
         from rocktokens.study import quick, recipes
 
         config = quick(config or recipes()["arithmetic"]())
     values = {item.name: getattr(config, item.name) for item in dataclasses.fields(StudyConfig)} if config else {}
-    return _tyro(name, kind, words, kind(**values)) if config else asked
+    return _tyro(name, whole, words, whole(**values)) if config else asked
 
 
 def _tyro(name: str, kind: Any, words: list[str], default: Any = None) -> Any:
@@ -179,7 +179,8 @@ def _tyro(name: str, kind: Any, words: list[str], default: Any = None) -> Any:
         more = {"default": default} if default is not None and other == name else {}
         kinds.append(Annotated[stub, tyro.conf.subcommand(other, description=said, prefix_name=False, **more)])
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(Union[tuple(kinds)], args=words, prog="rocktokens", description=ABOUT, config=config)  # noqa: UP007
+    any_of: Any = Union[tuple(kinds)]  # noqa: UP007
+    return tyro.cli(any_of, args=words, prog="rocktokens", description=ABOUT, config=config)
 
 
 def _from_file(kind: type, values: dict[str, Any]) -> Any:
@@ -327,7 +328,7 @@ class StudyCommand(StudyConfig):
 def study_command(*, short: bool) -> type[StudyCommand]:
     """The command `study`; for its short help without the stages' settings, which the stages' own help lists."""
     hidden = [
-        (name, Annotated[hint, tyro.conf.Suppress], field(default_factory=hint))
+        (name, Annotated[hint, tyro.conf.Suppress], field(default_factory=hint))  # type: ignore[arg-type]
         for name, hint in field_types(StudyConfig).items()
         if short and dataclasses.is_dataclass(hint) and name not in ("pair", "prompts")
     ]
@@ -359,7 +360,7 @@ class Check:
         from rocktokens.check.findings import report
         from rocktokens.check.stage import check
 
-        how = {"probe": self.probe, "learning_rate": self.learning_rate}
+        how: dict[str, Any] = {"probe": self.probe, "learning_rate": self.learning_rate}
         report(check(self.path, self.pair, self.prompts, self.rollouts, self.servers, **how), as_json=self.json)
 
 

@@ -171,7 +171,7 @@ def _display() -> Iterator[Any]:
 
     # Rows fit 80 columns: below 100 the description is cut first, never the bar and the count.
     wide = terminal_width() >= 100
-    cut = {"no_wrap": True, "overflow": "ellipsis"}
+    cut: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
     columns = (
         TextColumn("{task.description}", table_column=Column(**cut, max_width=44 if wide else 26)),
         BarColumn(bar_width=24 if wide else 10),

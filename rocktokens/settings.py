@@ -68,7 +68,7 @@ class Settings:
         cls.section = section
 
     def __post_init__(self) -> None:
-        for name, hint in field_types(type(self)).items():
+        for name, hint in field_types(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if dataclasses.is_dataclass(hint):
                 continue  # a section of its own has checked itself
@@ -154,7 +154,7 @@ def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", defa
         where: What to put before the name of an unknown field, e.g. `rollouts.`.
         default: Where to take the other fields from; unset: the class's own defaults.
     """
-    types_of, given = field_types(kind), dict[str, Any]()
+    types_of, given = field_types(kind), dict[str, Any]()  # type: ignore[arg-type]
     for key, value in values.items():
         if key not in types_of:
             near = difflib.get_close_matches(str(key), types_of, n=1)
@@ -221,7 +221,9 @@ def schema(kind: type) -> Json:
         for name, entry in parts[part.__name__]["properties"].items():
             if name in docs:
                 entry["description"] = docs[name]
-        todo += [hint for hint in field_types(part).values() if dataclasses.is_dataclass(hint)]
+        todo += [
+            hint for hint in field_types(part).values() if isinstance(hint, type) and dataclasses.is_dataclass(hint)
+        ]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found[0], "$defs": parts}
 
 

@@ -238,7 +238,7 @@ class Column(NamedTuple):
                 return "yes" if value else "no"
             # Markup belongs to a page's own table; an empty cell is not an empty token.
             own = hasattr(value, "__html__") or (value == "" and not self.token)
-            return value if own else NONE if value is None else visible(str(value))
+            return value if own else NONE if value is None else visible(str(value))  # type: ignore[return-value]
         if self.interval:
             return interval(estimate(row, self.key), self.form, **self.options)
         return self.form(row.get(self.key), **self.options)

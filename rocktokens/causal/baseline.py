@@ -267,7 +267,8 @@ def bench_of(engine: Engine, tokenizer: PreTrainedTokenizerBase, prompts: Prompt
     """A worker's bench: it tells the progress bar of its job."""
     checker = make_checker(prompts)
     assert checker is not None
-    return Bench(engine, partial(tokenizer.decode, skip_special_tokens=True), checker, advance)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return Bench(engine, decode, checker, advance)  # type: ignore[arg-type]
 
 
 def sample_baseline(

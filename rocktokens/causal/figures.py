@@ -114,7 +114,8 @@ def knockouts(facts: Facts) -> Figure | None:
     shape["yaxis"] = names_axis(names)
     shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
     left = f" The {len(shown)} largest of {len(known)} effects are drawn." if len(known) > len(shown) else ""
-    table, notes = facts.table("census"), ()
+    notes: tuple[str, ...] = ()
+    table = facts.table("census")
     assert table is not None
     smallest = facts.stage("knockout").get("smallest_detectable_effect")
     if smallest is not None:

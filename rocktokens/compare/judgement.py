@@ -118,7 +118,8 @@ def seed_estimate(value_S: ArrayLike, *, level: float = 0.95, ratio: bool = Fals
     found = Estimate(mean, math.nan, math.nan, number)
     if number >= MIN_SEEDS:
         found = _t_estimate(mean, float(values.var(ddof=1)) / number, number - 1, level, number)
-    return Estimate(*(math.exp(end) for end in found[:3]), number) if ratio else found
+    low, high = math.exp(found.low), math.exp(found.high)
+    return Estimate(math.exp(found.value), low, high, number) if ratio else found
 
 
 # ---------------------------------------------------------------- curves of accuracy

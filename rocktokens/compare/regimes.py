@@ -134,7 +134,7 @@ def regime_config(
     if regime in selectors:
         return replace(config, selector=SelectorConfig(name=regime, **selectors[regime]))
     if regime in OTHER_LOSS:
-        return replace(config, loss=regime)
+        return replace(config, loss=regime)  # type: ignore[arg-type]
     if regime == "small":
         fits = base.micro_batch is None or base.prompts_per_step % base.micro_batch == 0
         return replace(config, rollouts_per_prompt=1, micro_batch=base.micro_batch if fits else None)

@@ -205,7 +205,8 @@ def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q:
     if unclear_V.any() and chosen.pre_S is not None and other.pre_S is not None:
         kept = [unclear_V[half.type_S] for half in (chosen, other)]
         type_S = np.concatenate([half.type_S[some] for half, some in zip((chosen, other), kept)])
-        after_S = [(half.loss_S - kappa * half.pre_S)[some] for half, some in zip((chosen, other), kept)]
+        befores = (chosen.pre_S, other.pre_S)
+        after_S = [(h.loss_S - kappa * pre_S)[some] for h, pre_S, some in zip((chosen, other), befores, kept)]
         value_S, size = np.concatenate(after_S), chosen.num_types
         number_V = np.bincount(type_S, minlength=size)
         mean_V = np.bincount(type_S, weights=value_S, minlength=size) / np.maximum(number_V, 1)

@@ -7,6 +7,7 @@ the run's tables, with its sentence, or is left out where they are missing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -189,7 +190,15 @@ def footprint(facts: Facts) -> Figure | None:
     )
 
 
-def _marks(name: str, x: list[float], y: list[float], texts: list[str], color: str, symbol: str, size: int) -> Json:
+def _marks(
+    name: str,
+    x: Sequence[float | None],
+    y: Sequence[float | None],
+    texts: list[str],
+    color: str,
+    symbol: str,
+    size: int,
+) -> Json:
     """One trace of marks with a text for each."""
     return {
         "type": "scatter",
@@ -225,9 +234,11 @@ def funnel(facts: Facts) -> Figure | None:
             [row["count"] for row in own],
             [row["loss_post"] for row in own],
             [_type_hover(row) for row in own],
-            *style,
+            color,
+            symbol,
+            size,
         )
-        for own, name, *style in (
+        for own, name, color, symbol, size in (
             (others, "other token types", REST, "circle-open", 6),
             (rocks, "rocks", ROCK, "diamond", 10),
         )

@@ -74,7 +74,8 @@ def footprints(
         found = bootstrap_sums(
             lambda own, all_, *of: own / all_ if not of else own / all_ / (of[0] / of[1]), columns_U, counts_BU
         )
-        return Estimate(*(float(part_V[0]) for part_V in found), occurrences.num_prompts)
+        value, low, high = (float(part_V[0]) for part_V in found)
+        return Estimate(value, low, high, occurrences.num_prompts)
 
     n_R = np.diff(start_R, append=len(loss_N)).astype(float)
     all_n, all_loss = by_unit(n_R), by_unit(by_rollout(loss_N))
@@ -268,6 +269,7 @@ def persistence(
     losses, pre_post = {}, (measurement.loss_pre_N, measurement.loss_post_N)
     for step in steps:  # one checkpoint at a time: it may have to be read
         loss_N = measurement.column(step) if measurement.steps else pre_post[step]
+        assert loss_N is not None  # every checkpoint was recorded, and persistence takes a loss before
         losses[str(step)] = loss_N[inside_n]
     own = measurement.sums(losses, inside_n)
     then = selection.sums({"loss": selection.loss_post_N[chosen_n]}, chosen_n)
@@ -327,7 +329,8 @@ class Concentration(NamedTuple):
 def concentration(predicted_V: Floats, measurement: Occurrences, config: DetectConfig) -> Concentration:
     """Spread of the measured half's loss; negative values of a sampled signal count as no cost."""
     explained = variance_by_type(predicted_V, measurement, config)
-    return Concentration(*smallest_shares(measurement.loss_post_N), explained)
+    half, most, nearly = smallest_shares(measurement.loss_post_N)
+    return Concentration(half, most, nearly, explained)
 
 
 def smallest_shares(loss_N: Array, wanted: Sequence[float] = LOSS_SHARES) -> list[float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ class Occurrences:
             prompt_N=code_P[self.prompt_N[kept_N]],
             loss_post_N=self.loss_post_N[kept_N],
             loss_pre_N=None if self.loss_pre_N is None else self.loss_pre_N[kept_N],
-            columns={name: lambda read=read: read()[kept_N] for name, read in self.columns.items()},
+            columns={name: _masked(read, kept_N) for name, read in self.columns.items()},
         )
 
     def on_other_signal(self) -> Occurrences | None:
@@ -180,7 +181,8 @@ class Occurrences:
         """
         at = slice(None) if rows_n is None else rows_n
         table = pa.table({"prompt": self.prompt_N[at], "type": self.type_N[at], **columns})
-        prompt_n, start, parts = table["prompt"].to_numpy(), 0, []
+        parts: list[pa.Table] = []
+        prompt_n, start = table["prompt"].to_numpy(), 0
         added = "".join(f', sum("{name}"::double) as "{name}"' for name in columns)
         sql = f"select prompt, type, count(*) as n{added} from found group by prompt, type order by prompt, type"
         # One thread: floating-point additions in one order, so that a repeated run is the same to the bit.
@@ -233,6 +235,11 @@ class Occurrences:
             return _Reader(by_step, signal).occurrences()
         except duckdb.Error as error:
             raise DataError(f"occurrences cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _masked(read: Callable[[], Array], kept: Array | slice) -> Callable[[], Array]:
+    """A column read on demand, with some of its rows."""
+    return lambda: read()[kept]
 
 
 def parquet(files: list[Path]) -> str:
@@ -348,7 +355,7 @@ class _Reader:
             prompt_N=prompt_N,
             loss_post_N=self._read("post")[at],
             loss_pre_N=self._read("pre")[at] if "pre" in self.places else None,
-            columns={n: lambda n=n: self._read(n)[at] for n in self.places if n not in ("post", "pre")},
+            columns={n: _masked(partial(self._read, n), at) for n in self.places if n not in ("post", "pre")},
             notes=tuple(notes),
         )
 

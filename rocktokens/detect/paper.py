@@ -153,8 +153,8 @@ def burden_intervals(pairs: Pairs, config: DetectConfig) -> Intervals:
     unit_P = units_of(pairs.num_prompts, pairs.num_types, config.seed)
     num_units = int(unit_P.max()) + 1
     key_S = unit_P[pairs.prompt_S] * pairs.num_types + pairs.type_S
-    loss_UV = np.bincount(key_S, weights=pairs.loss_S, minlength=num_units * pairs.num_types)
-    loss_UV = loss_UV.astype(np.float32).reshape(num_units, pairs.num_types)
+    summed = np.bincount(key_S, weights=pairs.loss_S, minlength=num_units * pairs.num_types)
+    loss_UV = summed.astype(np.float32).reshape(num_units, pairs.num_types)
     counts_BU = resample_counts(num_units, config.resamples, rng_for(config.seed, "resamples"))
     parts: dict[int, Intervals] = {}
 

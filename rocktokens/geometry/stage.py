@@ -11,6 +11,7 @@ from rocktokens.progress import console
 from rocktokens.run import Run, open_run, reading, working_on
 from rocktokens.show import Column, Table, p_value, percent, significant
 from rocktokens.stage import Stage, inputs_of
+from rocktokens.values import Json
 
 
 def geometry(path: Path, *, again: bool = False) -> Run:
@@ -33,7 +34,7 @@ def geometry(path: Path, *, again: bool = False) -> Run:
             result = GradientGeometry.restore(run.read_tensors("gradients")).result()
         comparisons = [row._asdict() for row in compare_groups(result, groups)]
         rock_T = np.isin(result.token_id_T, rocks)
-        facts = {
+        facts: Json = {
             "sketched": result.sketched,
             "pooled_types": result.num_pooled_types,
             "rock_grad_share": float(result.grad_share_T[rock_T].sum()),

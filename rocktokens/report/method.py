@@ -79,7 +79,7 @@ def commands(facts: Facts) -> list[str]:
     for name, spec in registry().items():
         if name not in facts.stages:
             continue
-        flags = []
+        flags: list[str] = []
         for section in spec.arguments.values():
             # The census and the grafts each keep the settings of their own baseline.
             values = facts.config.get(f"{name}_{section}", facts.config.get(section))

@@ -103,7 +103,8 @@ def census_table(facts: Facts) -> Table:
     """Every candidate of the census, rocks marked."""
     rows = []
     for row in census_rows(facts):
-        members, floor = row.get("members") or (), row.get("placebo_floor")
+        members: list[int] = row.get("members") or []
+        floor = row.get("placebo_floor")
         rows.append(
             {
                 **row,

@@ -320,8 +320,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing()
         elif path.name == REPORT:
             # The file is the run's: whatever stands in it, only scripts that this version writes are run.
-            body = of_another(path.read_bytes(), run)
-            self._send(HTTPStatus.OK, body, KINDS[".html"], f"{own_policy()}; {UNFRAMED}")
+            shown = of_another(path.read_bytes(), run)
+            self._send(HTTPStatus.OK, shown, KINDS[".html"], f"{own_policy()}; {UNFRAMED}")
         else:
             self._send(HTTPStatus.OK, path.read_bytes(), KINDS[".csv"], DATA_POLICY)
 
