@@ -360,8 +360,8 @@ class _Ray:
             if not ray.is_initialized():
                 # Ray lets workers import from the driver's current directory, which may be a run somebody else made.
                 with tempfile.TemporaryDirectory() as empty, chdir(empty):
-                    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-                    ray.init(address=address, **quiet)
+                    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+                    ray.init(address=address, logging_level=logging.ERROR, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray start "

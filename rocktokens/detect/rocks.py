@@ -198,7 +198,7 @@ def detect_rocks(
         "count": found.count_V,
         "count_all": scores.count_V + found.count_V,
         "num_prompts": pairs.prompts_V + other.prompts_V,
-        "loss_pre": other.by_type(other.pre_S) / counted_V if has_pre else np.full(len(ids_V), np.nan),
+        "loss_pre": other.by_type(other.pre_S) / counted_V if other.pre_S is not None else np.full(len(ids_V), np.nan),
         "loss_post": found.r_V / counted_V,
         "r": found.r_V,
         "r_low": burden.low_V,
@@ -217,7 +217,7 @@ def detect_rocks(
         rank_V[ranked[name]] = np.arange(1, len(ranked[name]) + 1)
         types |= {f"rank_{name}": rank_V, f"in_{name}": np.isin(np.arange(len(ids_V)), sets[name])}
     # Rocks of the chosen definition first, then other costly types, by burden.
-    rock_V = types[f"in_{config.definition}"]
+    rock_V: Array = types[f"in_{config.definition}"]
     place_V = np.where(rock_V, types[f"rank_{config.definition}"], np.inf)
     order = np.lexsort((-found.r_V, place_V, ~costly_V, ~rock_V))
     order = order[observed_V[order]]

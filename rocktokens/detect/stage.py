@@ -51,8 +51,8 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
             report = dataclasses.replace(report, notes=(*how, *report.notes))
             command, needed = None, report.enough.prompts_needed
             if needed is not None and "import" not in run.manifest["config"]:  # an import has no pair to sample from
-                again = " && ".join(f"rocktokens {name} {path} --again" for name in ("score", "detect"))
-                command = f"rocktokens sample {path} --detection-prompts {needed} --again && {again}"
+                repeat = " && ".join(f"rocktokens {name} {path} --again" for name in ("score", "detect"))
+                command = f"rocktokens sample {path} --detection-prompts {needed} --again && {repeat}"
             _write(stage, report, {"command": command})
         return run
 
