@@ -278,7 +278,9 @@ def persistence(
     rows: list[PersistenceRow] = []
     for name, draws in zip(filled, rng.spawn(len(filled))):
         inside_S, apart_S = (np.isin(sums["type"], groups[name]) for sums in (own, then))
-        compared: list[Any] = [("checkpoint", step, (at[steps[0]], inside_S), (at[step], inside_S)) for step in steps[1:]]
+        compared: list[Any] = [
+            ("checkpoint", step, (at[steps[0]], inside_S), (at[step], inside_S)) for step in steps[1:]
+        ]
         post, part_S = at[steps[-1]], second_U[unit_S]
         compared.append(("aa_selected", None, (then, apart_S), (post, inside_S)))
         compared.append(("aa_fresh", None, (post, inside_S & ~part_S), (post, inside_S & part_S)))
