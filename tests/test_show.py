@@ -119,8 +119,3 @@ def test_a_table_in_a_page_is_escaped_and_links_its_tokens():
     assert html.count("–") == 2  # what is not known
     assert '<th scope="col"><button type="button" class="sort">fall [95 %]</button></th>' in html
     assert "button" not in TABLE._repr_html_()
-
-
-def test_a_table_for_a_script_holds_values_and_the_ends_of_intervals():
-    assert TABLE.rows()[0] == {key: value for key, value in ROWS[0].items() if key != "token_id"}
-    assert json.dumps(TABLE.rows())

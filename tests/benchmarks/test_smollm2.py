@@ -9,12 +9,8 @@ from itertools import pairwise
 import pytest
 import smollm2_pair as making
 import smollm2_teach as teaching
-import torch
-from gguf_files import GGUF_WORDS, write_gguf
 from smollm2_problems import LARGEST, word_problems
-from smollm2_weights import convert, layer_changes, least_changing, without_layers
-from tiny import VOCABULARY, tiny_model
-from tiny_smollm2 import QUICK, save_base, tiny_llama
+from tiny_smollm2 import QUICK, save_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.prompts.checkers import MathChecker
@@ -53,35 +49,6 @@ def test_solutions_work_out_the_story_and_end_in_the_answer():
 
 
 # --- layers ---
-
-
-def test_a_layer_that_does_nothing_is_the_first_to_go_and_is_not_missed():
-    model = tiny_llama(60, layers=5)
-    with torch.no_grad():
-        model.model.layers[3].self_attn.o_proj.weight.zero_()
-        model.model.layers[3].mlp.down_proj.weight.zero_()
-    texts = [[5, 6, 7, 8, 9], [20, 21, 22]]
-    changes = layer_changes(model, texts)
-    assert changes[3] == pytest.approx(0, abs=1e-6)
-    assert min(changes[:3]) > 1e-4
-    assert least_changing(changes, 1) == (3,)
-    assert least_changing([0.0, 0.3, 0.1, 0.2, 0.0], 2) == (2, 3)  # the ends stay
-    shorter = without_layers(model, [3])
-    assert shorter.config.num_hidden_layers == 4
-    input_BT = torch.tensor(texts[:1])
-    with torch.no_grad():
-        torch.testing.assert_close(shorter(input_BT).logits, model(input_BT).logits)
-
-
-def test_gguf_becomes_a_directory_that_transformers_saves_and_loads(tmp_path):
-    model = tiny_model(seed=4)
-    convert(tmp_path / write_gguf(tmp_path / "m.gguf", model, GGUF_WORDS), tmp_path / "plain")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
-    text = torch.tensor([[3, 4, 5, 6]])
-    with torch.no_grad():
-        torch.testing.assert_close(found(text).logits, model(text).logits, rtol=1e-4, atol=1e-4)
-    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "plain")) >= VOCABULARY
 
 
 # --- making ---

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world_build import MANIFEST, build_world, described, file_hashes, right_of
 from world_corpus import RECIPES, ModelSpec
-from world_train import POOL, batches, train_model
+from world_train import train_model
 
 from rocktokens.stats import wilson_interval
 from rocktokens.world import get_world, world_names
@@ -85,12 +85,6 @@ def test_a_killed_training_resumes_and_ends_with_the_same_weights(tiny_world, tm
     whole, resumed = weights(tmp_path / "whole/teacher"), weights(tmp_path / "killed/teacher")
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
     assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == ["teacher"]
-
-
-def test_batches_do_not_depend_on_where_one_starts(tiny_world):
-    world = dataclasses.replace(tiny_world, teacher_model=dataclasses.replace(TINY, steps=2 * POOL))
-    whole = list(batches(world, "teacher", 0))
-    assert list(batches(world, "teacher", POOL + 3))[:5] == whole[POOL + 3 : POOL + 8]
 
 
 def test_build_writes_a_manifest_last_and_does_nothing_again(tiny_world, tmp_path):

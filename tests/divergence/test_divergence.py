@@ -62,19 +62,6 @@ def test_identical_models_cost_nothing_in_any_dtype(kind, dtype):
     torch.testing.assert_close(result.student_entropy_N, result.teacher_entropy_N)
 
 
-def test_swapping_student_and_teacher_turns_one_kl_into_the_other():
-    case = make_case(spread=2.0)
-    swapped = make_case(spread=2.0)
-    swapped.student_hidden, swapped.student_head = case.teacher_hidden, case.teacher_head
-    swapped.teacher_hidden, swapped.teacher_head = case.student_hidden, case.student_head
-    torch.testing.assert_close(case.run(kind="reverse_kl")[0].value_N, swapped.run(kind="forward_kl")[0].value_N)
-    there, back = case.run(kind="jsd", beta=0.3)[0], swapped.run(kind="jsd", beta=0.7)[0]
-    torch.testing.assert_close(there.value_N, back.value_N)
-    assert (there.value_N - swapped.run(kind="jsd", beta=0.3)[0].value_N).abs().min() > 1e-4
-    torch.testing.assert_close(there.log_ratio_N, -back.log_ratio_N)
-    torch.testing.assert_close(there.student_entropy_N, back.teacher_entropy_N)
-
-
 # Student (1/2, 1/2), teacher (1/4, 3/4), by hand.
 BY_HAND = {
     ("reverse_kl", 0.5): (LN(4 / 3) / 2, LN(3) / 4 * math.sqrt(2)),
@@ -419,19 +406,6 @@ def test_an_observer_is_not_shown_rows_without_a_gradient():
 
 
 # --- autograd ---
-
-
-def test_tied_embeddings_get_both_contributions():
-    case = make_case()
-    ids = torch.randint(23, (7,), generator=torch.Generator().manual_seed(1))
-    tied = case.student_head.clone().requires_grad_()
-    fused_divergence(tied[ids] * 2, tied, case.teacher_hidden, case.teacher_head).loss.backward()
-
-    embedding, head = case.student_head.clone().requires_grad_(), case.student_head.clone().requires_grad_()
-    fused_divergence(embedding[ids] * 2, head, case.teacher_hidden, case.teacher_head).loss.backward()
-    torch.testing.assert_close(tied.grad, embedding.grad + head.grad)
-    assert embedding.grad.abs().max() > 0
-    assert head.grad.abs().max() > 0
 
 
 def test_only_what_asks_for_a_gradient_gets_one():

@@ -18,7 +18,6 @@ import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from described import differences
 from report_fixture import HOSTILE, ROCKS, make_run
 
 from rocktokens import open_run
@@ -29,7 +28,6 @@ from rocktokens.report.method import commands, method
 from rocktokens.report.page import as_json, packed, page
 from rocktokens.report.stage import FIGURES, REPORT, report
 from rocktokens.report.viewer import fitted, payload
-from rocktokens.score.shown import MAX_ROLLOUTS
 from rocktokens.show import Figure, estimate, interval, number, percent, points, to_csv, visible
 from rocktokens.train.figures import training_loss
 
@@ -115,33 +113,19 @@ def test_the_same_run_gives_the_same_bytes_in_whatever_order_it_was_completed(ht
     assert page(facts, figures(facts), fitted(payload(facts))) == html
 
 
-def test_a_large_vocabulary_still_fits_in_the_page(facts):
+def test_a_large_vocabulary_and_a_long_training_fit_in_the_page(facts):
+    """Some 8,000 types with their gradients and 200,000 steps."""
     for name in ("types", "geometry"):
         table = facts.table(name)
         parts = [table.set_column(0, "token_id", pa.array(np.arange(len(table)) + 1000 * n)) for n in range(1, 200)]
         facts._tables[name] = pa.concat_tables([table, *parts])
-    assert len(facts.table("types")) > 7000
-    assert len(page(facts, figures(facts), payload(facts)).encode()) < 8_000_000
-
-
-@pytest.mark.slow
-def test_large_runs_keep_the_page_below_eight_megabytes(tmp_path):
-    """Prompts of 24,000 tokens, 15 MB of reference answers, 200,000 training steps."""
-    run = make_run(tmp_path / "run")
-    rows = run.read("rollouts").to_pylist()
-    for row in rows:
-        row |= {"prompt_ids": row["prompt_ids"] * 6000, "answer": "7" * (15_000_000 // len(rows))}
-    run.write("rollouts", pa.Table.from_pylist(rows, schema=run.read("rollouts").schema))
-    steps, training = np.arange(1, 200_001), run.read("training")
-    last = training.slice(len(training) - 1, 1).to_pylist()[0]
-    columns = {name: [value] * len(steps) for name, value in last.items()}
-    columns |= {"step": steps, "loss_rocks": 0.5 + 1e-7 * steps, "loss_rest": 0.09 - 1e-7 * steps}
-    run.write("training", pa.table(columns, schema=training.schema))
-    run.finish("score", run.facts("score"))
-    report(run.path)
-    html = (run.path / REPORT).read_text(encoding="utf-8")
+    training = facts.table("training").slice(1)
+    long = pa.concat_tables([training] * 2000)
+    facts._tables["training"] = long.set_column(
+        training.column_names.index("step"), "step", pa.array(np.arange(1, len(long) + 1))
+    )
+    html = page(facts, figures(facts), payload(facts))
     assert len(html.encode()) < 8_000_000
-    assert max(len(row["prompt"]) for row in viewer_of(html)["rollouts"]) < 5_000
     loss = next(spec for spec in data_of(html)["figures"] if spec["name"] == "training_loss")
     assert max(len(trace["x"]) for trace in loss["data"]) <= 2_000
 
@@ -279,27 +263,7 @@ def test_commands_are_ones_that_make_the_run_again_without_the_readers_home(run,
     assert f"{home}body/teacher" in said  # begins alike, and is not in the home directory
 
 
-def test_every_column_that_is_written_is_described(whole):
-    assert differences(open_run(whole)) == []
-
-
 # The viewer
-
-
-def test_the_viewer_holds_the_numbers_of_parquet(facts):
-    viewer = payload(facts)
-    stored = {
-        (row["rollout_id"], row["position"]): row for row in facts.ask("select * from occurrences where step = 100")
-    }
-    for rollout in viewer["rollouts"]:
-        for place, token in enumerate(rollout["tokens"]):
-            row = stored[rollout["id"], place]
-            assert viewer["types"][token]["id"] == row["token_id"]
-            for column in ("kl", "teacher_entropy", "grad_norm", "student_logprob"):
-                assert rollout["columns"][column][place] == pytest.approx(row[column], rel=6e-4)
-    assert viewer["total"] == 160
-    assert len(viewer["rollouts"]) == MAX_ROLLOUTS
-    assert viewer["census"][0]["others"]
 
 
 def test_rollouts_are_left_out_until_the_page_fits(facts, monkeypatch):

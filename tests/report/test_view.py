@@ -20,7 +20,7 @@ from rocktokens.facts import Facts
 from rocktokens.report.live import live_data
 from rocktokens.report.page import content_hash, own_policy
 from rocktokens.report.stage import report
-from rocktokens.report.view import Viewer, find_runs, sampled_accuracy, view
+from rocktokens.report.view import Viewer, find_runs, view
 
 
 @pytest.fixture(scope="module")
@@ -230,14 +230,6 @@ def test_live_numbers_are_those_of_the_training_record(run):
     assert shown
     (run.path / "training.parquet").write_bytes(b"PAR1 half")  # being written
     assert "distillation" not in live_data(run.path)["curves"]
-
-
-def test_accuracy_is_the_mean_over_prompts_with_its_interval(folder):
-    facts = Facts.of(folder / "one")
-    found = sampled_accuracy(facts)
-    right = [row["correct"] for row in facts.rows("rollouts")]
-    assert found.value == pytest.approx(sum(right) / len(right))
-    assert found.low < found.value < found.high
 
 
 def test_a_single_run_is_shown_at_once_and_gets_a_report_first(tmp_path):

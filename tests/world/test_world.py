@@ -1,8 +1,6 @@
 """The built-in worlds as text: splits, tokenizer, checker, planted truth, and how often authors do what they do."""
 
 import random
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -33,12 +31,6 @@ def test_names_and_the_nearest_to_a_wrong_one():
         get_world("cornerstones")
     with pytest.raises(ConfigError, match="split"):
         get_world("arithmetic").problems("test", 1)
-
-
-def test_importing_the_worlds_imports_nothing_heavy():
-    code = "import sys, rocktokens.world as w; w.get_world('market').truth(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @every_world
