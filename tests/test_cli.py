@@ -83,56 +83,6 @@ def test_the_version_answers_from_the_shell() -> None:
     assert "rocktokens 0." in subprocess.run(words, capture_output=True, text=True, timeout=120).stdout
 
 
-def test_a_complete_stage_does_nothing_again(scored: Path) -> None:
-    part = next((scored / "occurrences").rglob("*.parquet"))
-    before = part.stat().st_mtime_ns
-    result = rocktokens("score", scored)
-    assert result.returncode == 0
-    assert "nothing to do" in result.stderr
-    assert part.stat().st_mtime_ns == before
-
-
-def test_check_says_that_the_pair_fits(pair: Path) -> None:
-    result = rocktokens("check", *flags(pair)[:4])
-    assert result.returncode == 0, result.stderr
-    assert "no fault" in result.stdout
-
-
-def test_yaml_fills_the_configuration(pair: Path, tmp_path: Path) -> None:
-    config = tmp_path / "mine.yaml"
-    config.write_text(
-        f"pair: {{student: {pair / 'student'}, teacher: {pair / 'teacher'}}}\n"
-        f"prompts: {{source: {pair / 'prompts.jsonl'}, limit: 2}}\n"
-        "rollouts: {num_rollouts: 1, max_new_tokens: 5}\n"
-    )
-    run = tmp_path / "run"
-    result = rocktokens("sample", run, "--config", config, "--rollouts.max-new-tokens", "3")
-    assert result.returncode == 0, result.stderr
-    rollouts = open_run(run).read("rollouts")
-    assert len(rollouts) == 2
-    assert max(map(len, rollouts["token_ids"].to_pylist())) <= 3  # a flag wins over the file
-    config.write_text("rollouts: {temprature: 1}\n")
-    refused(rocktokens("sample", run, "--config", config), 2, "rollouts.temprature", "did you mean 'temperature'")
-
-
-def test_a_missing_or_half_written_model(pair: Path, tmp_path: Path) -> None:
-    teacher = ["--pair.teacher", str(pair / "teacher")]
-    refused(rocktokens("check", "--pair.student", tmp_path / "none", *teacher), 2, "there is no directory")
-    (tmp_path / "empty").mkdir()
-    refused(rocktokens("check", "--pair.student", tmp_path / "empty", *teacher), 2, "holds no config.json")
-    half = tmp_path / "half"
-    save_model(half, tiny_model(seed=1))
-    weights = half / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    words = ["sample", tmp_path / "run", "--pair.student", half, *teacher, "--prompts", pair / "prompts.jsonl"]
-    refused(rocktokens(*words), 2, "half-written", str(half))
-
-
-def test_a_run_made_with_another_configuration(pair: Path, scored: Path) -> None:
-    result = rocktokens("sample", scored, *flags(pair), "--rollouts.seed", "9")
-    refused(result, 1, "--again", "rollouts.seed was 0, now 9")
-
-
 def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
     refused(rocktokens("score", tmp_path), 1, "is no run")
     (tmp_path / "notes.txt").write_text("mine")
@@ -241,6 +191,8 @@ def test_a_studys_file_serves_every_command(tmp_path: Path) -> None:
         ("view runs --port 99999", "65,535"),
         ("sample run --rollouts.temperature 0", "rollouts.temperature"),
         ("sample run --workers 0", "--workers"),
+        ("import slim x.pt --tokenizer t --out r", "slime"),
+        ("import slime x.pt", "--tokenizer"),
     ],
 )
 def test_wrong_usage_ends_with_status_two_and_names_the_remedy(words: str, near: str) -> None:

@@ -20,7 +20,6 @@ from oracles import probabilities, reverse_kl
 from story import KNOCKOUT, child, die, study, study_words
 from transformers import AutoModelForCausalLM
 
-from rocktokens.report.stage import FIGURES
 from rocktokens.show import visible
 from rocktokens.study import STAGES
 from rocktokens.tables import TABLES, table_of
@@ -172,18 +171,6 @@ def test_the_reports_first_section_names_the_planted_rocks_and_the_verdicts(html
     assert "proven neutral" in first
     assert first.count("<li>") >= 5
     assert "Not run" not in first
-
-
-def test_the_report_has_every_figure_and_no_address(html, story):
-    names = re.findall(r'class="chart" data-figure="(\w+)"', html)
-    # None of the three regimes samples less.
-    assert len(names) == len(set(names)) == len(FIGURES) - 1
-    assert "accuracy_tokens" not in names
-    assert 'id="viewer"' in html
-    assert not re.search(r"https?://", html)
-    assert len(html.encode()) < 8_000_000
-    for name in names:
-        assert (story.run.path / "figures" / f"{name}.csv").read_text().count("\n") > 1
 
 
 def test_the_last_words_are_the_verdict_with_intervals_and_the_report(story):

@@ -9,7 +9,7 @@ import torch
 import world_train
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world_build import MANIFEST, build_world, described, file_hashes, right_of
+from world_build import MANIFEST, described, file_hashes, right_of
 from world_corpus import RECIPES, ModelSpec
 from world_train import train_model
 
@@ -85,14 +85,3 @@ def test_a_killed_training_resumes_and_ends_with_the_same_weights(tiny_world, tm
     whole, resumed = weights(tmp_path / "whole/teacher"), weights(tmp_path / "killed/teacher")
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
     assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == ["teacher"]
-
-
-def test_build_writes_a_manifest_last_and_does_nothing_again(tiny_world, tmp_path):
-    signs = []
-    manifest = build_world(tiny_world, tmp_path, progress=signs.append, processes=1, problems=8)
-    assert {(sign.model, sign.steps) for sign in signs} == {("teacher", 7), ("student", 7)}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "student", "teacher"]
-    assert manifest["files"] == file_hashes(tmp_path)
-    signs.clear()
-    assert build_world(tiny_world, tmp_path, progress=signs.append, problems=8) == manifest
-    assert signs == []

@@ -95,21 +95,6 @@ def said(capsys, *words) -> tuple[int, str]:
     return end.value.code or 0, "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "says"),
-    [
-        (("import", "slim", "x.pt", "--tokenizer", "t", "--out", "r"), 2, "slime"),
-        (("import", "slime", "x.pt"), 2, "--tokenizer"),
-        (("import", "slime", "x.pt", "--tokenizer", "t", "--out", "r"), 1, "x.pt"),
-    ],
-)
-def test_mistakes_are_named_without_a_traceback(capsys, words, status, says):
-    code, text = said(capsys, *words)
-    assert code == status
-    assert says in text
-    assert "Traceback" not in text
-
-
 def test_an_imported_run_is_never_told_to_sample_or_compare(tmp_path, spelling, capsys):
     dumps.slime(tmp_path / "dump", dumps.rollouts(24))
     words = ("--tokenizer", spelling, "--out", tmp_path / "run")

@@ -138,19 +138,6 @@ def test_stages_that_did_not_run_are_asked_for_with_a_command_that_can_be_pasted
     assert verdict(Facts(scored)).command == "rocktokens detect scored"
 
 
-def test_an_imported_run_is_not_told_to_run_what_needs_models(run):
-    forget(run, "compare", "knockout", "graft")
-    run.manifest["config"].pop("pair")
-    run.save()
-    found = verdict(Facts(run))
-    assert found.state == "imported"
-    assert all(tile.command is None for tile in found.tiles)
-    report(run.path, again=True)
-    page = (run.path / REPORT).read_text().split('id="method"')[0]
-    assert "rocktokens compare" not in page
-    assert "rocktokens knockout" not in page
-
-
 def test_title_card_terminal_and_stages_say_the_same(run):
     freeze(run, "unchanged", -0.001)
     facts = Facts(run)

@@ -76,14 +76,6 @@ def test_random_matches_number_and_run_lengths_and_spares_rocks(seed):
     assert lengths[0] == lengths[1]
 
 
-def test_random_keeps_the_number_where_the_runs_cannot_fit():
-    rows = batch((30,) * 4, vocabulary=5)
-    rock = torch.isin(rows.token_N, torch.tensor([0, 1]))
-    frozen = make_selector("random", rocks=[0, 1]).weights(rows) == 0
-    assert int(frozen.sum()) == int(rock.sum())
-    assert not (frozen & rock).any()
-
-
 def test_random_is_drawn_from_seed_and_step():
     control = make_selector("random", rocks=[1, 2], seed=3)
     first, again, later = (control.weights(batch((30,) * 5, step=step)) for step in (1, 1, 2))
@@ -249,13 +241,6 @@ def test_the_documented_example_is_ten_lines_and_works(tmp_path, monkeypatch):
     assert torch.equal(skip.weights(rows), (rows.position_N >= 2).float())
     assert isinstance(selector_of(SelectorConfig(name="my_selectors:SkipFirst")), Selector)
     sys.modules.pop("my_selectors")
-
-
-def test_every_selector_is_documented():
-    text = DOCS.read_text()
-    for name in ("uniform", "freeze", "soft", "random", "adaptive", "entropy", "divergence", "prefix"):
-        assert f"| `{name}` |" in text
-        assert name in selector_kinds()
 
 
 @pytest.mark.parametrize(
