@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import save_pair
 from tiny import save_model, tiny_model
 
 from rocktokens import Run, open_run
@@ -53,19 +54,16 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A student, a teacher with two padding rows more, and prompts."""
     home = tmp_path_factory.mktemp("pair")
-    save_model(home / "student", tiny_model(seed=1))
-    save_model(home / "teacher", tiny_model(seed=2, width=48, vocabulary=66))
-    rows = [{"prompt": f"w{3 + i} w{4 + i} w{5 + i % 7}"} for i in range(12)]
-    (home / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_pair(home, prompts=12)
     return home
 
 
 def flags(pair: Path) -> list[str]:
     return [
         *("--pair.student", str(pair / "student"), "--pair.teacher", str(pair / "teacher")),
-        *("--prompts", str(pair / "prompts.jsonl"), "--rollouts.max-new-tokens", "12", "--rollouts.num-rollouts", "2"),
+        *("--prompts", str(pair / "prompts.jsonl"), "--prompts.checker", "exact"),
+        *("--rollouts.max-new-tokens", "12", "--rollouts.num-rollouts", "2"),
     ]
 
 

@@ -41,7 +41,7 @@ QUICK = CompareConfig(
     resamples=100,
     keep_students=True,
 )
-NO_ANSWERS = {"checker": "none", "pattern": None}
+
 LATE = replace(QUICK, regimes=("freeze",), seeds=1, evaluations=1, steps=2, start=4)
 
 

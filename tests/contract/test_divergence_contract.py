@@ -1,8 +1,7 @@
 """fused_divergence against what others wrote: TRL's and Liger's chunked losses, values and gradients.
 
-Where Liger's is not the divergence it names, a test here says so, so that nobody "fixes" ours to agree with it:
-it fills the student's missing vocabulary with zero logits, takes log-softmax in the logits' 16 bits, multiplies every
-ignored row through both heads. It has no soft cap and no logit scale.
+Liger's is not the divergence it names where the vocabularies differ (it fills the student's with zero logits) and in
+16 bits (it takes log-softmax in them): ours is not to be "fixed" to agree with it there.
 """
 
 from __future__ import annotations
@@ -109,13 +108,13 @@ def test_bfloat16_is_at_least_as_close_to_the_truth_as_trl(beta):
         assert np.linalg.norm(as_numpy(ours) - want) <= 1.05 * np.linalg.norm(as_numpy(their) - want)
 
 
-def liger(case: Case, beta: float, *, ignored=(), student_bias=None, teacher_bias=None, hard: float = 0.0, **options):
-    """Liger's loss with the cross-entropy off unless asked for; rows in `ignored` carry its ignore_index."""
+def liger(case: Case, beta: float, *, ignored=(), student_bias=None, teacher_bias=None, **options):
+    """Liger's loss with the cross-entropy off; rows in `ignored` carry its ignore_index."""
     hidden, head, bias = leaves(case, student_bias)
     labels = case.tokens.clone()
     labels[list(ignored)] = -100
     loss_function = chunked_loss.LigerFusedLinearJSDLoss(
-        weight_hard_loss=hard, weight_soft_loss=1.0 - hard, beta=beta, compiled=False, chunk_size=8, **options
+        weight_hard_loss=0.0, weight_soft_loss=1.0, beta=beta, compiled=False, chunk_size=8, **options
     )
     loss = loss_function(hidden, head, case.teacher_hidden, case.teacher_head, labels, bias, teacher_bias)
     loss.backward()
@@ -140,34 +139,3 @@ def test_loss_and_gradients_equal_liger_where_it_is_correct(beta, temperature, w
     torch.testing.assert_close(grads["head"], expected[1], rtol=1e-4, atol=1e-6)
     if with_bias:
         torch.testing.assert_close(grads["bias"], expected[2], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-def test_liger_is_not_correct_when_the_teacher_has_padding_rows(beta):
-    """It gives the student zero logits there: identical models no longer cost nothing. Ours cuts both sides."""
-    case = make_case(rows=9, vocabulary=20)
-    case.teacher_hidden = case.student_hidden
-    case.teacher_head = torch.cat([case.student_head, torch.randn(6, 6, generator=torch.Generator().manual_seed(3))])
-    loss, _ = liger(case, beta)
-    assert loss > 0.01
-    assert case.run(**BETAS[beta])[0].loss < 1e-6
-
-
-@pytest.mark.parametrize("beta", BETAS)
-def test_liger_is_not_precise_in_bfloat16(beta):
-    """As the student converges the differences drown in its 16-bit log-softmax; ours stays with the oracle."""
-    case = make_case(rows=33, vocabulary=101, spread=3.0)
-    nudge = 0.02 * torch.randn(case.student_hidden.shape, generator=torch.Generator().manual_seed(5))
-    case.teacher_hidden, case.teacher_head = (case.student_hidden + nudge).bfloat16(), case.student_head.bfloat16()
-    case.student_hidden, case.student_head = case.student_hidden.bfloat16(), case.student_head.bfloat16()
-    oracle = case.oracle(**BETAS[beta])
-    loss, grads_of_liger = liger(case, beta)
-    result, grads = case.run(**BETAS[beta])
-
-    def error(gradient):
-        return np.linalg.norm(as_numpy(gradient) - oracle.grad_hidden) / np.linalg.norm(oracle.grad_hidden)
-
-    assert result.loss.item() == pytest.approx(oracle.loss, rel=0.01)
-    assert abs(loss.item() - oracle.loss) > 0.25 * oracle.loss
-    assert error(grads["hidden"]) < 0.01
-    assert error(grads_of_liger[0]) > 0.10

@@ -307,20 +307,6 @@ def test_intervals_end_where_the_possible_ends():
     assert all(row["r_low"] is None or row["r_low"] >= 0 for row in types)
 
 
-def test_order_of_rows_unit_of_the_loss_and_names_of_types_change_nothing():
-    columns, _ = corpora.graded_rocks(np.random.default_rng(11), 60)
-    plain = sums_of(columns)
-    order = np.random.default_rng(0).permutation(len(columns["loss_post"]))
-    shuffled = sums_of({name: column[order] for name, column in columns.items()})
-    scaled = sums_of(columns | {name: 8 * columns[name] for name in ("loss_pre", "loss_post")})
-    renamed = sums_of(columns | {"token_id": columns["token_id"].max() - columns["token_id"]})
-    base = TypeTests.of(plain, KAPPA)
-    for sums, back in ((shuffled, slice(None)), (scaled, slice(None)), (renamed, slice(None, None, -1))):
-        other = TypeTests.of(sums, KAPPA)
-        np.testing.assert_allclose(other.p_of(ROCK)[back], base.p_of(ROCK), rtol=1e-5)
-        assert (declare(other, Q)[back] == declare(base, Q)).all()
-
-
 def test_whether_a_type_levelled_off_is_asked_only_where_one_learns():
     columns, _ = corpora.everything_learns(np.random.default_rng(1), 100)
     assert any(

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,12 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from rocktokens.detect import stage
 from rocktokens.detect.certified import TypeTests, declare
 from rocktokens.detect.figures import render
 from rocktokens.detect.occurrences import Occurrences
 from rocktokens.detect.rocks import detect_rocks
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.errors import ConfigError, DataError
-from rocktokens.run import Run
+from rocktokens.errors import DataError
 from rocktokens.tables import TABLES
 
 QUICK = DetectConfig(k=8, resamples=200)
@@ -202,50 +199,6 @@ def test_both_signals_are_compared(planted, signal):
     other = "log_ratio" if signal == "kl" else "kl"
     assert overlap[f"context on {signal}", f"context on {other}"] > 0.7
     assert len(overlap) == 6
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"k": 0},
-        {"k": "auto"},
-        {"tau_quantile": 1.0},
-        {"gamma": 2.0},
-        {"window": 0},
-        {"resamples": 10},
-        {"kappa": 1.5},
-        {"q": 0.0},
-    ],
-)
-def test_bad_settings_are_refused(setting):
-    with pytest.raises(ConfigError):
-        DetectConfig(**setting)
-
-
-def test_from_the_command_to_the_arithmetic_are_at_most_eight_frames(planted, tmp_path, monkeypatch):
-    """Counted where Benjamini-Hochberg is computed."""
-    run, columns = Run.create(tmp_path / "run", {}), planted[0]
-    names = {"prompt_id": "p{}", "rollout_id": "r{}"}
-    table = {name: [form.format(code) for code in columns[name]] for name, form in names.items()}
-    table |= {name: columns[name] for name in ("position", "token_id")}
-    schema = TABLES["occurrences"].schema
-    for step, loss in ((0, "loss_pre"), (9, "loss_post")):
-        with run.part_writer(step) as writer:
-            empty = {field.name: pa.nulls(12000, field.type) for field in schema}
-            writer.write(pa.table(empty | {k: pa.array(v) for k, v in table.items()} | {"kl": columns[loss]}))
-    frames = []
-
-    def counted(p_V):
-        frame, own = sys._getframe(1), 0
-        while frame is not None:
-            own += "rocktokens" in frame.f_code.co_filename and "tests" not in frame.f_code.co_filename
-            frame = frame.f_back
-        frames.append(own)
-        return np.ones(len(p_V))
-
-    monkeypatch.setattr("rocktokens.detect.certified.benjamini_hochberg", counted)
-    stage.detect(run.path, QUICK)
-    assert 0 < max(frames) <= 8
 
 
 def test_the_notebook_of_published_tables_runs():

@@ -1,7 +1,5 @@
 """What is measured of a rock set: controls, persistence, concentration, positions, clusters; known answers."""
 
-from collections import Counter
-
 import corpora
 import numpy as np
 import oracles_detect as oracle
@@ -40,17 +38,6 @@ def rocks(rng, rollouts=50, length=60, share=0.12):
 def test_runs_end_with_their_rollout():
     starts, sizes = run_starts_lengths(np.array([1, 1, 1, 0, 1], bool), np.array([0, 0, 1, 1, 1]))
     assert (starts.tolist(), sizes.tolist()) == ([0, 2, 4], [2, 1, 1])
-
-
-@pytest.mark.parametrize("match_loss", [False, True])
-def test_same_count_and_run_lengths_and_no_rock(rng, match_loss):
-    rock_N, rollout_N = rocks(rng)
-    loss_N = rng.exponential(size=len(rock_N)).astype(np.float32)
-    control = matched_control(rock_N, rollout_N, loss_N, rng=rng, match_loss=match_loss)
-    assert not (control.chosen_N & rock_N).any()
-    assert control.num_placed == control.num_wanted == rock_N.sum()
-    wanted, placed = (Counter(run_starts_lengths(m, rollout_N)[1].tolist()) for m in (rock_N, control.chosen_N))
-    assert wanted == placed
 
 
 def test_loss_mass_is_matched_where_there_is_enough_and_said_where_not(rng):

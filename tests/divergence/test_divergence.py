@@ -547,22 +547,15 @@ def test_gradients_equal_central_differences_of_the_definition(kind):
             assert float(hidden.grad[row, column]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-def test_impossible_tokens():
-    """What the teacher rules out makes todi infinite and leaves srkl below ln 10; what both rule out counts nothing."""
+def test_a_token_that_the_teacher_rules_out_makes_todi_infinite_and_leaves_srkl_below_ln_10():
     hidden, head, teacher_hidden, teacher_head, _ = small_case(vocabulary=6)
-    bias, both = torch.zeros(6), torch.zeros(6)
-    bias[2] = both[2] = -torch.inf
-    arguments = (hidden, head, teacher_hidden, teacher_head)
-    ruled_out = fused_divergence(*arguments, kind="todi", teacher_bias=bias)
-    assert bool(ruled_out.value_N.isinf().all())
-    skewed = fused_divergence(*arguments, kind="srkl", teacher_bias=bias)
-    assert bool((skewed.value_N < math.log(10)).all())
-    assert bool(skewed.value_N.isfinite().all())
-    for kind in MEASURES:
-        shared = fused_divergence(*arguments, kind=kind, teacher_bias=bias, student_bias=both)
-        keep = [0, 1, 3, 4, 5]
-        cut = fused_divergence(hidden, head[keep], teacher_hidden, teacher_head[keep], kind=kind)
-        torch.testing.assert_close(shared.value_N, cut.value_N)
+    bias = torch.zeros(6).index_fill(0, torch.tensor([2]), -INF)
+    todi, srkl = (
+        fused_divergence(hidden, head, teacher_hidden, teacher_head, kind=kind, teacher_bias=bias).value_N
+        for kind in ("todi", "srkl")
+    )
+    assert bool(todi.isinf().all())
+    assert bool((srkl < math.log(10)).all())
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
-from tiny import FAMILIES, VOCABULARY, save_model, tiny_model, tiny_tokenizer
+from tiny import VOCABULARY, save_model, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.divergence.fused import fused_divergence
 from rocktokens.errors import ConfigError
@@ -212,12 +212,6 @@ def test_a_family_whose_state_the_sampler_cannot_keep_is_refused(name):
         engine.generate([Request((3, 4), 3, 0)])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_test_families_heads_are_read_right(name):
-    check_head("student", tiny_model(name), VOCABULARY)
-    assert head_of(tiny_model("gemma2")).softcap == 3.0
-
-
 class _UnknownFamily(LlamaForCausalLM):
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
@@ -373,19 +367,6 @@ def test_gguf_files_are_loaded_through_transformers(tmp_path):
             torch.testing.assert_close(model(text).logits, tiny_model(seed=seed)(text).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_from_gguf_trains_and_is_saved_like_any_other(tmp_path):
-    """transformers calls it quantised, and would refuse to do either."""
-    path = write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS)
-    model = load_model(path, PairConfig())
-    Trainer(model=model, args=TrainingArguments(output_dir=str(tmp_path / "out"), report_to=[]))
-    model(torch.tensor([[3, 4, 5, 6]])).logits.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.save_pretrained(tmp_path / "saved")
-    again = load_model(str(tmp_path / "saved"), PairConfig())
-    for (name, want), (_, got) in zip(model.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(want, got), name
-
-
 def test_a_truncated_gguf_file_is_refused(saved, tmp_path):
     path = Path(write_gguf(tmp_path / "m.gguf", tiny_model(), GGUF_WORDS))
     path.write_bytes(path.read_bytes()[:3000])
@@ -407,11 +388,6 @@ def test_a_gguf_file_without_merges_is_refused_with_a_remedy(tmp_path):
     path = write_qwen2_gguf(tmp_path / "m.gguf", tiny_model("qwen2", **wide), merges=False)
     with pytest.raises(ConfigError, match="needs its merges\\); convert the model again"):
         load_tokenizer(path, PairConfig())
-
-
-def test_reading_a_gguf_file_shows_no_bar_of_others(tmp_path, capfd):
-    load_model(write_gguf(tmp_path / "0.gguf", tiny_model(), GGUF_WORDS), PairConfig())
-    assert "quantizing" not in capfd.readouterr().err
 
 
 def test_gguf_tokenizers_that_differ_are_refused(tmp_path):

@@ -132,6 +132,10 @@ ANA = {"prompt": "Ana"}
         ([{"messages": [{"role": "assistant", "content": "hello"}]}], {}, "no message for the student"),
         ([ANA], {"split": "test"}, "leave split=test out"),
         ([ANA], {"options": ("a=1",)}, "leave options out"),
+        (b'{"prompt": "caf\xe9"}\n', {}, "UTF-8"),
+        (b'{"prompt": "\\ud800"}\n', {}, "surrogate"),
+        (b"[" * 100_000, {}, "not valid JSON"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", {}, "not valid JSON|holds text"),
         ([], {"source": "arithmetc"}, "Did you mean 'arithmetic'"),
         ([], {"source": "gsm"}, "owner/name"),
         ([], {"source": "missing.jsonl"}, "no prompt file"),
@@ -141,7 +145,8 @@ ANA = {"prompt": "Ana"}
 )
 def test_what_is_refused(tmp_path, tokenizer, rows, settings, says):
     path = tmp_path / "p.jsonl"
-    path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
+    rows = "".join(json.dumps(row) + "\n" for row in rows) if isinstance(rows, list) else rows
+    path.write_bytes(rows if isinstance(rows, bytes) else rows.encode())
     with pytest.raises((ConfigError, DataError), match=says):
         load_prompts(PromptsConfig(**{"source": str(path), **settings}), tokenizer)
 
@@ -279,23 +284,6 @@ def test_known_texts_are_not_read_again_and_all_are_counted(monkeypatch):
     counts = {"math_verify": 3, "last_number": 0, "unreadable": 1}
     assert how_checked(check, [text for text, _ in pairs], [answer for _, answer in pairs]) == {"checked_by": counts}
     assert how_checked(lambda text, answer: True, ["a"], ["a"]) == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        (b'{"prompt": "caf\xe9"}\n', "UTF-8"),
-        (b'{"prompt": "\\ud800"}\n', "surrogate"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"prompt": ' + b"9" * 5000 + b"}", "not valid JSON|holds text"),
-        (b'{"prompt": "w3"}\n{"prompt": \n', "line 2"),
-        (b'{"question": "w3"}\n', "prompt-field"),
-    ],
-)
-def test_prompt_files_that_are_none(tmp_path, content, word):
-    (tmp_path / "bad.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=word):
-        load_prompts(PromptsConfig(source=str(tmp_path / "bad.jsonl")), tiny_tokenizer())
 
 
 def test_duplicate_prompts_are_counted(tmp_path, caplog):

@@ -111,12 +111,6 @@ def test_new_rollouts_are_scored_and_detected_again(run, pair, caplog):
     assert counted == count
 
 
-def test_another_checkpoint_is_not_silently_ignored(run):
-    with pytest.raises(RunError, match=r"sample\.checkpoint was 'last', now 'teacher'.*--again"):
-        sample(run, *DEFAULTS, ROLLOUTS, checkpoint="teacher")
-    assert open_run(run).done("sample")
-
-
 def test_cheap_stages_run_again_and_say_why(run, caplog):
     with caplog.at_level(logging.INFO):
         detect(run, replace(DETECT, seed=5))
@@ -159,20 +153,6 @@ def test_no_stage_falls_back_to_the_built_in_pair_inside_a_run(tmp_path):
 
 
 # ---------------------------------------------------------------- nothing is lost
-
-
-def test_distill_again_keeps_the_old_training_until_everything_is_loaded(distilled, tmp_path, pair):
-    path = Path(shutil.copytree(distilled, tmp_path / "run"))
-    before = sorted(str(item) for item in path.rglob("*"))
-    prompts = Path(pair[1].source)
-    hidden = prompts.rename(prompts.with_suffix(".away"))
-    try:
-        with pytest.raises(DataError, match="no prompt file"):
-            distill(path, *DEFAULTS, DISTILL, problems=4, again=True)
-    finally:
-        hidden.rename(prompts)
-    assert sorted(str(item) for item in path.rglob("*")) == before
-    assert open_run(path).done("distill")
 
 
 def test_distill_again_replaces_the_training_and_what_rested_on_it(distilled, tmp_path):

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,9 +43,6 @@ def run(tmp_path) -> Run:
     return run
 
 
-# --- schema ---
-
-
 # --- reading ---
 
 
@@ -57,19 +53,6 @@ def test_occurrences_of_all_checkpoints_are_read_together(run):
     assert pa.types.is_int64(table.schema.field("step").type)
     assert set(OCCURRENCES.names) < set(table.column_names)
     assert run.steps() == [0, 10]
-
-
-def test_occurrences_answer_sql(run):
-    answer = run.occurrences(
-        "select step, sum(kl) as total, count(*) as n from occurrences group by step order by step"
-    )
-    assert answer.to_pydict() == {"step": [0, 10], "total": [9.0, 99.0], "n": [9, 9]}
-
-
-def test_duckdb_reads_the_directory_as_it_lies_there(run):
-    pattern = run.path / "occurrences" / "*" / "*.parquet"
-    answer = duckdb.sql(f"select count(*) from read_parquet('{pattern}', hive_partitioning = true)").fetchall()
-    assert answer == [(18,)]
 
 
 @pytest.mark.parametrize("name", ["it's a run", "run [1]", "run*", "läuft"])
@@ -109,9 +92,6 @@ def test_what_has_not_run_is_named(run, tmp_path):
         run.rocks()
     with pytest.raises(RunError, match="has not run"):
         Run.create(tmp_path / "new").occurrences()
-
-
-# --- writing in parts ---
 
 
 # --- damage ---

@@ -209,39 +209,6 @@ def test_consecutive_tokens_follow_the_joint_law():
     assert chi_square(counts, joint.ravel(), draws) > 1e-4
 
 
-@pytest.mark.parametrize("own_numbers", [False, True])
-def test_a_ban_resumed_at_its_first_use_has_the_law_of_a_ban_from_the_start(own_numbers):
-    """docs/method.md §5: copy the baseline up to the first banned token, go on from there with the ban.
-
-    Also with the numbers that the rollout would have had, but for the one that chose the banned token.
-    """
-    model = tiny_model("llama", vocabulary=8)
-    prefix, banned, draws = (3, 4, 5), (4,), 6_000
-    engine = sampler(model, eos_ids=(7,), batch_size=3_000)
-    assert engine.exact_resume
-    baseline = engine.generate([Request(prefix, 2, seed) for seed in range(draws)])
-    resumed = {}
-    asked = []
-    for row, answer in enumerate(baseline):
-        if 4 in answer.token_ids:
-            at = answer.token_ids.index(4)
-            resumed[row] = answer.token_ids[:at]
-            own = {"seed": row, "skip": at, "first_seed": 10**6 + row} if own_numbers else {"seed": 10**6 + row}
-            asked.append(Request(prefix + answer.token_ids[:at], 2 - at, banned=banned, **own))
-    rest = dict(zip(resumed, engine.generate(asked)))
-    texts = [
-        resumed[row] + rest[row].token_ids if row in resumed else answer.token_ids
-        for row, answer in enumerate(baseline)
-    ]
-    first = law(model, prefix, banned=banned)
-    joint = np.zeros((8, 9))
-    joint[7, 8] = first[7]
-    for token in range(7):
-        joint[token, :8] = first[token] * law(model, (*prefix, token), banned=banned)
-    counts = Counter(text[0] * 9 + (text[1] if len(text) > 1 else 8) for text in texts)
-    assert chi_square(counts, joint.ravel(), draws) > 1e-4
-
-
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
 def test_a_token_of_probability_zero_is_never_drawn(llama, uniform):
     """Not even by the smallest and the largest number that a stream can hold."""

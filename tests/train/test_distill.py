@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
-import resource
 import shutil
 from pathlib import Path, PurePosixPath
 
@@ -21,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.run import Run, open_run
+from rocktokens.run import Run
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.tables import OCCURRENCES, TABLES
 from rocktokens.train.checkpoints import last_complete_checkpoint
@@ -224,15 +222,6 @@ def test_frozen_rocks_are_measured_when_occurrences_are_recorded_and_only_then(t
     assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(plain.student)) == 0
 
 
-def test_a_finished_run_called_again_does_nothing_more(tmp_path):
-    config = small(schedule="constant")  # so that one step too many would show
-    first, run = distilled(tmp_path / "run", config)
-    again, _ = distilled(tmp_path / "run", config)
-    assert again.facts == first.facts
-    assert distilling.furthest(distilling.parameters(first.student), distilling.parameters(again.student)) == 0
-    assert run.read("training")["step"].to_pylist() == list(range(7))
-
-
 @pytest.mark.parametrize(("why", "settings"), [("time", {"hours": 1e-9}), ("saturated", {"until": "saturated"})])
 def test_training_stops_early_keeps_where_it_ended_and_stays_stopped(tmp_path, monkeypatch, why, settings):
     # The slope test itself is in test_record.py; here it speaks after five steps.
@@ -382,49 +371,6 @@ def test_half_written_checkpoints_are_passed_over(tmp_path):
     )
     with pytest.raises(RunError, match="no complete checkpoint"):
         trainer.train(resume_from_checkpoint=True)
-
-
-def with_small_files(path: Path, config: DistillConfig, limit: int, say) -> None:
-    """In a process of its own: no file may grow beyond the limit, as if the disk were full."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    try:
-        distill(config, distilling.pair(), distilling.prompts(), open_run(path), show=False)
-        say.send("finished")
-    except RunError as error:
-        say.send(f"RunError: {error}")
-
-
-def test_a_full_disk_ends_the_run_clearly_and_leaves_the_last_checkpoint_intact(tmp_path):
-    # A limit on the size of any file stands in for a full disk: writing fails in the middle of the weights.
-    config = small(save_every=2, telemetry_every=10)
-    run = Run.create(tmp_path / "run", {})
-    interrupted = RuntimeError("stop here")
-
-    def stop(row):
-        if row["step"] == 3:
-            raise interrupted
-
-    with pytest.raises(RuntimeError, match="stop here"):
-        distill(config, distilling.pair(), distilling.prompts(), run, show=False, on_step=stop)
-    resume = run.path / "checkpoints" / ".resume"
-    assert last_complete_checkpoint(resume).name == "checkpoint-2"
-    before = (resume / "checkpoint-2" / "model.safetensors").read_bytes()
-
-    fork = multiprocessing.get_context("fork")
-    hear, say = fork.Pipe()
-    process = fork.Process(target=with_small_files, args=(run.path, config, 20_000, say))
-    process.start()
-    assert hear.poll(120)
-    said = hear.recv()
-    process.join()
-    assert said.startswith("RunError: cannot write")
-    assert last_complete_checkpoint(resume).name == "checkpoint-2"
-    assert (resume / "checkpoint-2" / "model.safetensors").read_bytes() == before
-    assert not list((run.path / "checkpoints").glob(".*.draft"))
-    # With space again, the run ends as it would have.
-    found = distill(config, distilling.pair(), distilling.prompts(), run, show=False)
-    whole, _ = distilled(tmp_path / "whole", config, rocks=(), problems=())
-    assert distilling.furthest(distilling.parameters(found.student), distilling.parameters(whole.student)) == 0
 
 
 def test_resume_files_are_tensors_or_refused(tmp_path):

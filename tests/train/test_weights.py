@@ -87,57 +87,6 @@ def test_audits_change_nothing_and_say_what_shadows_would_keep(tmp_path):
     assert 0 < first["changed_loss_share"] < 1
 
 
-# ---------------------------------------------------------------- losses
-
-
-def logits(model, inputs) -> torch.Tensor:
-    """Logits that predict each completion token, by a plain forward."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    width = inputs["completion_ids"].shape[1]
-    return model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1].double()
-
-
-def first_step(path, **settings):
-    """Gradient of the first step, and the loss that a plain forward gives on the same rollouts."""
-    args = distilling.arguments(
-        path, per_device_train_batch_size=16, gradient_accumulation_steps=1, max_steps=1, optim="sgd",
-        learning_rate=1.0, max_grad_norm=0.0, lr_scheduler_type="constant",
-    )  # fmt: skip
-    student = distilling.student()
-    before = distilling.parameters(student)
-    trainer = distilling.trained(
-        RockDistillationTrainer, path, args=args, models=(student, distilling.teacher()), generation="ours", **settings
-    )
-    after = distilling.parameters(trainer)
-    return trainer, {name: before[name] - after[name] for name in before}
-
-
-def todi(p, q):
-    alpha = torch.sigmoid((q.log() - p.log()).detach())
-    return (alpha * q * (q / p).log() + (1 - alpha) * p * (p / q).log()).sum(-1)
-
-
-def srkl(p, q):
-    return (p * (p / (0.1 * p + 0.9 * q)).log()).sum(-1)
-
-
-@pytest.mark.parametrize("name", ["todi", "srkl"])
-def test_other_losses_against_autograd_on_a_plain_forward(tmp_path, name):
-    trainer, gradient = first_step(tmp_path, kind=name)
-    inputs = trainer._buffered_inputs[0]
-    student, teacher = distilling.student(), distilling.teacher()
-    p, q = logits(student, inputs).softmax(-1), logits(teacher, inputs).softmax(-1).detach()
-    mask = inputs["completion_mask"].bool()
-    value = {"todi": todi, "srkl": srkl}[name](p, q)
-    loss = value[mask].mean()
-    loss.backward()
-    wanted = {key: parameter.grad for key, parameter in student.named_parameters()}
-    assert trainer.record.rows[0]["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    size = max(float(g.abs().max()) for g in wanted.values())
-    assert distilling.furthest(gradient, wanted) < 1e-4 * size
-
-
 def small(**settings) -> DistillConfig:
     defaults = {"steps": 3, "learning_rate": 1e-3, "max_new_tokens": 8, "prompts_per_step": 4, "keep": 1}
     return DistillConfig(**{**defaults, "rollouts_per_prompt": 2, "telemetry_every": None, **settings})
