@@ -6,7 +6,7 @@ The public names below load on first use, so that `import rocktokens` and the co
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 _HOMES = {
     "Divergence": "rocktokens.divergence.fused",
