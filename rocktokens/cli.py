@@ -303,7 +303,7 @@ class StudyCommand(StudyConfig):
     recipe: Annotated[Positional[str | None], arg(metavar="[RUN | RECIPE | FILE.yaml]")] = None
     """A run to continue, a recipe (arithmetic, market, cornerstone, qwen), or a YAML file with settings."""
     quick: bool = False
-    """A true but small study, about a minute on the built-in pair; its last lines say what it left out."""
+    """A true but small study, about a minute on the built-in pair; its last lines say how small."""
     dry_run: bool = False
     """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
 
@@ -320,7 +320,7 @@ class StudyCommand(StudyConfig):
             print(*study.dry_run(config), sep="\n")
             return
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
-            study.study(config, place=place, note=study.quick_left_out(self.recipe) if self.quick else None)
+            study.study(config, place=place, note=study.quick_note(config, self.recipe) if self.quick else None)
         if self.json:
             print(json.dumps(open_run(config.path).manifest["stages"], indent=2))
 

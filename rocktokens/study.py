@@ -116,7 +116,7 @@ STAGES: dict[str, StageSpec] = {
             ),
             does=lambda c: (
                 f"{c.distill.steps} steps of {c.distill.prompts_per_step * c.distill.rollouts_per_prompt} "
-                f"rollouts; {c.distill.keep} checkpoints kept"
+                f"rollouts, {c.distill.keep} checkpoints kept"
             ),
         ),
         StageSpec(
@@ -204,6 +204,7 @@ STAGES: dict[str, StageSpec] = {
             takes="config=bypass",
             section="bypass",
             reads="the tables of detect, knockout and graft",
+            is_fixed=True,
             does=lambda c: "writes the list of what may be skipped",
         ),
         StageSpec(
@@ -226,8 +227,9 @@ STAGES: dict[str, StageSpec] = {
                 )
             ),
             does=lambda c: (
-                f"{len({'uniform', *c.compare.regimes})} regimes × {c.compare.seeds} seeds, "
-                f"{c.compare.steps or c.distill.steps} steps, {c.compare.problems} prompts"
+                f"{len({'uniform', *c.compare.regimes})} regimes × {c.compare.seeds} "
+                f"seed{'s' * (c.compare.seeds > 1)}, {c.compare.steps or c.distill.steps} steps, "
+                f"{c.compare.problems} prompts"
             ),
         ),
         StageSpec(
@@ -461,7 +463,7 @@ def dry_run(config: StudyConfig) -> list[str]:
         psutil.virtual_memory().available,
     )
     home = next(folder for folder in (config.path.absolute(), *config.path.absolute().parents) if folder.is_dir())
-    disk, there = disk_needed(config, 4 * needs.student.parameters), shutil.disk_usage(home).free
+    disk, there = disk_needed(config, 4 * needs.student_parameters), shutil.disk_usage(home).free
     uses = {
         "training (seen again after an epoch)": config.distill.prompts_per_step * config.distill.steps,
         "accuracy while training": config.problems,
@@ -573,12 +575,12 @@ def qwen_recipe() -> StudyConfig:
     )
 
 
-def quick_left_out(recipe: str | None) -> str:
-    """What a quick study leaves out, for its last lines; `recipe` is the word that the study was called with."""
+def quick_note(config: StudyConfig, recipe: str | None) -> str:
+    """How small a quick study was, for its last lines; `recipe` is the word that the study was called with."""
+    did = "; ".join(f"{spec.name}: {spec.does(config)}" for spec in config.chosen() if not spec.is_fixed)
     return (
-        "This was --quick: 60 training steps, 150 detection prompts, a census of 12 candidates on 150 prompts, one "
-        "seed and 30 steps in the comparison, no controls. Effects below several points cannot be seen. The whole "
-        f"study: rocktokens study {recipe or 'arithmetic'}."
+        f"This was --quick, too small to see effects of few points ({did}). The whole study: rocktokens study "
+        f"{recipe or 'arithmetic'}."
     )
 
 

@@ -260,6 +260,8 @@ def test_quick_ends_with_the_whole_study_of_the_same_recipe(words, name, monkeyp
     Run.create(tmp_path / "run", {})
     asked("study", *words, "--quick", "--path", tmp_path / "run").run()
     assert said["note"].endswith(f"The whole study: rocktokens study {name}.")
+    assert "60 steps of" in said["note"]
+    assert "2 regimes × 1 seed, 30 steps, 200 prompts" in said["note"]
 
 
 def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path) -> None:

@@ -31,11 +31,6 @@ def judge(check: str, fault: bool, number: str, fine: str, wrong: str, remedy: s
     return Finding(check, "wrong", number, wrong, remedy) if fault else Finding(check, "fine", number, fine)
 
 
-def note(check: str, number: str, sentence: str, remedy: str = "") -> Finding:
-    """Worth knowing, but no fault."""
-    return Finding(check, "note", number, sentence, remedy)
-
-
 def unknown(check: str, why: str) -> Finding:
     """What could not be checked, and why."""
     return Finding(check, "not checked", "", why)

@@ -21,49 +21,47 @@ from rocktokens.sample.settings import RolloutConfig
 
 
 @dataclass(frozen=True)
-class ModelSize:
-    """Sizes of one model, from its configuration."""
-
-    parameters: int
-    width: int
-    vocabulary: int
-    cache_per_token: int
-    """Numbers that one token leaves in the KV cache."""
-
-
-@dataclass(frozen=True)
 class Needs:
-    """What a pair needs; memory in bytes, time in seconds for 1,000 response tokens, both at least."""
+    """What a pair needs; memory in bytes, both at least."""
 
-    student: ModelSize
-    teacher: ModelSize
+    student_parameters: int
+    teacher_parameters: int
     score_bytes: int
     distill_bytes: int
     sample_seconds: float
-    score_seconds: float
-    distill_seconds: float
+    """For 1,000 response tokens, at least."""
 
 
 def needs_of(config: PairConfig, rollouts: RolloutConfig) -> Needs:
-    """Memory and time of sampling, scoring and distilling with a pair."""
-    student, teacher = model_size(config.student, config), model_size(config.teacher, config)
+    """Memory of sampling, scoring and distilling with a pair, and the time that sampling takes."""
+    described = [model_config(name, config) for name in (config.student, config.teacher)]
+    with torch.device("meta"):
+        code = config.trust_remote_code
+        student, teacher = (AutoModelForCausalLM.from_config(own, trust_remote_code=code) for own in described)
+    own, theirs = (sum(p.numel() for p in model.parameters()) for model in (student, teacher))
+    text: Any = described[0].get_text_config()
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = 4 if config.dtype == "float32" or (config.dtype == "auto" and choose_device(config.device) == "cpu") else 2
-    weights = width * (student.parameters + teacher.parameters)
-    cache = width * rollouts.batch_size * student.cache_per_token * (rollouts.max_new_tokens + 256)
+    weights = width * (own + theirs)
+    cache_per_token = 2 * text.num_hidden_layers * heads * head_width  # numbers in the KV cache
+    cache = width * rollouts.batch_size * cache_per_token * (rollouts.max_new_tokens + 256)
     chunk = CHUNK_BYTES * CHUNK_ELEMENTS
     # What is trained is float32 whatever the dtype: the weights' second half, gradient, Adam's two moments, and the
     # gradient of the head while it is summed.
-    trained = (4 - width + 4 + 8) * student.parameters + 4 * student.width * student.vocabulary
-    rate = _multiply_rate()
-    forward = 2 * (student.parameters + teacher.parameters) * 1000
+    trained = (4 - width + 4 + 8) * own + 4 * student.get_output_embeddings().weight.numel()  # type: ignore[union-attr, operator]
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    a @ b
+    start = time.perf_counter()
+    for _ in range(3):
+        a @ b
+    rate = 3 * 2 * 1024**3 / (time.perf_counter() - start)  # floating-point operations a second on this machine
     return Needs(
-        student,
-        teacher,
+        own,
+        theirs,
         score_bytes=weights + max(cache, chunk),
         distill_bytes=weights + max(cache, chunk + trained),
-        sample_seconds=2 * student.parameters * 1000 / rate,
-        score_seconds=forward / rate,
-        distill_seconds=(forward + 2 * student.parameters * 1000 * 3) / rate,
+        sample_seconds=2 * own * 1000 / rate,
     )
 
 
@@ -71,9 +69,8 @@ def memory_and_time(config: PairConfig, rollouts: RolloutConfig) -> Finding:
     """Does the pair fit into this machine, and how long will it take at least?"""
     needs, free = needs_of(config, rollouts), free_memory(torch.device(choose_device(config.device)))
     sentence = (
-        f"{needs.student.parameters / 1e6:,.1f} M parameters (student) and {needs.teacher.parameters / 1e6:,.1f} M "
-        f"(teacher). 1,000 response tokens take at least {needs.sample_seconds:.2g} s to sample, "
-        f"{needs.score_seconds:.2g} s to score, {needs.distill_seconds:.2g} s to train on."
+        f"{needs.student_parameters / 1e6:,.1f} M parameters (student) and {needs.teacher_parameters / 1e6:,.1f} M "
+        f"(teacher). 1,000 response tokens take at least {needs.sample_seconds:.2g} s to sample."
     )
     return judge(
         "memory and time",
@@ -84,29 +81,3 @@ def memory_and_time(config: PairConfig, rollouts: RolloutConfig) -> Finding:
         f"There is too little memory to distil. {sentence}",
         "Use smaller models, --pair.dtype bfloat16, a served teacher, or a machine with more memory.",
     )
-
-
-def model_size(name: str, config: PairConfig) -> ModelSize:
-    """Parameters and shape of a model without its weights."""
-    described = model_config(name, config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
-    text: Any = described.get_text_config()
-    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return ModelSize(
-        sum(p.numel() for p in model.parameters()),
-        text.hidden_size,
-        model.get_output_embeddings().weight.shape[0],  # type: ignore[union-attr, arg-type]
-        2 * text.num_hidden_layers * heads * head_width,
-    )
-
-
-def _multiply_rate(size: int = 1024) -> float:
-    """Floating-point operations a second of a square product on this machine."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    a @ b
-    start = time.perf_counter()
-    for _ in range(3):
-        a @ b
-    return 3 * 2 * size**3 / (time.perf_counter() - start)

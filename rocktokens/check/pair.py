@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.check.findings import Finding, judge, note, unknown
+from rocktokens.check.findings import Finding, judge
 from rocktokens.errors import ConfigError
 from rocktokens.models.settings import PairConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -26,8 +26,6 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 NUMBERS = {"a": {"type": "number"}, "b": {"type": "number"}}
 ADD = {"name": "add", "description": "Add two numbers.", "parameters": {"type": "object", "properties": NUMBERS}}
 TOOL = {"type": "function", "function": ADD}
-# Settings of a generation config and the value that leaves the model's distribution alone.
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,6 @@ def pair_findings(student: Side, teacher: Side, rollouts: RolloutConfig) -> list
         chat_template(student, teacher),
         vocabulary(student, teacher),
         sampling(rollouts),
-        generation_defaults(student),
     ]
 
 
@@ -166,7 +163,7 @@ def chat_template(student: Side, teacher: Side) -> Finding:
             said = f"The same {what} render differently: student …{one[shown]!r}, teacher …{two[shown]!r}."
     if not said and ours != theirs:
         sentence = "The templates differ in their source, but render four conversations alike, one of them with a tool."
-        return note(check, number, sentence)
+        return Finding(check, "note", number, sentence)
     remedy = (
         "Render every prompt with the student's template and give the teacher those token ids (rocktokens does); a "
         "server that applies the teacher's own template scores another prompt."
@@ -174,39 +171,15 @@ def chat_template(student: Side, teacher: Side) -> Finding:
     return judge(check, bool(said), number, "Both models have the same chat template.", said, remedy)
 
 
-def round_trip(student: Side, texts: Sequence[str]) -> Finding:
-    """Do prompts with their answers tokenise to themselves after decoding?"""
-    changed, tokenizer = [], student.tokenizer
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        again = tokenizer(decoded, add_special_tokens=False)["input_ids"]
-        if list(ids) != list(again):
-            at = next((at for at, (a, b) in enumerate(zip(ids, again)) if a != b), len(ids))
-            changed.append(f"first at token {at} of {text[:60]!r}")
-    return judge(
-        "round trip",
-        bool(changed),
-        f"{len(changed)} of {len(texts)}",
-        "Prompts with answers keep their token ids when they are decoded.",
-        f"Decoding and tokenising again changes the ids, {next(iter(changed), '')}.",
-        "Pass token ids from sampler to scorer and never text; a trainer that re-tokenises scores other tokens.",
-    )
-
-
 def vocabulary(student: Side, teacher: Side) -> Finding:
-    """Do the output heads hold the tokenizer, and do they differ by padding rows?"""
+    """Do both output heads have a row for every id of the tokenizer?"""
     rows = [int(side.config.get_text_config().vocab_size) for side in (student, teacher)]
     types = max(student.tokenizer.get_vocab().values()) + 1
     if student.name.endswith(".gguf"):  # transformers may append a token that the file does not have
         types = min(types, max(rows))
-    number = f"{abs(rows[0] - rows[1])} padding rows"
     sentence = f"The student's head has {rows[0]:,} rows, the teacher's {rows[1]:,}, the tokenizer {types:,} ids."
-    if rows[0] != rows[1] and types <= min(rows):
-        remedy = "rocktokens cuts to the shared rows before the softmax; elsewhere, see that padding is not sampled."
-        return note("vocabulary", number, sentence, remedy)
     remedy = "One of the models does not belong to this tokenizer; choose a teacher of the same family."
-    return judge("vocabulary", types > min(rows), number, sentence, sentence, remedy)
+    return judge("vocabulary", types > min(rows), f"{min(rows):,} rows shared", sentence, sentence, remedy)
 
 
 def sampling(rollouts: RolloutConfig) -> Finding:
@@ -225,24 +198,4 @@ def sampling(rollouts: RolloutConfig) -> Finding:
         "Rollouts are drawn at temperature 1 from all tokens, as they are scored.",
         f"Rollouts are drawn with {' and '.join(changed)}, but scored at temperature 1 over all tokens.",
         "Sample with temperature 1, without top-k and top-p: log-ratios of other samples estimate no KL.",
-    )
-
-
-def generation_defaults(student: Side) -> Finding:
-    """Would an engine that takes the model's own defaults sample from another distribution?"""
-    check = "generation defaults"
-    if student.generation is None:
-        return unknown(check, "The student has no generation_config.json.")
-    named = {name: getattr(student.generation, name, None) for name in NEUTRAL}
-    off = {name: value for name, value in named.items() if value is not None and value != NEUTRAL[name]}
-    if off == {"top_k": 50}:
-        off = {}  # transformers' own default, which is written into many files
-    if not off:
-        return Finding(check, "fine", "0 settings", "The student's generation config leaves its distribution alone.")
-    return note(
-        check,
-        f"{len(off)} settings",
-        f"The student's generation config sets {', '.join(f'{name} {value:g}' for name, value in off.items())}.",
-        "Engines that take a model's defaults (vLLM does) sample with these; rocktokens and TRL do not. Start such a "
-        "server with --generation-config vllm.",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from rocktokens.check.findings import Finding, judge, note, unknown
+from rocktokens.check.findings import Finding, judge, unknown
 from rocktokens.errors import DataError
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.stats import smallest_detectable_effect
@@ -90,7 +90,8 @@ def duplicates(texts: dict[str, list[str]]) -> Finding:
     repeated = total - sum(len(own) for own in seen.values())
     if not shared and repeated > 0.01 * total:
         remedy = "Intervals over prompts treat them as independent; remove duplicates."
-        return note("duplicates", f"{repeated} of {total}", "Prompts occur several times within a split.", remedy)
+        said = "Prompts occur several times within a split."
+        return Finding("duplicates", "note", f"{repeated} of {total}", said, remedy)
     where, example = next(iter(shared.items()), ("", {""}))
     return judge(
         "duplicates",

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocktokens.check.findings import Finding, judge, note, unknown
+from rocktokens.check.findings import Finding, judge, unknown
 from rocktokens.check.pair import sampling
-from rocktokens.check.prompts import FEW
 from rocktokens.run import Run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.settings import from_mapping
@@ -28,7 +27,7 @@ def run_findings(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> list[Fi
     """Every check that the run's tables allow."""
     rollouts = run.read("rollouts").to_pylist() if run.has("rollouts") else []
     ends = {tokenizer.eos_token_id} - {None} if tokenizer is not None else set()
-    found = [truncation(rollouts, ends), repetition(rollouts), engine(run), checker(run), prompts_measured(run)]
+    found = [truncation(rollouts, ends), repetition(rollouts), engine(run), checker(run)]
     if "rollouts" in run.manifest["config"]:
         found.append(sampling(from_mapping(RolloutConfig, run.manifest["config"]["rollouts"])))
     return [*found, *over_training(run, rollouts)]
@@ -106,17 +105,6 @@ def checker(run: Run) -> Finding:
         "The checker cannot read an answer in these rollouts and counts them as wrong.",
         "Ask for the answer in a fixed form (\\boxed{}), or use --prompts.checker regex.",
     )
-
-
-def prompts_measured(run: Run) -> Finding:
-    """Does the run have enough prompts for what it says?"""
-    if not run.done("detect"):
-        return unknown("prompts measured", "Nothing was detected in this run yet.")
-    count = int(run.facts("detect").get("num_prompts") or 0)
-    if count < FEW:
-        sentence = f"Below {FEW} prompts intervals are too short where the loss is concentrated."
-        return note("prompts measured", f"{count} prompts", sentence, "Add prompts before you believe an interval.")
-    return Finding("prompts measured", "fine", f"{count} prompts", "Detection has enough prompts for its intervals.")
 
 
 def over_training(run: Run, rollouts: list[Row]) -> list[Finding]:

@@ -5,14 +5,13 @@ A pair, its prompts, servers, and a run, ours or imported. Nothing is written.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocktokens.check.findings import Finding, judge, note, unknown
+from rocktokens.check.findings import Finding, judge, unknown
 from rocktokens.check.run import CUT, run_findings
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.models.settings import PairConfig
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 LOST = 0.5  # share of updates lost in the weights' format that is too much
 WEIGHTS = 200_000  # weights that are looked at
-# A probe of a server's speed: short enough to be quick, long enough to mean something.
-PROBE_TEXT, PROBE_ROLLOUTS, PROBE_TOKENS = "What is 3 + 4? The answer is", 16, 32
 
 
 def check(
@@ -73,9 +70,8 @@ def check(
     if not pair.student or not pair.teacher:
         raise ConfigError("give both --pair.student and --pair.teacher, or a run that names them")
     from rocktokens.check.needs import memory_and_time
-    from rocktokens.check.pair import load_side, pair_findings, round_trip
+    from rocktokens.check.pair import load_side, pair_findings
     from rocktokens.check.prompts import prompt_findings
-    from rocktokens.prompts.tasks import load_prompts
 
     student = load_side(pair.student, pair)
     found += pair_findings(student, load_side(pair.teacher, pair), rollouts)
@@ -84,9 +80,6 @@ def check(
     try:
         found += prompt_findings(prompts, student.tokenizer)
         if not any(finding.status == "wrong" and finding.check == "readable answers" for finding in found):
-            some = load_prompts(replace(prompts, limit=50), student.tokenizer)
-            texts = [f"{prompt.text} {prompt.answer or ''}".rstrip() for prompt in some]
-            found.append(round_trip(student, texts))
             found += probe_findings(pair, prompts, rollouts, probe, learning_rate)
     except RockTokensError as error:
         found.append(Finding("prompts", "wrong", "", str(error), "Mend the prompts or the pair, then ask again."))
@@ -94,10 +87,8 @@ def check(
 
 
 def server_findings(pair: PairConfig, rollouts: RolloutConfig, servers: ServersConfig) -> list[Finding]:
-    """Is every server that is named there, does it serve the model that is meant, and how quick is it?"""
+    """Is every server that is named there, and does it serve the model that is meant?"""
     from rocktokens.models.pair import context_of, pair_facts
-    from rocktokens.models.states import Sequences
-    from rocktokens.sample.requests import Request
     from rocktokens.servers.connect import open_sampling, open_states, why_no_states
     from rocktokens.servers.pool import ServerPool
 
@@ -115,22 +106,14 @@ def server_findings(pair: PairConfig, rollouts: RolloutConfig, servers: ServersC
                     f"{url} takes {context} tokens, and a prompt with its rollout needs more than {needed - 1}; start "
                     "it with a larger --max-model-len, or lower --rollouts.max-new-tokens"
                 )
-            facts = pair_facts(pair)
-            ids = tuple(facts.tokenizer(PROBE_TEXT)["input_ids"])[: needed - 1]
             # Opening it compares the log-probabilities of what it serves with those of the model that is meant.
+            gives = "rollouts"
             if role == "student" or why_no_states(url, servers):
-                what, engine = "generates", open_sampling(pair, one, rollouts, of_teacher=role == "teacher").engine
-                length = min(PROBE_TOKENS, (context or PROBE_TOKENS + len(ids)) - len(ids))
-                start = time.perf_counter()
-                answers = engine.generate([Request(ids, length, seed) for seed in range(PROBE_ROLLOUTS)])
-                tokens = sum(len(answer.token_ids) for answer in answers)
+                open_sampling(pair, one, rollouts, of_teacher=role == "teacher")
             else:
-                what, (source, _) = "gives its hidden states", open_states(pair, one, facts)
-                start = time.perf_counter()
-                tokens = len(source.response_states(Sequences((ids,) * PROBE_ROLLOUTS, (1,) * PROBE_ROLLOUTS)))
-            speed = tokens / (time.perf_counter() - start)
-            sentence = f"{url} serves the {role} and {what}; context {context or 'not said'}."
-            found.append(Finding("server", "fine", f"{speed:,.0f} tokens a second", sentence))
+                gives, _ = "hidden states", open_states(pair, one, pair_facts(pair))
+            limit = "context not said" if context is None else f"context {context:,}"
+            found.append(Finding("server", "fine", limit, f"{url} serves the {role} and gives its {gives}."))
         except RockTokensError as error:
             found.append(Finding("server", "wrong", "", str(error), f"Mend what {url} serves, then ask again."))
     return found
@@ -194,7 +177,7 @@ def teacher_ahead(
     error = 1.96 * gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
     if gain.mean() - error <= 0 <= gain.mean() + error:
         sentence = f"On {len(known)} prompts the teacher is not proven to be better than the student."
-        return note(name, ", ".join(shown), sentence, "Probe with more prompts (--probe 200).")
+        return Finding(name, "note", ", ".join(shown), sentence, "Probe with more prompts (--probe 200).")
     return judge(
         name,
         gain.mean() < 0,

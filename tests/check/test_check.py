@@ -13,7 +13,6 @@ import pytest
 import tiny_smollm2
 import torch
 from tiny import save_model, tiny_model
-from tokenizers import normalizers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rocktokens import Run
@@ -31,11 +30,11 @@ from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.settings import RolloutConfig
 
 
-def side(tokenizer=None, *, ends=None, rows=400, **generation) -> Side:
+def side(tokenizer=None, *, ends=None, rows=400) -> Side:
     tokenizer = tokenizer or tiny_smollm2.chat_tokenizer()
     ends = ends if ends is not None else tokenizer.eos_token_id
     config = Qwen2Config(vocab_size=rows, eos_token_id=ends, hidden_size=32, num_attention_heads=2)
-    return Side("model", tokenizer, config, GenerationConfig(eos_token_id=ends, **generation))
+    return Side("model", tokenizer, config, GenerationConfig(eos_token_id=ends))
 
 
 def with_template(change) -> Side:
@@ -48,12 +47,6 @@ def status(finding) -> str:
     assert finding.sentence
     assert bool(finding.remedy) or finding.status != "wrong"
     return finding.status
-
-
-def prepending() -> Side:
-    tokenizer = tiny_smollm2.chat_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("x")  # one letter more at every tokenisation
-    return side(tokenizer)
 
 
 OTHER_TURN = with_template(lambda text: text.replace("<|im_end|>", "<|endoftext|>"))
@@ -77,18 +70,14 @@ BARE = side(distilling.tokenizer(), ends=1, rows=64)
         (pairs.chat_template(side(), with_template(lambda text: text + "{% if tools %}x{% endif %}")), "wrong", "tool"),
         (pairs.tokenizers(side(), side()), "fine", ""),
         (pairs.tokenizers(side(), BARE), "wrong", "id 0 is '<|endoftext|>' for the student, '<pad>'"),
-        (pairs.round_trip(side(), ["What is 1?"]), "fine", ""),
-        (pairs.round_trip(prepending(), ["What is 1?"]), "wrong", "first at token"),
         (pairs.vocabulary(side(), side()), "fine", ""),
-        (pairs.vocabulary(side(), side(rows=448)), "note", ""),
+        (pairs.vocabulary(side(), side(rows=448)), "fine", ""),
         (pairs.vocabulary(side(), side(rows=300)), "wrong", ""),
         (pairs.sampling(RolloutConfig()), "fine", ""),
         (pairs.sampling(RolloutConfig(top_p=1.0)), "fine", ""),
         (pairs.sampling(RolloutConfig(temperature=0.7)), "wrong", "temperature 0.7"),
         (pairs.sampling(RolloutConfig(top_p=0.9)), "wrong", "top-p 0.9"),
         (pairs.sampling(RolloutConfig(top_k=20)), "wrong", "top-k 20"),
-        (pairs.generation_defaults(side()), "fine", ""),
-        (pairs.generation_defaults(side(temperature=0.7, top_p=0.8, do_sample=True)), "note", "temperature 0.7"),
     ],
 )
 def test_pairs(made, expected, says):
@@ -226,16 +215,13 @@ def test_over_training(tmp_path, name, series):
         assert status(of(runs.run_findings(run, None), name)) == expected
 
 
-def test_unreadable_rollouts_and_prompts_measured(tmp_path):
+def test_unreadable_rollouts(tmp_path):
     run = Run.create(tmp_path / "run")
-    assert status(runs.checker(run)) == status(runs.prompts_measured(run)) == "not checked"
+    assert status(runs.checker(run)) == "not checked"
     for unreadable, expected in ((2, "fine"), (30, "wrong")):
         counts = {"math_verify": 100 - unreadable, "last_number": 0, "unreadable": unreadable}
         run.finish("sample", {"checked_by": counts})
         assert status(runs.checker(run)) == expected
-    for count, expected in ((200, "fine"), (12, "note")):
-        run.finish("detect", {"num_prompts": count})
-        assert status(runs.prompts_measured(run)) == expected
 
 
 # An imported dump

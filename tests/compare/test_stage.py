@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import pickle
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +49,9 @@ LATE = replace(QUICK, regimes=("freeze",), seeds=1, evaluations=1, steps=2, star
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory) -> Path:
+def fresh(tmp_path_factory) -> Iterator[Path]:
     """A tiny run that is distilled and sampled."""
+    gc.freeze()  # a comparison collects garbage after each student: not also what the test session has imported
     home = tmp_path_factory.mktemp("run")
     for name, model in (("student", distilling.student()), ("teacher", distilling.teacher())):
         model.save_pretrained(home / name)
@@ -58,7 +62,8 @@ def fresh(tmp_path_factory) -> Path:
     prompts = PromptsConfig(source=str(home / "prompts.jsonl"), checker="regex", pattern=r"(w\d+)")
     distill(home / "run", pair, prompts, replace(TRAINED, steps=4, keep=2, telemetry_every=None), problems=10)
     sample(home / "run", pair, prompts, RolloutConfig(num_rollouts=1, max_new_tokens=12))
-    return home / "run"
+    yield home / "run"
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +159,20 @@ def test_a_killed_comparison_resumes_to_the_same_tables_and_grows(run, compared,
         compare(path, replace(QUICK, regimes=("soft",), rocks=()))
 
 
-def test_two_workers_and_a_later_seed_make_the_tables_of_one_process(run, compared):
-    compare(run.path, replace(QUICK, seeds=1, first_seed=1), place=Place(workers=2))
+def apart(jobs, work, place=None, **words) -> None:
+    """Do the jobs in another order, each as a process would that knows nothing but what it was sent."""
+    for job in reversed(list(jobs)):
+        sent = pickle.loads(pickle.dumps(job))
+        trainings.forget()
+        torch.manual_seed(99)
+        work(sent.part, **sent.arguments)
+
+
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), None])
+def test_other_processes_and_a_later_seed_make_the_tables_of_one_process(run, compared, workers, monkeypatch):
+    if workers is None:
+        monkeypatch.setattr("rocktokens.compare.stage.run_jobs", apart)
+    compare(run.path, replace(QUICK, seeds=1, first_seed=1), place=Place(workers=workers or 1))
     alone = tables(run.path)["compare_problems"]
     assert alone == [row for row in tables(compared)["compare_problems"] if row["seed"] == 1]
 
