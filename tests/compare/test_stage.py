@@ -123,7 +123,7 @@ def test_a_comparison_is_complete(compared):
     assert facts["before"]["loss_rest"] > 0
 
 
-def test_a_killed_comparison_resumes_to_the_same_tables_and_grows(run, compared, monkeypatch, capsys):
+def test_a_killed_comparison_resumes_to_the_same_tables(run, compared, monkeypatch, capsys):
     path, usual, calls = run.path, trainings._evaluate, []
 
     def dying(*arguments):
@@ -144,12 +144,6 @@ def test_a_killed_comparison_resumes_to_the_same_tables_and_grows(run, compared,
     assert all(file.stat().st_mtime_ns == changed for file, changed in done.items())
     facts = open_run(path).facts("compare")
     assert compare(path, QUICK).facts("compare") == facts  # nothing to do
-
-    # Another regime is added; what was trained stays.
-    trained = {file: file.stat().st_mtime_ns for file in (path / "compare").rglob("training.parquet")}
-    grown = compare(path, replace(QUICK, regimes=("freeze", "soft")))
-    assert [row["regime"] for row in grown.facts("compare")["regimes"]] == ["uniform", "freeze", "soft"]
-    assert all(file.stat().st_mtime_ns == changed for file, changed in trained.items())
     with pytest.raises(RunError, match=r"steps was 4, now 3.*--again"):
         compare(path, replace(QUICK, steps=3))
 
@@ -177,9 +171,13 @@ def test_other_processes_and_a_later_seed_make_the_tables_of_one_process(run, co
     assert alone == [row for row in tables(compared)["compare_problems"] if row["seed"] == 1]
 
 
-def test_again_replaces_the_trainings_only_when_the_new_ones_are_whole(run, monkeypatch):
+def test_a_regime_is_added_and_again_replaces_the_trainings_only_when_the_new_ones_are_whole(run, monkeypatch):
     asked = replace(LATE, start=None)
     compare(run.path, asked)
+    trained = {file: file.stat().st_mtime_ns for file in (run.path / "compare").rglob("training.parquet")}
+    grown = compare(run.path, replace(asked, regimes=("freeze", "soft")))
+    assert [row["regime"] for row in grown.facts("compare")["regimes"]] == ["uniform", "freeze", "soft"]
+    assert all(file.stat().st_mtime_ns == changed for file, changed in trained.items())
     old = (run.path / "compare" / "uniform" / "seed=0" / "evaluated.json").stat().st_ino
     monkeypatch.setattr(trainings, "_train", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
