@@ -391,7 +391,7 @@ def axis(title: str, **more: object) -> dict[str, object]:
     }
 
 
-def log_axis(shape: Json, low: float, high: float, *, suffix: str = "", steps: tuple[int, ...] = (1,)) -> None:
+def log_axis(shape: Json, low: float, high: float, *, suffix: str = "") -> None:
     """Make an axis logarithmic with its ticks written out: 0.001, 0.01, …; Plotly's own would read 100µ, or 2 for 20.
 
     Args:
@@ -399,11 +399,9 @@ def log_axis(shape: Json, low: float, high: float, *, suffix: str = "", steps: t
         low: Smallest value drawn, above 0.
         high: Largest value drawn.
         suffix: What follows every tick, e.g. a percent sign.
-        steps: Ticks within a decade: (1,) or (1, 2, 5).
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    if last - first <= 1:
-        steps = (1, 2, 5)
+    steps = (1, 2, 5) if last - first <= 1 else (1,)
     places = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
     places = [place for place in places if low / 2 <= place <= high * 2]
     shape |= {"type": "log", "tickmode": "array", "tickvals": places}

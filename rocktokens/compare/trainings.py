@@ -237,7 +237,7 @@ def _bench(common: Common) -> _Bench:
     from rocktokens.prompts.checkers import make_checker
     from rocktokens.prompts.tasks import load_prompts
     from rocktokens.run import read_parquet
-    from rocktokens.sample.rollouts import rollouts_of
+    from rocktokens.sample.rollouts import RolloutRows
     from rocktokens.servers.connect import open_pair, require_room
     from rocktokens.servers.states import ServedStates
 
@@ -254,7 +254,7 @@ def _bench(common: Common) -> _Bench:
     require_room(models, prompts, common.max_new_tokens)
     contexts: Sequence[Rollout] = ()
     if common.contexts != Path():
-        contexts = rollouts_of(read_parquet(common.contexts, None, "run `rocktokens sample` again"))[: asked.contexts]
+        contexts = RolloutRows(read_parquet(common.contexts, None, "run `rocktokens sample` again"))[: asked.contexts]
     source = source_of(models.teacher_source())
     if isinstance(source, ServedStates):  # refused now, not after the first training
         ids = tuple((*rollout.prompt_ids, *rollout.token_ids) for rollout in contexts)

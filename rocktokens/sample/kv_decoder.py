@@ -37,11 +37,9 @@ class _SlabLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            batch, heads, length, width = key_states.shape
-            self.key_slab = key_states.new_empty((batch, heads, length + self.room, width))
-            self.value_slab = value_states.new_empty(
-                (*value_states.shape[:2], length + self.room, value_states.shape[3])
-            )
+            for name, given in (("key_slab", key_states), ("value_slab", value_states)):
+                batch, heads, length, width = given.shape
+                setattr(self, name, given.new_empty((batch, heads, length + self.room, width)))
         stop = self.stop + key_states.shape[-2]
         self.key_slab[:, :, self.stop : stop] = key_states
         self.value_slab[:, :, self.stop : stop] = value_states
@@ -52,16 +50,6 @@ class _SlabLayer(DynamicLayer):
         self.keys = self.key_slab[:, :, self.start : self.stop]
         self.values = self.value_slab[:, :, self.start : self.stop]
         return self.keys, self.values
-
-    def adopt(self, keys: Tensor, values: Tensor) -> None:
-        """Start with these keys and values in place of computing them."""
-        self.lazy_initialization(keys, values)
-        for name, given in (("key_slab", keys), ("value_slab", values)):
-            slab = given.new_empty((*given.shape[:2], given.shape[2] + self.room, given.shape[3]))
-            slab[:, :, : given.shape[2]] = given
-            setattr(self, name, slab)
-        self.stop = keys.shape[2]
-        self._view()
 
     def select(self, row_B: Tensor, drop_left: int) -> None:
         """Keep these rows, and forget the first positions, which are padding in all of them."""
@@ -156,10 +144,9 @@ class Decoder:
         from_BT = (torch.arange(columns, device=self.device) - pad_B1).clamp_min(0) + start_B1
         self._cache = _new_cache(self.model, room)
         for own, theirs in zip(self._cache.layers, trunk._cache.layers):
-            assert isinstance(own, _SlabLayer)
             assert isinstance(theirs, _SlabLayer)
             slabs = (theirs.key_slab, theirs.value_slab)
-            own.adopt(*(slab[row_B[:, None], :, from_BT].transpose(1, 2) for slab in slabs))
+            own.update(*(slab[row_B[:, None], :, from_BT].transpose(1, 2) for slab in slabs))
 
     @torch.inference_mode()
     def advance(self, token_B: Tensor) -> Tensor:
@@ -173,14 +160,13 @@ class Decoder:
     def keep(self, row_B: Tensor) -> None:
         """Go on with these rows only (in this order, repeats allowed)."""
         self._mask_BT, self._next_B = self._mask_BT[row_B], self._next_B[row_B]
-        layers = self._cache.layers
-        if not all(isinstance(layer, _SlabLayer) for layer in layers):
+        if not self.can_branch:
             self._cache.reorder_cache(row_B)  # type: ignore[arg-type]
             return
         drop_left = self._length - int(self._next_B.max())
         self._mask_BT = self._mask_BT[:, drop_left:]
         self._length -= drop_left
-        for layer in layers:
+        for layer in self._cache.layers:
             assert isinstance(layer, _SlabLayer)
             layer.select(row_B, drop_left)
 

@@ -113,13 +113,11 @@ def check_lengths(prompts: Sequence[Prompt], context: int | None) -> None:
         )
 
 
-def rollouts_of(table: pa.Table) -> RolloutRows:
-    """Rows of a rollouts table as the scorer takes them; rollouts without a single token are left out."""
-    return RolloutRows(table)
-
-
 class RolloutRows(Sequence[Rollout]):
-    """Rollouts of a table, made when a slice is asked for: as Python's numbers they take ten times as much memory."""
+    """Rows of a rollouts table as the scorer takes them; rollouts without a single token are left out.
+
+    Made when a slice is asked for: as Python's numbers they take ten times as much memory.
+    """
 
     def __init__(self, table: pa.Table) -> None:
         columns = table.select(["prompt_id", "rollout_id", "prompt_ids", "token_ids"])

@@ -164,10 +164,13 @@ class Sampler:
         logits_LV = self._begin(decoder, [request.prefix for request in requests], max(room), trunk)
         live_L = torch.arange(len(requests), device=self.device)  # which request each row of the decoder serves
         going_L = torch.ones(len(requests), dtype=torch.bool, device=self.device)
-        bans = _Bans(requests, live_L)
+        banned = _banned(requests, live_L)
         for step in range(max(room)):
-            allowed_LV = bans.apply_(logits_LV[:, : self.vocabulary])
-            chosen_L, bad_L = self._draw(decoder, allowed_LV, uniform_BT[live_L, step], live_L, step)
+            logits_LV = logits_LV[:, : self.vocabulary]
+            if len(banned[0]):
+                logits_LV = logits_LV.clone()
+                logits_LV[banned] = -torch.inf  # after any soft cap, so that no ban leaks
+            chosen_L, bad_L = self._draw(decoder, logits_LV, uniform_BT[live_L, step], live_L, step)
             writes_L = going_L & ~bad_L
             at = live_L[writes_L]
             token_BT[at, step] = chosen_L[writes_L]
@@ -183,7 +186,7 @@ class Sampler:
                 row_L = going_L.nonzero().squeeze(1)
                 decoder.keep(row_L)
                 live_L, chosen_L, going_L = live_L[row_L], chosen_L[row_L], going_L[row_L]
-                bans = _Bans(requests, live_L)
+                banned = _banned(requests, live_L)
             logits_LV = decoder.advance(chosen_L)
         return [
             Continuation(tuple(tokens[:length]), truncated=not ended, invalid=invalid)
@@ -280,16 +283,8 @@ def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
     return scaled_BV.masked_fill(drop_BV, -torch.inf)
 
 
-class _Bans:
+def _banned(requests: Sequence[Request], live_L: Tensor) -> tuple[Tensor, Tensor]:
     """The banned (row, token type) pairs of the rows now in the batch."""
-
-    def __init__(self, requests: Sequence[Request], live_L: Tensor) -> None:
-        pairs = [(row, token) for row, index in enumerate(live_L.tolist()) for token in requests[index].banned]
-        self.row_P, self.token_P = torch.tensor(pairs, device=live_L.device).reshape(-1, 2).long().unbind(1)
-
-    def apply_(self, logits_LV: Tensor) -> Tensor:
-        """The logits with every banned one at minus infinity (after any soft cap, so that no ban leaks)."""
-        if len(self.row_P):
-            logits_LV = logits_LV.clone()
-            logits_LV[self.row_P, self.token_P] = -torch.inf
-        return logits_LV
+    pairs = [(row, token) for row, index in enumerate(live_L.tolist()) for token in requests[index].banned]
+    row_P, token_P = torch.tensor(pairs, device=live_L.device).reshape(-1, 2).long().unbind(1)
+    return row_P, token_P

@@ -94,14 +94,10 @@ def _steps_to_score(run: Run, wanted: str) -> list[int]:
     kept = run.checkpoints() or [0]
     if wanted == "all":
         return kept
-    try:
-        steps = sorted({int(part) for part in wanted.split(",")})
-    except ValueError:
-        raise ConfigError(f"checkpoints must be all or steps such as 0,100; got {wanted!r}") from None
-    unknown = [step for step in steps if step not in kept]
-    if unknown:
-        raise ConfigError(f"the run keeps no checkpoint {unknown[0]}; it has {', '.join(map(str, kept))}")
-    return steps
+    asked = {word.strip() for word in wanted.split(",")}
+    if not asked <= set(map(str, kept)):
+        raise ConfigError(f"checkpoints must be all, or some of {', '.join(map(str, kept))}; got {wanted!r}")
+    return [step for step in kept if str(step) in asked]
 
 
 def _source(run: Run, pair: PairConfig, step: int) -> str:
@@ -138,10 +134,10 @@ def _score(
     place: Place | None,
 ) -> None:
     """Score a group of checkpoints and record each."""
-    from rocktokens.sample.rollouts import rollouts_of
+    from rocktokens.sample.rollouts import RolloutRows
 
     rollouts = run.read("rollouts", ["rollout_id", "correct", "prompt_id", "prompt_ids", "token_ids"])
-    served = _served_teacher(pair, servers, rollouts_of(rollouts)) if servers.teacher else {}
+    served = _served_teacher(pair, servers, RolloutRows(rollouts)) if servers.teacher else {}
     ids, lengths = rollouts["rollout_id"].to_pylist(), [len(tokens) for tokens in rollouts["token_ids"]]
     how = {
         "path": run.path,
@@ -152,7 +148,7 @@ def _score(
         "shown": [ids[at] for at in shown_rollouts(rollouts["correct"].to_pylist(), lengths)],
     }
     parts = run.path / "score.parts" / digest_of_value([stage.key for stage in stages.values()])
-    jobs, count = [], len(rollouts_of(rollouts))
+    jobs, count = [], len(RolloutRows(rollouts))
     for number, start in enumerate(range(0, count, PART_ROLLOUTS)):
         name, stop = f"{number:05d}", min(start + PART_ROLLOUTS, count)
         jobs.append(Job(name, parts / name, {"start": start, "stop": stop, **how}, size=stop - start))
@@ -232,11 +228,11 @@ def _load(
 ) -> tuple[Pair, dict[int, PreTrainedModel], RolloutRows]:
     """The teacher, all students, and the rollouts, every one of which must fit their contexts."""
     from rocktokens.models.pair import load_model
-    from rocktokens.sample.rollouts import rollouts_of
+    from rocktokens.sample.rollouts import RolloutRows
     from rocktokens.score.scoring import check_rollouts
     from rocktokens.servers.connect import open_pair
 
-    rollouts = rollouts_of(open_run(path).read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
+    rollouts = RolloutRows(open_run(path).read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     first, *_ = sources.values()
     models = open_pair(dataclasses.replace(pair, student=first), servers, check=False)
     students = {step: models.student if name == first else load_model(name, pair) for step, name in sources.items()}
@@ -256,22 +252,17 @@ def _finish(
         from rocktokens.geometry.gradients import gathered
 
         run.write_tensors("gradients", gathered([part / "gradients.safetensors" for part in parts]).state())
-    found = run.query(
-        f"select rollout_id, count(*) as bad from occurrences where step = {step} and not isfinite(kl) "
-        "group by rollout_id order by rollout_id"
+    counts = run.query(
+        "select rollout_id, count(*) as n, count(*) filter (not isfinite(kl)) as bad from occurrences "
+        f"where step = {step} group by rollout_id order by rollout_id"
     ).to_pylist()
-    bad = {row["rollout_id"]: row["bad"] for row in found}
-    if bad:
-        first = next(iter(bad))
+    rollouts = [row["rollout_id"] for row in counts if row["bad"]]
+    bad = sum(row["bad"] for row in counts)
+    if rollouts:
         log.warning(
-            "checkpoint %d gave NaN or infinite logits at %d occurrences of %d rollouts, first in rollout %s (%d); "
+            "checkpoint %d gave NaN or infinite logits at %d occurrences of %d rollouts, first in rollout %s; "
             "their rows are kept, marked by NaN",
-            *(step, sum(bad.values()), len(bad), first, bad[first]),
+            *(step, bad, len(rollouts), rollouts[0]),
         )
-    facts = {
-        "occurrences": run.query(f"select count(*) as n from occurrences where step = {step}")["n"][0].as_py(),
-        "invalid": sum(bad.values()),
-        "invalid_rollouts": sorted(bad)[:20],
-        **served,
-    }
-    stage.finish(facts)
+    number = sum(row["n"] for row in counts)
+    stage.finish({"occurrences": number, "invalid": bad, "invalid_rollouts": rollouts[:20], **served})

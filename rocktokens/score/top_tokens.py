@@ -1,6 +1,6 @@
 """What both models would have written at every position of the rollouts that a reader is shown.
 
-The scoring pass has the hidden states of both models at hand; for the shown rollouts (core/shown.py), and for the
+The scoring pass has the hidden states of both models at hand; for the shown rollouts (shown.py), and for the
 positions of one checkpoint that cost most, it keeps the most probable tokens of the student and of the teacher. Which
 positions cost most is known at the end only: each that is among the costliest so far is kept, a few times their number.
 

@@ -11,7 +11,7 @@ from tiny import prompts, tiny_model, tiny_tokenizer
 
 from rocktokens.errors import DataError
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.sample.rollouts import check_lengths, requests_for, rollouts_of, sample_rollouts
+from rocktokens.sample.rollouts import RolloutRows, check_lengths, requests_for, sample_rollouts
 from rocktokens.sample.sampler import Sampler
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.score.scoring import Rollout
@@ -77,7 +77,7 @@ def test_one_broken_rollout_is_kept_as_a_row_and_not_scored():
     questions = [Prompt("good", (3, 4), "", None), Prompt("bad", (3, 63), "", None)]
     table = sample_rollouts(engine(model), questions, CONFIG, tiny_tokenizer(), None)
     assert len(table) == 6
-    assert [rollout.prompt_id for rollout in rollouts_of(table)] == ["good"] * 3
+    assert [rollout.prompt_id for rollout in RolloutRows(table)] == ["good"] * 3
 
 
 def test_prompts_longer_than_the_context_are_named():
@@ -93,7 +93,7 @@ def test_rollouts_of_a_table_are_made_when_they_are_asked_for():
         {"prompt_id": f"p{i}", "rollout_id": f"p{i}#0", "prompt_ids": [3, i], "token_ids": [] if i == 2 else [i, i + 1]}
         for i in range(600)
     ]
-    found = rollouts_of(pa.Table.from_pylist(rows))
+    found = RolloutRows(pa.Table.from_pylist(rows))
     every = list(found)
     assert len(found) == len(every) == 599  # one has no tokens
     assert every[2:3] == found[2:3] == [Rollout("p3", "p3#0", (3, 3), (3, 4))]
