@@ -29,6 +29,9 @@ class _SlabLayer(DynamicLayer):
     Sliding-window layers may use it too: the mask, not the cache, decides what a position sees.
     """
 
+    key_slab: Tensor
+    value_slab: Tensor
+
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
@@ -144,6 +147,7 @@ class Decoder:
         from_BT = (torch.arange(columns, device=self.device) - pad_B1).clamp_min(0) + start_B1
         self._cache = _new_cache(self.model, room)
         for own, theirs in zip(self._cache.layers, trunk._cache.layers):
+            assert isinstance(own, _SlabLayer)
             assert isinstance(theirs, _SlabLayer)
             slabs = (theirs.key_slab, theirs.value_slab)
             own.update(*(slab[row_B[:, None], :, from_BT].transpose(1, 2) for slab in slabs))

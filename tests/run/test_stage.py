@@ -15,7 +15,7 @@ import pytest
 from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pair, scored_run
 
 from rocktokens.detect.stage import detect, detect_table
-from rocktokens.errors import DataError, RunError
+from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.geometry.stage import geometry
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -133,6 +133,9 @@ def test_a_checkpoint_can_be_added_and_fewer_must_be_asked_for(distilled, tmp_pa
     assert score(path, ScoreConfig()).steps() == [0, 2]
     with pytest.raises(RunError, match="--again"):
         score(path, ScoreConfig(checkpoints="2"))
+    for wrong in ("7", "0,7", "first"):
+        with pytest.raises(ConfigError, match="some of 0, 2"):
+            score(path, ScoreConfig(checkpoints=wrong))
     assert score(path, ScoreConfig(checkpoints="2"), again=True).steps() == [2]
     run = score(path, ScoreConfig())
     assert run.facts("score")["steps"] == [0, 2]
