@@ -26,17 +26,10 @@ STEP_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "
 TRAINING_STAGES = STEP_STAGES[:6]
 FLOP_STAGES = STEP_STAGES[:5]
 # Columns of `training` that `compare` repeats.
-COPIED: tuple[str, ...] = (
-    "loss",
-    "loss_rocks",
-    "loss_rest",
-    "kept_share",
-    "weight_share",
-    "tokens",
-    "rollouts",
-    "learning_rate",
+COPIED = (
+    *("loss", "loss_rocks", "loss_rest", "kept_share", "weight_share", "tokens", "rollouts", "learning_rate"),
+    *("scored", "changed_share", "changed_loss_share", "end_dropped_share", "mean_length", "truncated_share"),
 )
-COPIED += ("scored", "changed_share", "changed_loss_share", "end_dropped_share", "mean_length", "truncated_share")
 
 TYPES = {
     "text": pa.string(),

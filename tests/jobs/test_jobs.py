@@ -115,10 +115,7 @@ def test_a_worker_out_of_memory_is_one_sentence(tmp_path: Path) -> None:
 DRIVER = """
 import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 sys.path[:0] = {path!r}
 from test_jobs import toy, POOL
 from toy_jobs import work

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tiny import prompts, tiny_model
@@ -66,17 +68,13 @@ def test_attention_of_one_query_equals_its_definition(dtype, masked, scaling):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral"])
-def test_a_fast_step_has_the_logits_of_a_plain_one(family, monkeypatch):
+def test_a_fast_step_has_the_logits_of_a_plain_one(family):
     model = tiny_model(family)
     token_B = torch.arange(6) + 3
     logits = []
-    for steps in (None, 64):
+    for context in (nullcontext(), fast_on_cpu(model, steps=64)):
         decoder = Decoder(model, pad_id=2)
-        if steps is None:
-            decoder.prefill(prompts(6), room=4)
-            logits.append([decoder.advance(token_B) for _ in range(3)])
-            continue
-        with fast_on_cpu(model, steps=steps):
+        with context:
             decoder.prefill(prompts(6), room=4)
             logits.append([decoder.advance(token_B) for _ in range(3)])
     for plain, fast in zip(*logits):

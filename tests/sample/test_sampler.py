@@ -219,11 +219,8 @@ def test_a_token_of_probability_zero_is_never_drawn(llama, uniform):
 
 
 def test_exact_resume_is_not_claimed_with_top_k_or_top_p(llama):
-    assert sampler(llama).exact_resume
-    assert sampler(llama, temperature=0.3).exact_resume
-    assert sampler(llama, greedy=True).exact_resume
-    assert not sampler(llama, top_k=5).exact_resume
-    assert not sampler(llama, top_p=0.9).exact_resume
+    assert all(sampler(llama, **exact).exact_resume for exact in ({}, {"temperature": 0.3}, {"greedy": True}))
+    assert not any(sampler(llama, **cut).exact_resume for cut in ({"top_k": 5}, {"top_p": 0.9}))
 
 
 # --- endings ---
