@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from small_runs import DETECT, DISTILL, ROLLOUTS, save_pair
+from small_runs import DETECT, DISTILL, ROLLOUTS, joined, save_pair
 
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.cli import main
@@ -131,12 +131,9 @@ def disagreement(path: Path) -> str | None:
     """Whether the tables of a run disagree: every occurrence must name the token that its rollout has there."""
     run = open_run(path)
     if run.done("score") and run.done("sample"):
-        row = run.query(
-            "select count(*) as n, count_if(o.token_id = r.token_ids[o.position + 1]) as same "
-            "from occurrences o left join rollouts r using (rollout_id)"
-        ).to_pylist()[0]
-        if row["n"] != row["same"]:
-            return f"{row['n'] - row['same']} of {row['n']} occurrences name another token than rollouts.parquet"
+        count, same = joined(run)
+        if count != same:
+            return f"{count - same} of {count} occurrences name another token than rollouts.parquet"
     return None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rocktokens.detect import paper
 from rocktokens.detect.occurrences import Occurrences
-from rocktokens.detect.paper import Contexts, encode_windows, score, type_vectors, unit
+from rocktokens.detect.paper import Contexts, score, type_vectors, unit
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError
 
@@ -64,33 +64,6 @@ def test_consistency_equals_the_oracle(rng, window, gamma):
     places = (columns["rollout_id"], columns["position"], columns["token_id"])
     expected = oracle.consistency(*places, persistent_N, vectors, window, gamma)
     np.testing.assert_allclose(consistency(contexts, gamma), expected, atol=1e-6)
-
-
-def test_windows_end_with_the_rollout_and_leave_the_centre_out():
-    columns = {"rollout_id": [0, 0, 0, 1, 1], "position": [0, 1, 2, 0, 1], "token_id": range(5), "loss": [1.0] * 5}
-    found = encode_windows(Occurrences.from_table(columns), np.arange(5), np.eye(5, dtype=np.float32), 4)
-    np.testing.assert_allclose(found[0] / found[0].max(), [0, 1, 0.5, 0, 0])
-    np.testing.assert_allclose(found[1], np.array([1, 0, 1, 0, 0]) / np.sqrt(2), rtol=1e-6)
-    np.testing.assert_allclose(found[3], [0, 0, 0, 0, 1])
-
-
-def test_same_surroundings_are_consistent_and_other_ones_are_not(rng):
-    token = rng.integers(10, 500, (40, 9))
-    token[:20, :] = np.arange(100, 109)
-    token[:, 4] = 1
-    columns = corpus(rng, 360, length=9) | {"token_id": token.ravel()}
-    rho = consistency(contexts_of(columns, rng, token.ravel() == 1), 0.9).reshape(40, 9)
-    np.testing.assert_allclose(rho[:20, 4], 19 / 39, rtol=1e-6)
-    assert (rho[20:, 4] == 0).all()
-    assert (np.delete(rho, 4, axis=1) == 0).all()
-
-
-def test_one_alone_and_a_rollout_of_one_token_have_no_consistency(rng):
-    contexts = contexts_of(corpus(rng), rng, np.arange(400) == 7)
-    assert consistency(contexts, -1.0).max() == 0
-    assert contexts.similarity_threshold(0.05, rng) == 1.0
-    columns = {"rollout_id": np.arange(30), "position": [0] * 30, "token_id": [0] * 30, "loss": [1.0] * 30}
-    assert consistency(contexts_of(columns, rng), 0.1).max() == 0
 
 
 @pytest.mark.parametrize(("share", "slack"), [(0.05, 0.004), (0.2, 0.01)])

@@ -9,7 +9,6 @@ import numpy as np
 import online_runs
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.errors import ConfigError, DataError
@@ -60,16 +59,6 @@ def test_every_column_equals_the_definition(rng):
         assert table["recent_mean"][row] == pytest.approx(np.average(values, weights=weights))
         assert table["recent_rows"][row] == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
     assert np.all(np.diff(table["loss_share"]) <= 0)
-
-
-def test_a_value_loses_half_its_weight_in_a_half_life():
-    monitor = TokenMonitor(2, half_life=4.0)
-    monitor.update(torch.tensor([1]), torch.tensor([8.0]))
-    for _ in range(3):
-        monitor.update(torch.tensor([0]), torch.tensor([0.0]))
-    monitor.update(torch.tensor([1]), torch.tensor([2.0]))
-    assert monitor.mean("recent")[1] == pytest.approx((8.0 * 0.5 + 2.0) / 1.5)
-    assert monitor.mean()[1] == 5.0
 
 
 def test_merged_ranks_equal_one_stream(rng):
@@ -200,29 +189,3 @@ def test_the_error_of_a_fall_is_that_of_a_ratio(rng):
 def test_the_monitor_names_no_rock_where_there_is_none(kind):
     """A small version of benchmarks/online.py."""
     assert [online_runs.simulate_monitor(kind, seed, types=2000, rows=1000) for seed in range(3)] == [0, 0, 0]
-
-
-def _gather_on_rank(rank: int, port: int) -> tuple:
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        monitor = TokenMonitor(3)
-        monitor.update(torch.tensor([rank, 2, 0]), torch.tensor([1.0 + rank, 10.0, math.nan]))
-        gathered = monitor.gathered()
-        return gathered.count.tolist(), float(gathered.mean()[2]), gathered.num_invalid, gathered.num_updates
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def _second_rank(port: int, results) -> None:
-    results.put(_gather_on_rank(1, port))
-
-
-def test_gathered_adds_up_all_ranks(unused_port):
-    """This process and another."""
-    context = mp.get_context("fork")
-    results = context.SimpleQueue()
-    other = context.Process(target=_second_rank, args=(unused_port, results))
-    other.start()
-    ours = _gather_on_rank(0, unused_port)
-    other.join()
-    assert ours == results.get() == ([1, 1, 2], 10.0, 2, 1)

@@ -33,6 +33,7 @@ from rocktokens.stats import Estimate
 from rocktokens.tables import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
 from rocktokens.train.record import TrainingRecord
 
+HOME = tempfile.TemporaryDirectory(prefix="rocktokens-reports-")
 CENSUS_PROMPTS, COMPARE_PROMPTS = 1000, 400
 SECONDS = {"rollout": 0.7, "teacher": 0.2, "student": 0.25, "head": 0.1, "optimiser": 0.05}
 
@@ -83,19 +84,9 @@ def make_run(path: Path, *, stages: str = "all", hostile: bool = False, prompts:
 
 
 @cache
-def _home() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="rocktokens-reports-")
-
-
-@cache
 def _made(stages: str, hostile: bool, prompts: int, seed: int) -> Path:
     """A run that was written, to be copied."""
-    path = Path(_home().name) / f"{stages}-{hostile}-{prompts}-{seed}"
-    _write(path, stages=stages, hostile=hostile, prompts=prompts, seed=seed)
-    return path
-
-
-def _write(path: Path, *, stages: str, hostile: bool, prompts: int, seed: int) -> Run:
+    path = Path(HOME.name) / f"{stages}-{hostile}-{prompts}-{seed}"
     rng = np.random.default_rng(seed)
     texts = list(VOCABULARY)
     if hostile:
@@ -118,16 +109,16 @@ def _write(path: Path, *, stages: str, hostile: bool, prompts: int, seed: int) -
         _top_tokens(run, rng, rollouts, step)
     run.finish("score", {"steps": list(STEPS)})
     if stages == "score":
-        return run
+        return path
     report = _detect(run, tables, tokenizer, seed)
     if stages == "detect":
-        return run
+        return path
     _geometry(run, rng, report, tables[STEPS[-1]])
     _training(run, rng)
     _census(run, rng, report, tokenizer)
     _grafts(run)
     _compare(run, rng)
-    return run
+    return path
 
 
 def _sentence(rng: np.random.Generator) -> list[int]:

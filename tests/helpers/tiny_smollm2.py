@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from smollm2_pair import MakeConfig
 from smollm2_problems import word_problems
 from smollm2_teach import TeachConfig
+from tiny import save_model, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from rocktokens.train.settings import OffPolicyConfig
 
@@ -48,29 +48,10 @@ def chat_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_llama(vocabulary: int, layers: int = 4) -> LlamaForCausalLM:
-    """SmolLM2's kind of shape (tied head, fewer key heads than heads) in miniature."""
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
-
-
 def save_base(path: Path) -> Path:
-    """What stands for the package's weights."""
+    """What stands for the package's weights: SmolLM2's kind of shape (tied head, fewer key heads) in miniature."""
     tokenizer = chat_tokenizer()
-    tiny_llama(len(tokenizer)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    shape = {"width": 48, "num_hidden_layers": 4, "tie_word_embeddings": True, "max_position_embeddings": 512}
+    save_model(path, tiny_model(vocabulary=len(tokenizer), **shape, **ends), tokenizer)
     return path

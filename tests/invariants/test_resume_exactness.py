@@ -138,15 +138,6 @@ def test_reusing_the_number_that_chose_the_banned_token_would_be_wrong():
     assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT, (2,))) < 1e-6
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_greedy_resumption_is_the_greedy_knockout(seed):
-    engine = markov.MarkovEngine(markov.chain(seed, size=6), greedy=True)
-    baseline = baseline_of(engine, 1, seed, limit=12)
-    for token in range(1, 6):
-        resumed, _ = knocked_out(engine, baseline, (token,), seed, limit=12)
-        assert resumed == [engine.generate([Request((0,), 12, 0, (token,))])[0].token_ids]
-
-
 RULES = [(0, 0, 1, 0, 0), (0, 1, 0, 1, 0), (0.3, 0.3, 0, 0.3, 0.3), (1, 1, 1, 1, 1)]
 
 

@@ -103,36 +103,6 @@ def test_vocabulary_padding_is_never_emitted():
 # --- left padding ---
 
 
-def test_padded_prefill_and_steps_have_the_logits_of_the_row_alone(model):
-    prefixes = [tuple(range(3, 3 + length)) for length in (1, 4, 13, 4)]
-    decoder = Decoder(model, pad_id=PAD)
-    logits_BV = decoder.prefill(prefixes, room=6)
-    rows = list(range(4))
-    texts = [list(prefix) for prefix in prefixes]
-    for step in range(6):
-        for row, text_row in zip(rows, range(len(rows))):
-            with torch.no_grad():
-                alone_V = model(torch.tensor([texts[row]])).logits[0, -1]
-            torch.testing.assert_close(logits_BV[text_row], alone_V, rtol=1e-4, atol=1e-4)
-        if step == 2:  # the longest leaves: its padding leaves with it
-            rows = [0, 1, 3]
-            decoder.keep(torch.tensor(rows))
-        if step == 4:  # rows may be repeated and reordered
-            rows, order = [3, 0, 3], torch.tensor([2, 0, 2])
-            decoder.keep(order)
-            break
-        token_B = torch.tensor([10 + row + step for row in rows])
-        for row, token in zip(rows, token_B.tolist()):
-            texts[row].append(token)
-        logits_BV = decoder.advance(token_B)
-    token_B = torch.tensor([50, 51, 52])
-    logits_BV = decoder.advance(token_B)
-    for place, (row, token) in enumerate(zip(rows, token_B.tolist())):
-        with torch.no_grad():
-            alone_V = model(torch.tensor([[*texts[row], token]])).logits[0, -1]
-        torch.testing.assert_close(logits_BV[place], alone_V, rtol=1e-4, atol=1e-4)
-
-
 # --- seeds ---
 
 
