@@ -125,32 +125,6 @@ def test_the_same_run_gives_the_same_file(run):
     assert content(run)["ids"] == [10, 13]
 
 
-def test_a_graft_that_gains_empties_the_list(run):
-    write(run, "grafts", graft_rows(high=0.03))
-    bypass(run.path, BypassConfig())
-    assert content(run)["ids"] == []
-    assert {row["reason"] for row in content(run)["decisions"]} >= {"graft undecided"}
-    bypass(run.path, BypassConfig(epsilon=0.05))
-    assert content(run)["ids"] == [10, 13]
-
-
-def test_without_census_or_grafts_nothing_is_skipped_and_it_says_what_is_missing(run):
-    (run.path / "grafts.parquet").unlink()
-    bypass(run.path, BypassConfig())
-    assert {row["reason"] for row in content(run)["decisions"]} >= {"no graft"}
-    (run.path / "census.parquet").unlink()
-    bypass(run.path, BypassConfig())
-    assert content(run)["ids"] == []
-    assert {row["reason"] for row in content(run)["decisions"]} == {"not tested", "not confirmed", "learning"}
-
-
-def test_no_rocks_is_an_answer(run):
-    write(run, "types", [{**row, "class": "unclear", "in_certified": False} for row in types_rows()])
-    bypass(run.path, BypassConfig())
-    assert content(run)["ids"] == []
-    assert "there is nothing to skip" in content(run)["sentence"]
-
-
 def compared(run, *, ids=(10, 13), verdict="unchanged", seeds=3):
     row = {"regime": "freeze", "delta": -0.001, "delta_low": -0.008, "delta_high": 0.006, "verdict": verdict}
     row |= {"num_seeds": seeds, "num_problems": 400}
