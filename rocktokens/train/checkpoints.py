@@ -110,25 +110,22 @@ class CheckpointMixin(_Base):
                     _load_resume_file(path / name)
             if (path / STATE_NAME).exists():  # a stock TRL checkpoint has none: monitor and selector start anew
                 self._restore(path / STATE_NAME)
-            if self._is_finished(path):  # transformers would take one more step
-                return self._finished_output()
+            ended = self._finished(path)
+            if ended is not None:  # transformers would take one more step
+                return ended
         return super().train(resume_from_checkpoint or None, **settings)
 
-    def _is_finished(self, path: Path) -> bool:
-        """Whether a checkpoint is the end of the run; then its weights and state are taken and nothing is trained."""
+    def _finished(self, path: Path) -> TrainOutput | None:
+        """Where a checkpoint is the end of the run, take its weights and state; returns what `train` returned then."""
         state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
         most, options = self.args.max_steps, self.options
         saturated = options.until_saturated and self.record.has_saturated(self.args, most)
         if not 0 < most <= state.global_step and not saturated and not self.record.is_out_of_time(options.hours):
-            return False
+            return None
         self.state = state
         self.saturation = self.record.saturation(self.args, most)
         if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
             self._load_from_checkpoint(str(path))
-        return True
-
-    def _finished_output(self) -> TrainOutput:
-        """What `train` returned when the run ended, as far as its checkpoint knows: nothing was trained now."""
         losses = self.record.column("loss")
         known = losses[np.isfinite(losses)]
         loss = float(known.mean()) if len(known) else 0.0
@@ -194,11 +191,6 @@ class CheckpointMixin(_Base):
             super()._save_checkpoint(model, trial)
             if self.run is not None and self.args.should_save:
                 self.record.write(self.run)
-
-    def keep_checkpoint(self) -> None:
-        """Save the student as checkpoints/step=N of the run."""
-        assert self.run is not None
-        self.keep_model(self.run.checkpoint(self.state.global_step))
 
     def keep_model(self, final: Path) -> None:
         """Save the student as a directory that anyone can load (with PEFT the adapter alone), whole or not at all."""

@@ -37,7 +37,7 @@ from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import require
 from rocktokens.train.checkpoints import last_complete_checkpoint
-from rocktokens.train.record import Saturation, TrainingRecord, show_account
+from rocktokens.train.record import TrainingRecord, show_account
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.trainer import (
     OffPolicyTrainer,
@@ -63,8 +63,6 @@ class Distilled:
     student: PreTrainedModel
     """The pair's student, trained in place (wrapped by PEFT with a LoRA rank)."""
     record: TrainingRecord
-    saturation: Saturation | None
-    """The slope test at the end; None where the run was too short for it."""
     facts: Json
     """For the run's manifest: steps, why it stopped, accuracy before and after, where the time went."""
 
@@ -158,7 +156,7 @@ def distill(
     if trainer.args.should_save:
         run.write("monitor", monitor.table())
     facts = _facts(config, trainer) | {"monitor_rocks": monitor.rocks()}
-    return Distilled(trainer.model, trainer.record, trainer.saturation, facts)
+    return Distilled(trainer.model, trainer.record, facts)
 
 
 def off_policy(

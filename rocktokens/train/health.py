@@ -87,7 +87,5 @@ def lost_updates(weights_N: NDArray[np.floating], learning_rate: float, dtype: s
 
     A weight w of a format with unit roundoff u is left as it is by a step smaller than about u |w|.
     """
-    if dtype not in UNIT_ROUNDOFF:
-        raise ValueError(f"unknown format {dtype}")
     size_N = np.abs(np.asarray(weights_N, float))
     return float(np.mean(learning_rate < UNIT_ROUNDOFF[dtype] * size_N)) if len(size_N) else 0.0

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ from rocktokens.progress import console
 from rocktokens.show import Column, Table, number, percent, significant
 from rocktokens.tables import FLOP_STAGES, STEP_STAGES, TABLES
 from rocktokens.train.health import change, numerical_floor
-from rocktokens.train.settings import AlarmConfig
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
@@ -38,6 +37,12 @@ BLOCKS = 12
 # Student's quantiles for a line through the blocks.
 T_95, T_STOP = (float(stdtrit(BLOCKS - 2, 1 - tail)) for tail in (0.025, STOP_TAIL))
 ALARMS = ("length", "entropy", "floor", "invalid")
+# Limits of the alarms: steps averaged at the start and at the end; growth of rollouts, and the share of them that is
+# cut; what is left of the student's entropy, and its size in nats; the share of a step's tokens that are no numbers.
+WINDOW = 10
+LENGTH_GROWTH, TRUNCATED = 2.0, 0.2
+ENTROPY_LEFT, ENTROPY = 0.1, 0.05
+INVALID = 0.001
 
 
 class TrainingRecord:
@@ -174,50 +179,49 @@ def saturation(
 class Alarms:
     """Which alarms a training run has raised: each once, as a line in the log and a number for the trackers."""
 
-    def __init__(self, config: AlarmConfig | None, dtype: str) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(self, mode: Literal["warn", "stop"] | None, dtype: str) -> None:
+        self.mode, self.dtype = mode, dtype
         self.raised: dict[str, int] = {}
         """Alarm → the step at which it was raised first."""
 
     def look(self, record: TrainingRecord, step: int) -> Json:
         """Test the record up to this step; returns columns for its row, one per alarm that holds now."""
-        if self.config is None or not record.rows:
+        if self.mode is None or not record.rows:
             return {}
         found = {}
-        for name, sentence in self._sentences(record, self.config).items():
+        for name, sentence in self._sentences(record).items():
             found[f"alarm_{name}"] = 1
             if name not in self.raised:
                 self.raised[name] = step
                 log.warning("alarm at step %d, %s: %s", step, name, sentence)
         return found
 
-    def _sentences(self, record: TrainingRecord, config: AlarmConfig) -> dict[str, str]:
+    def _sentences(self, record: TrainingRecord) -> dict[str, str]:
         """What is wrong now, by alarm."""
-        found, window = {}, config.window
-        length = change(record.column("mean_length"), window)
-        cut, entropy = (change(record.column(name), window) for name in ("truncated_share", "entropy"))
-        if length and cut and length.ratio >= config.length_growth and cut.late >= config.truncated:
+        found, names = {}, ("mean_length", "truncated_share", "entropy")
+        length, cut, entropy = (change(record.column(name), WINDOW) for name in names)
+        if length and cut and length.ratio >= LENGTH_GROWTH and cut.late >= TRUNCATED:
             found["length"] = (
                 f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them "
                 "are cut at the length limit: is the end token trained on (weight above 0), and the same for student, "
                 "teacher and template? `rocktokens check` compares them"
             )
-        if entropy and entropy.late < config.entropy and entropy.ratio < config.entropy_left:
+        if entropy and entropy.late < ENTROPY and entropy.ratio < ENTROPY_LEFT:
             found["entropy"] = (
                 f"the student's entropy has fallen from {entropy.early:.3f} to {entropy.late:.4f} nats: it hardly "
                 "explores any more. Lower the learning rate, or look at rollouts for repeated text"
             )
         losses, floor = record.column("loss"), numerical_floor(self.dtype)
         known = losses[np.isfinite(losses) & (record.column("kept_share") > 0)]
-        if len(known) >= window and known[-window:].mean() < floor:
+        if len(known) >= WINDOW and known[-WINDOW:].mean() < floor:
             found["floor"] = (
-                f"the loss has been {known[-window:].mean():.1e} nats over {window} steps, below the {floor:.1e} that "
+                f"the loss has been {known[-WINDOW:].mean():.1e} nats over {WINDOW} steps, below the {floor:.1e} that "
                 f"rounding in {self.dtype} makes: its gradient is noise. The student has learned what this precision "
                 "can show, or teacher and student are the same model"
             )
         row = record.rows[-1]
         share = (row.get("invalid") or 0) / max(row.get("tokens") or 0, 1)
-        if share >= config.invalid:
+        if share >= INVALID:
             found["invalid"] = (
                 f"{share:.2%} of the step's tokens have a divergence that is not a number: a model's logits overflow. "
                 "Lower the learning rate, or use bfloat16 or float32 in place of float16"
@@ -227,7 +231,7 @@ class Alarms:
     @property
     def stops(self) -> bool:
         """Whether training is to end because of an alarm."""
-        return self.config is not None and self.config.stop and bool(self.raised)
+        return self.mode == "stop" and bool(self.raised)
 
 
 def show_account(title: str, record: TrainingRecord, saturation: Saturation | None) -> None:

@@ -1,4 +1,4 @@
-"""Settings of the two stages of distillation, and of the alarms."""
+"""Settings of the two stages of distillation."""
 
 from __future__ import annotations
 
@@ -140,23 +140,3 @@ class DistillConfig(Settings, section="distill"):
             not unknown,
             f"no selector is called {unknown[0] if unknown else ''}; there are {', '.join(SELECTOR_OPTIONS)}",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlarmConfig(Settings, section="alarm"):
-    """Limits of the alarms that the trainer raises while it runs."""
-
-    window: Count = 10
-    """Steps that are averaged, at the start and at the end."""
-    length_growth: Annotated[float, Meta(gt=1, le=1e12)] = 2.0
-    """Alarm when rollouts have grown by this factor and many are cut at the length limit."""
-    truncated: ShareOrAll = 0.2
-    """Share of rollouts cut at the limit that counts as many."""
-    entropy_left: ShareOrAll = 0.1
-    """Alarm when the student's mean entropy has fallen below this share of what it was."""
-    entropy: Positive = 0.05
-    """…and below this value, in nats."""
-    invalid: ShareOrAll = 0.001
-    """Alarm when this share of a step's tokens has a divergence that is not a number."""
-    stop: bool = False
-    """Stop training at the first alarm."""

@@ -7,6 +7,7 @@ holds everything up to its own step. It reads what the trainer gathered during t
 from __future__ import annotations
 
 import logging
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from rocktokens.select.interface import Selector
+from rocktokens.select.interface import Selector, overlap
 from rocktokens.train.meter import step_flops
 from rocktokens.train.record import ALARMS, SATURATION_EVERY
-from rocktokens.train.weights import Rows, bite, compare_shadows, with_losses
+from rocktokens.train.weights import Rows, bite, with_losses
 from rocktokens.values import Row
 
 if TYPE_CHECKING:
@@ -46,13 +47,10 @@ class StepHooks(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         if trainer.run is not None and state.global_step == 0 and 0 in trainer.options.keep_at:
-            trainer.keep_checkpoint()
-        if (
-            trainer.options.evaluator is not None
-            and not trainer.record.rows
-            and trainer.options.evaluate_every is not None
-        ):
-            trainer.record.rows.append({"step": 0} | self._evaluate())
+            trainer.keep_model(trainer.run.checkpoint(0))
+        if not trainer.record.rows:
+            first = self._evaluate(state)
+            trainer.record.rows += [{"step": 0} | first] if first else []
         trainer.meter.take()
         self._began = trainer.meter.now()
 
@@ -80,13 +78,8 @@ class StepHooks(TrainerCallback):
             if trainer.run is not None and trainer.records_at(step):
                 self._write_occurrences(step, Rows.joined([trained, others]))
         if trainer.run is not None and step in trainer.options.keep_at:
-            trainer.keep_checkpoint()
-        if (
-            trainer.options.evaluator is not None
-            and trainer.options.evaluate_every is not None
-            and _due(state, trainer.options.evaluate_every)
-        ):
-            row |= self._evaluate()
+            trainer.keep_model(trainer.run.checkpoint(step))
+        row |= self._evaluate(state)
         ended = trainer.meter.now()
         row["seconds"], self._began = ended - self._began, ended  # what is saved after a step counts to the next one
         row |= trainer.meter.take()
@@ -182,7 +175,11 @@ class StepHooks(TrainerCallback):
         return row
 
     def _shadows(self, trained: Rows, others: Rows) -> Row:
-        """What the shadow selectors would have kept; with audits, on audit steps only."""
+        """Kept share of every shadow, and its overlap with the selector in force and with each other.
+
+        With audits, on audit steps only. A shadow that needs losses, or the most probable tokens, is left out where
+        they were not measured for every occurrence.
+        """
         trainer = self.trainer
         full, shadows = trainer.audited, trainer.shadows
         if not shadows or (trainer.options.audit_every is not None and full is None):
@@ -190,7 +187,15 @@ class StepHooks(TrainerCallback):
         assert trainer.grid is not None
         if full is None and any(shadow.needs_losses and not shadow.needs_top for shadow in shadows.values()):
             full = with_losses(trainer.accelerator, trainer.grid, Rows.joined([trained, others]))
-        return compare_shadows(trainer.selector.name, trainer.weight_N, shadows, trainer.grid.batch, full)
+        kept = {trainer.selector.name: trainer.weight_N}
+        for name, shadow in shadows.items():
+            seen = full if shadow.needs_losses else trainer.grid.batch
+            if seen is not None and not (shadow.needs_top and seen.student_top_id_Nk is None):
+                kept[name] = shadow.weights(seen)
+        row = {f"shadow_kept_{name}": float((kept[name] > 0).float().mean()) for name in shadows if name in kept}
+        for first, second in combinations(kept, 2):
+            row[f"overlap_{first}_{second}"] = overlap(kept[first], kept[second])
+        return row
 
     def _online(self) -> Row:
         """Rocks as the monitor declares them without a scoring pass, at every log line."""
@@ -225,11 +230,13 @@ class StepHooks(TrainerCallback):
         ) as writer:
             writer.write(pa.table(columns))
 
-    def _evaluate(self) -> Row:
-        trainer = self.trainer
-        assert trainer.options.evaluator is not None
+    def _evaluate(self, state: TrainerState) -> Row:
+        """Accuracy on held-out prompts, at the steps that are evaluated."""
+        trainer, evaluator, every = self.trainer, self.trainer.options.evaluator, self.trainer.options.evaluate_every
+        if evaluator is None or every is None or not _due(state, every):
+            return {}
         with trainer.meter.stage("evaluate"):
-            found = trainer.options.evaluator.accuracy(trainer.sample, trainer.accelerator)
+            found = evaluator.accuracy(trainer.sample, trainer.accelerator)
         return {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
 
     def _stop_if_enough(self, state: TrainerState, control: TrainerControl, row: Row) -> None:
@@ -248,7 +255,7 @@ class StepHooks(TrainerCallback):
         control.should_training_stop = True
         control.should_save = trainer.args.save_strategy != SaveStrategy.NO
         if trainer.run is not None and options.keep_at and state.global_step not in options.keep_at:
-            trainer.keep_checkpoint()  # where OPD ended
+            trainer.keep_model(trainer.run.checkpoint(state.global_step))  # where OPD ended
 
 
 def _due(state: TrainerState, every: int) -> bool:

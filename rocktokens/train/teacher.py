@@ -13,8 +13,6 @@ Shapes: B rollouts of a micro-batch, C columns of the completion grid, G the tea
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,32 +130,20 @@ class StateMemory:
 
     def __init__(self) -> None:
         self._state_by_row: dict[int, Tensor] = {}
-        self._records = False
-
-    @contextmanager
-    def recording(self, *, on: bool) -> Iterator[None]:
-        """Inside the block states are kept as they are made."""
-        self._records = on
-        try:
-            yield
-        finally:
-            self._records = False
+        self.records = False
+        """Whether states are kept as they are made."""
 
     def states(self, teacher: LocalTeacher | ServedTeacher, inputs: Batch) -> Tensor:
         """The teacher's states of a micro-batch; from memory, once, where all of its rollouts are there."""
         rows = inputs["row"].tolist() if "row" in inputs else []
-        if rows and not self._records and all(row in self._state_by_row for row in rows):
+        if rows and not self.records and all(row in self._state_by_row for row in rows):
             width = inputs["completion_ids"].shape[1]
             kept = [self._state_by_row.pop(row)[:width] for row in rows]
             return torch.stack([nn.functional.pad(state_CG, (0, 0, 0, width - len(state_CG))) for state_CG in kept])
         found_BCG = teacher.states(inputs)
-        if self._records:
+        if self.records:
             self._state_by_row |= dict(zip(rows, found_BCG))
         return found_BCG
-
-    def clear(self) -> None:
-        """Forget everything: the next step begins."""
-        self._state_by_row = {}
 
 
 def differ_in_size(

@@ -40,7 +40,6 @@ from rocktokens.train.checkpoints import CheckpointMixin, describe_run
 from rocktokens.train.forward import Precision, base_of, can_share, completion_states, whole
 from rocktokens.train.meter import Meter, ModelShape
 from rocktokens.train.record import Alarms, Saturation, TrainingRecord
-from rocktokens.train.settings import AlarmConfig
 from rocktokens.train.step import StepHooks
 from rocktokens.train.teacher import (
     LocalTeacher,
@@ -119,8 +118,8 @@ class RockOptions:
     """Stop after this many hours of training."""
     autocast: bool = True
     """Use the mixed precision that bf16 or fp16 asks for in training forwards; False: as TRL does."""
-    alarms: AlarmConfig | None = AlarmConfig()  # noqa: RUF009 - frozen
-    """When the trainer warns of a run that goes wrong, or stops it; None: never."""
+    alarms: Literal["warn", "stop"] | None = "warn"
+    """Whether the trainer warns of a run that goes wrong, or stops it; None: neither."""
     on_step: Callable[[Row], None] | None = None
     """Called with the record's row of every step."""
     teacher_states: StateSource | None = None
@@ -128,6 +127,7 @@ class RockOptions:
 
     def __post_init__(self) -> None:
         choices = {"normalise": ("kept", "all"), "generation": ("trl", "ours"), "kind": (None, *KINDS)}
+        choices["alarms"] = ("warn", "stop", None)
         for name, allowed in choices.items():
             given = getattr(self, name)
             require(given in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, got {given!r}")
@@ -177,8 +177,11 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         require(is_named, "several shadow selectors share a name; pass a mapping from names of your own")
         self.length_limit = args.max_completion_length
         apart = differ_in_size(model, teacher_model, args)  # TRL would refuse them; our loss cuts to the shared rows
-        with _length_limited(args, self._sampled_length()):
+        args.max_completion_length = self._sampled_length()  # while TRL reads it; afterwards it is the user's again
+        try:
             super().__init__(model, None if apart else teacher_model, args, *trl_arguments, **trl_settings)
+        finally:
+            args.max_completion_length = self.length_limit
         if teacher_model is not None:
             refuse_other_tokenizer(self._tokenizer, teacher_model, args)
             if apart:
@@ -360,7 +363,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         grid = gather_grid(accelerator, output, step=self.state.global_step + 1, length_limit=self.length_limit)
         self.prompt_lengths = everywhere(accelerator, output["prompt_mask"].sum(1, keepdim=True)).squeeze(1)
         output["row"] = torch.arange(len(token_BC), device=token_BC.device) + grid.first_row
-        self.memory.clear()
+        self.memory = StateMemory()
         rows = None
         with self.meter.whole("select"):  # the pass that some selectors need is theirs, teacher and head included
             if selector.needs_losses:
@@ -398,17 +401,16 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         images = "pixel_values" in output
         require(not images, f"selector {self.selector.name} needs losses, which is not supported with images")
         size, parts = self.args.per_device_train_batch_size, []
-        self.top, self.choices = top, []
+        self.top, self.choices, self.memory.records = top, [], keep
         student = self.accelerator.unwrap_model(self.model_wrapped)
         for start in range(0, len(output["row"]), size):
             part = {key: output[key][start : start + size] for key in PASSED_ON if key in output}
-            with self.memory.recording(on=keep):
-                _, rows = self._forward_redirection(
-                    self.model_wrapped, student, self._divergence, student, part, loss_mask(part).float(), 1.0
-                )
+            _, rows = self._forward_redirection(
+                self.model_wrapped, student, self._divergence, student, part, loss_mask(part).float(), 1.0
+            )
             parts.append(rows)
         joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*self.choices))) if self.choices else None
-        self.top, self.choices = 0, []
+        self.top, self.choices, self.memory.records = 0, [], False
         return Rows.joined(parts), joined
 
     # Loss
@@ -530,18 +532,16 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
 class OffPolicyTrainer(RockDistillationTrainer):
     """The stage before OPD: trains on answers given in the column `completion` (token ids) instead of sampling them.
 
-    Loss = (1 - h) forward KL + h cross-entropy with the answer's tokens, both from the same hidden states. Weights,
+    Loss: half forward KL, half cross-entropy with the answer's tokens, both from the same hidden states. Weights,
     meter, checkpoints and resume are those of OPD.
     """
 
     samples = False
 
-    def __init__(
-        self, *trl_arguments: Any, hard_share: float = 0.5, options: RockOptions | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *trl_arguments: Any, options: RockOptions | None = None, **settings: Any) -> None:
         options = replace(options or RockOptions(), telemetry_every=None)
         super().__init__(*trl_arguments, options=options, **settings)
-        self.beta, self.hard_share = 0.0, hard_share  # forward KL
+        self.beta = 0.0  # forward KL
         self.record.name = "off_policy"
         self._answers: list[list[int]] = []
 
@@ -567,11 +567,11 @@ class OffPolicyTrainer(RockDistillationTrainer):
         token_K = inputs["completion_ids"].to(weight_BC.device)[keep_BC]
         factor_K = weight_BC[keep_BC] / denominator
         hard = chunked_cross_entropy(hidden_KH, heads[0], token_K, factor_K, self.vocabulary)
-        return found._replace(loss=(1 - self.hard_share) * found.loss + self.hard_share * hard), rows
+        return found._replace(loss=0.5 * found.loss + 0.5 * hard), rows
 
     def row_loss(self, rows: Rows) -> Tensor:
         """What each row adds to the loss, before its weight."""
-        return (1 - self.hard_share) * rows.value_K - self.hard_share * rows.student_logprob_K
+        return 0.5 * rows.value_K - 0.5 * rows.student_logprob_K
 
 
 class _ResumableSampler(RepeatSampler):
@@ -609,17 +609,6 @@ def _head_in_full(model: PreTrainedModel) -> Iterator[None]:
             del layer.forward
         else:
             layer.forward = own
-
-
-@contextmanager
-def _length_limited(args: DistillationConfig, limit: int | None) -> Iterator[None]:
-    """Inside the block the configuration has another length limit; afterwards it is the user's again."""
-    own = args.max_completion_length
-    args.max_completion_length = limit
-    try:
-        yield
-    finally:
-        args.max_completion_length = own
 
 
 def processes() -> PartialState:

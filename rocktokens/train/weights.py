@@ -9,7 +9,7 @@ Shapes: B rollouts of this rank, R of all ranks, C columns of the completion gri
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ from accelerate.utils import broadcast
 from torch import Tensor
 
 from rocktokens.divergence.top_tokens import TopChoices
-from rocktokens.select.interface import Selector, SelectorBatch, overlap
+from rocktokens.select.interface import Selector, SelectorBatch
 from rocktokens.settings import require
 from rocktokens.values import Batch, Row
 
@@ -165,31 +165,6 @@ def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict
     end_N = torch.isin(batch.token_N, torch.tensor(sorted(eos_ids), dtype=batch.token_N.dtype))
     if bool(end_N.any()):
         found["end_dropped_share"] = float((weight_N[end_N] == 0).double().mean())
-    return found
-
-
-def compare_shadows(
-    selector_name: str,
-    weight_N: Tensor,
-    shadows: Mapping[str, Selector],
-    batch: SelectorBatch,
-    full: SelectorBatch | None,
-) -> dict[str, float]:
-    """Kept share of every shadow and its overlap with the selector in force and with each other.
-
-    A shadow that needs losses, or the most probable tokens, is left out where they were not measured for every
-    occurrence (`full` is None or lacks them).
-    """
-    kept: dict[str, Tensor] = {selector_name: weight_N}
-    for name, shadow in shadows.items():
-        seen = full if shadow.needs_losses else batch
-        if seen is not None and not (shadow.needs_top and seen.student_top_id_Nk is None):
-            kept[name] = shadow.weights(seen)
-    found = {f"shadow_kept_{name}": float((kept[name] > 0).float().mean()) for name in shadows if name in kept}
-    names = list(kept)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            found[f"overlap_{first}_{second}"] = overlap(kept[first], kept[second])
     return found
 
 

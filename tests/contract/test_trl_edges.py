@@ -18,27 +18,13 @@ from rocktokens.errors import ConfigError
 
 def made(path, models=None, args=None, kind=RockDistillationTrainer, **settings):
     """A trainer that has not trained yet."""
-    student, teacher = models or (distilling.student(), distilling.teacher())
-    settings = {"processing_class": distilling.tokenizer(), **settings}
-    settings = distilling.with_options(settings)
-    return kind(student, teacher, args or distilling.arguments(path), distilling.dataset(), **settings)
+    return distilling.made(kind, path, models=models, args=args, **settings)
 
 
 def saved(path: Path, model, tokenizer=None) -> str:
     model.save_pretrained(path)
     (tokenizer or distilling.tokenizer()).save_pretrained(path)
     return str(path)
-
-
-def other_tokenizer():
-    """The same size, the words in another order."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{f"w{i}": 66 - i for i in range(3, 64)}}
-    fast = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 # What train() returns
@@ -103,7 +89,8 @@ def test_ids_beyond_the_teachers_rows_are_never_sampled(tmp_path, generation):
 def test_a_teacher_of_another_tokenizer_is_refused_at_construction(tmp_path, vocabulary, by_name):
     from transformers import AutoModelForCausalLM
 
-    teacher = saved(tmp_path / "teacher", distilling.teacher(vocabulary=vocabulary), other_tokenizer())
+    other = distilling.tokenizer(range(63, 2, -1))
+    teacher = saved(tmp_path / "teacher", distilling.teacher(vocabulary=vocabulary), other)
     given = teacher if by_name else AutoModelForCausalLM.from_pretrained(teacher)
     with pytest.raises(ConfigError, match=r"id 3 is 'w3' for the student.*'w63' for the teacher"):
         made(tmp_path, models=(distilling.student(), given))

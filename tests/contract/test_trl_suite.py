@@ -27,10 +27,7 @@ KINDS = {"stock": DistillationTrainer, "ours": RockDistillationTrainer}
 
 
 def made(path, kind=RockDistillationTrainer, data=None, args=None, **settings):
-    settings = {"processing_class": distilling.tokenizer(), **settings}
-    args = args or distilling.arguments(path)
-    data = data if data is not None else distilling.dataset()
-    return kind(distilling.student(), distilling.teacher(), args, data, **settings)
+    return distilling.made(kind, path, data=data, args=args, **settings)
 
 
 def losses(trainer) -> list[float]:

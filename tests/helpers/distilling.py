@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -20,9 +21,10 @@ EOS, PAD = 1, 0
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Words w3 … w63, each one token."""
-    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<unk>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+def tokenizer(ids: Sequence[int] = range(3, VOCABULARY)) -> PreTrainedTokenizerFast:
+    """Words w3 … w63, each one token; `ids` in another order make another tokenizer."""
+    words = {f"w{word}": id_ for word, id_ in zip(range(3, VOCABULARY), ids)}
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<unk>": 2, **words}
     fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -113,19 +115,27 @@ def with_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in names} | ({"options": own} if names else {})
 
 
-def trained(kind: Any, path: Path | str, /, *, data: Any = None, models: Any = None, args: Any = None, **settings: Any):
+def made(kind: Any, path: Path | str, /, *, data: Any = None, models: Any = None, args: Any = None, **settings: Any):
+    """A trainer of the given class that has not trained yet."""
+    models, data = models or (student(), teacher()), data if data is not None else dataset()
+    settings = with_options({"processing_class": tokenizer(), **settings})
+    return kind(*models, args or arguments(path), data, **settings)
+
+
+def trained(kind: Any, path: Path | str, /, **settings: Any):
     """A trainer of the given class after its steps."""
-    the_student, the_teacher = models or (student(), teacher())
-    trainer = kind(
-        the_student,
-        the_teacher,
-        args or arguments(path),
-        data if data is not None else dataset(),
-        processing_class=tokenizer(),
-        **with_options(settings),
-    )
+    trainer = made(kind, path, **settings)
     trainer.train()
     return trainer
+
+
+def one_step(kind: Any, path: Path | str, given: Mapping[str, Any] | None = None, /, **settings: Any):
+    """One step of plain SGD with rate 1, with these arguments of TRL: the trainer, and the gradient by parameter."""
+    sgd = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
+    before = parameters(student())
+    trainer = trained(kind, path, args=arguments(path, **{**sgd, **(given or {})}), **settings)
+    after = parameters(trainer)
+    return trainer, {name: before[name] - after[name] for name in before}
 
 
 def parameters(trainer_or_model: Any) -> dict[str, torch.Tensor]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -35,33 +32,21 @@ from rocktokens.train.stage import distill as distill_stage
 from rocktokens.train.trainer import RockDistillationTrainer
 from rocktokens.world import get_world
 
-TESTS = Path(distilling.__file__).parent
-PLAIN = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "lr_scheduler_type": "constant"}
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
-
 
 @pytest.mark.parametrize("selector", ["uniform", "soft", "divergence"])
 def test_gradient_accumulation_changes_nothing(tmp_path, selector):
-    # Plain SGD with rate 1: what the parameters moved by is the gradient.
     options = {"soft": {"rocks": range(5, 30), "lam": 0.3}}.get(selector, {})
     losses, moved = [], []
     for micro, passes in ((16, 1), (4, 4), (1, 16)):
-        args = distilling.arguments(
-            tmp_path, per_device_train_batch_size=micro, gradient_accumulation_steps=passes, **PLAIN
-        )
-        trainer = distilling.trained(
+        trainer, gradient = distilling.one_step(
             RockDistillationTrainer,
             tmp_path,
-            args=args,
+            {"per_device_train_batch_size": micro, "gradient_accumulation_steps": passes},
             selector=make_selector(selector, **options),
             generation="ours",
         )
         losses.append(trainer.record.rows[0]["loss"])
-        before, after = distilling.parameters(distilling.student()), distilling.parameters(trainer)
-        moved.append({name: before[name] - after[name] for name in before})
+        moved.append(gradient)
     size = max(float(gradient.abs().max()) for gradient in moved[0].values())
     assert size > 1e-3
     for loss, gradient in zip(losses[1:], moved[1:]):
@@ -74,33 +59,20 @@ def launch(kind: str, directory: Path) -> None:
     as_torchrun(lambda: distilling_worker.main(kind, directory), directory / "logs")
 
 
-def torchrun(*program: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *program]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-@pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_the_command_under_torchrun_makes_one_run(tmp_path, how):
-    """Two processes with torchrun's environment; with -m slow torchrun itself starts them."""
+def test_the_command_under_torchrun_makes_one_run(tmp_path):
+    """Two processes with torchrun's environment; torchrun itself starts those of the test below."""
     settings = ["--steps", "2", "--prompts-per-step", "4", "--rollouts-per-prompt", "2", "--problems", "8"]
     settings += ["--max-new-tokens", "24", "--keep", "1", "--prompts.limit", "40", "--telemetry-every", "2"]
     words = ["distill", str(tmp_path / "run"), "--prompts.source", "arithmetic", *settings]
 
-    def on_two_processes(name: str) -> str:
-        if how == "torchrun":
-            return torchrun("-m", "rocktokens.cli", *words)
-        return as_torchrun(lambda: cli.main(words), tmp_path / name)
-
-    assert on_two_processes("first").count("run: ") == 1
+    assert as_torchrun(lambda: cli.main(words), tmp_path / "first").count("run: ") == 1
     run = open_run(tmp_path / "run")
     assert run.done("distill")
     assert run.checkpoints() == [0, 2]
     # The global batch is what was asked for, not that much on every process.
     assert run.query("select count(distinct rollout_id) from telemetry where step = 2").column(0).to_pylist() == [8]
-    assert on_two_processes("again").count("run: ") == 1  # complete: a second call trains nothing
+    again = as_torchrun(lambda: cli.main(words), tmp_path / "again")
+    assert again.count("run: ") == 1  # complete: a second call trains nothing
     assert open_run(tmp_path / "run").manifest == run.manifest
 
 

@@ -13,9 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError, DataError, RunError
@@ -29,7 +27,6 @@ from rocktokens.train.settings import DistillConfig, OffPolicyConfig
 from rocktokens.train.trainer import OffPolicyTrainer, _head_in_full
 
 ROCKS = (5, 6, 7, 8, 9, 10, 11, 12)
-SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
 SMALL = {
     "steps": 6,
     "prompts_per_step": 4,
@@ -58,18 +55,6 @@ def distilled(path: Path, config: DistillConfig | None = None, *, pair=None, roc
     ), run
 
 
-def step_of(path: Path, *, models=None, **settings):
-    """One SGD step with rate 1 on our sampler's rollouts: the trainer, and the gradient by parameter."""
-    args = distilling.arguments(path, **SGD)
-    models = models or (distilling.student(), distilling.teacher())
-    before = distilling.parameters(models[0])
-    trainer = distilling.trained(
-        RockDistillationTrainer, path, args=args, models=models, **{"generation": "ours", **settings}
-    )
-    after = distilling.parameters(trainer)
-    return trainer, {name: before[name] - after[name] for name in before}
-
-
 # Null tests
 
 
@@ -94,7 +79,16 @@ def test_lambda_one_equals_uniform_bit_for_bit(tmp_path):
 # Exact weights
 
 
-def full_logit_gradient(trainer, weight_of, denominator_of):
+def divergence(kind, log_p, log_q):
+    """The definition, row by row; todi's mixing weights carry no gradient."""
+    p, q = log_p.exp(), log_q.exp()
+    if kind == "todi":
+        alpha = torch.sigmoid((log_q - log_p).detach())
+        return (alpha * q * (log_q - log_p) + (1 - alpha) * p * (log_p - log_q)).sum(-1)
+    return (p * (log_p - ((0.1 * p + 0.9 * q).log() if kind == "srkl" else log_q))).sum(-1)
+
+
+def full_logit_gradient(trainer, kind, weight_of, denominator_of):
     """The same step by autograd on full logits: rows of the trainer's own batch, weights by predicted token."""
     student, teacher = distilling.student(), distilling.teacher()
     total, weights = 0.0, 0.0
@@ -102,23 +96,34 @@ def full_logit_gradient(trainer, weight_of, denominator_of):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         start = inputs["prompt_ids"].shape[1]
-        logs = [m(ids, attention_mask=mask).logits[:, start - 1 : -1].log_softmax(-1) for m in (student, teacher)]
-        kl = (logs[0].exp() * (logs[0] - logs[1].detach())).sum(-1)
+        mine, theirs = (
+            m(ids, attention_mask=mask).logits[:, start - 1 : -1].log_softmax(-1) for m in (student, teacher)
+        )
+        value = divergence(kind, mine, theirs.detach())
         seen = inputs["completion_mask"].bool()
         weight = torch.where(seen, weight_of(inputs["completion_ids"]), 0.0)
-        total, weights = total + (kl * weight).sum(), weights + denominator_of(weight, seen)
+        total, weights = total + (value * weight).sum(), weights + denominator_of(weight, seen)
     (total / weights).backward()
     return {name: parameter.grad for name, parameter in student.named_parameters()}, float(total.detach() / weights)
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.3])
-@pytest.mark.parametrize("normalise", ["kept", "all"])
-def test_weighted_loss_and_gradient_equal_full_logits(tmp_path, lam, normalise):
+@pytest.mark.parametrize(
+    ("kind", "lam", "normalise"),
+    [
+        *((None, lam, normalise) for lam in (0.0, 0.3) for normalise in ("kept", "all")),
+        ("todi", 1.0, "kept"),
+        ("srkl", 1.0, "kept"),
+    ],
+)
+def test_weighted_loss_and_gradient_equal_full_logits(tmp_path, kind, lam, normalise):
     selector = make_selector("soft", rocks=ROCKS, lam=lam)
-    trainer, gradient = step_of(tmp_path, selector=selector, normalise=normalise)
+    trainer, gradient = distilling.one_step(
+        RockDistillationTrainer, tmp_path, selector=selector, normalise=normalise, kind=kind, generation="ours"
+    )
     rocks = torch.tensor(ROCKS)
     wanted, loss = full_logit_gradient(
         trainer,
+        kind,
         lambda token: torch.where(torch.isin(token, rocks), lam, 1.0),
         lambda weight, seen: weight.sum() if normalise == "kept" else seen.sum(),
     )
@@ -132,13 +137,17 @@ def test_weighted_loss_and_gradient_equal_full_logits(tmp_path, lam, normalise):
 
 def test_prefix_really_stops_the_rollouts_there(tmp_path):
     for generation in ("ours", "trl"):
-        trainer, _ = step_of(tmp_path, selector=make_selector("prefix", keep=0.25), generation=generation)
+        prefix = make_selector("prefix", keep=0.25)
+        trainer, _ = distilling.one_step(RockDistillationTrainer, tmp_path, selector=prefix, generation=generation)
         assert trainer._buffered_inputs[0]["completion_ids"].shape[1] == 3  # a quarter of 12
         assert trainer.record.rows[0]["tokens"] <= 3 * 16
 
 
 def test_selectors_that_need_losses_pay_for_them_on_the_meter(tmp_path):
-    trainer, _ = step_of(tmp_path, selector=make_selector("entropy", keep=0.25), rocks=ROCKS)
+    entropy = make_selector("entropy", keep=0.25)
+    trainer, _ = distilling.one_step(
+        RockDistillationTrainer, tmp_path, selector=entropy, rocks=ROCKS, generation="ours"
+    )
     row = trainer.record.rows[0]
     assert row["kept_share"] == pytest.approx(0.25, abs=0.01)
     assert row["seconds_select"] > row["seconds_head"]
@@ -269,8 +278,7 @@ def test_lora_trains_and_only_its_adapter_is_saved(tmp_path):
 def test_off_policy_loss_and_gradient_are_half_forward_kl_and_half_cross_entropy(tmp_path):
     answers = [[*range(3 + i, 9 + i), distilling.EOS] for i in range(16)]
     rows = [{"prompt": list(p.prompt_ids), "completion": a} for p, a in zip(distilling.prompts(16), answers)]
-    args = distilling.arguments(tmp_path, **SGD)
-    trainer = distilling.trained(OffPolicyTrainer, tmp_path, args=args, data=Dataset.from_list(rows))
+    trainer, gradient = distilling.one_step(OffPolicyTrainer, tmp_path, data=Dataset.from_list(rows))
     student, teacher = distilling.student(), distilling.teacher()
     total, count = 0.0, 0
     for row in rows:
@@ -281,10 +289,9 @@ def test_off_policy_loss_and_gradient_are_half_forward_kl_and_half_cross_entropy
         total = total + 0.5 * forward.sum() - 0.5 * mine.gather(1, token[:, None]).sum()
         count += len(token)
     (total / count).backward()
-    before, after = distilling.parameters(distilling.student()), distilling.parameters(trainer)
     wanted = {name: parameter.grad for name, parameter in student.named_parameters()}
     size = max(float(g.abs().max()) for g in wanted.values())
-    assert distilling.furthest({n: before[n] - after[n] for n in before}, wanted) < 1e-4 * size
+    assert distilling.furthest(gradient, wanted) < 1e-4 * size
     assert trainer.record.rows[0]["loss"] == pytest.approx(float(total.detach() / count), rel=1e-5)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float(total.detach() / count), rel=1e-4)
 
@@ -341,9 +348,7 @@ def test_a_keyword_of_version_02_names_its_new_place(tmp_path):
 
 def test_a_run_of_another_model_tokenizer_or_selector_or_with_too_few_prompts_is_refused(tmp_path):
     distilled(tmp_path / "run")
-    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *(f"v{i}" for i in range(3, 64))])}
-    fast = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    other = PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    other = distilling.tokenizer(range(63, 2, -1))
     for config, pair, says in (
         (small(), distilling.pair(distilling.model(0, width=48)), "hidden_size"),
         (small(), dataclasses.replace(distilling.pair(), tokenizer=other), "another tokenizer"),
@@ -362,15 +367,8 @@ def test_half_written_checkpoints_are_passed_over(tmp_path):
     (tmp_path / "checkpoint-best").mkdir()
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-5"
     assert last_complete_checkpoint(tmp_path / "none") is None
-    trainer = RockDistillationTrainer(
-        distilling.student(),
-        distilling.teacher(),
-        distilling.arguments(tmp_path / "empty"),
-        distilling.dataset(),
-        processing_class=distilling.tokenizer(),
-    )
     with pytest.raises(RunError, match="no complete checkpoint"):
-        trainer.train(resume_from_checkpoint=True)
+        distilling.made(RockDistillationTrainer, tmp_path / "empty").train(resume_from_checkpoint=True)
 
 
 def test_resume_files_are_tensors_or_refused(tmp_path):

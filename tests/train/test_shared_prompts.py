@@ -53,38 +53,8 @@ def gradients(model, states, mask) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("prompts", [[0, 0, 0, 0], [1, 1, 4, 4, 1]])
-def test_states_and_gradients_are_those_of_one_forward(family, prompts):
-    model = tiny_model(family).train()
-    given = texts(prompts, [5, 3, 1, 6, 2][: len(prompts)])
-    mask = given.completion_mask_BC
-    want = one_forward(model, given)
-    want_grads = gradients(model, want, mask)
-    forwards = []
-    handle = model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: forwards.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    got = completion_states(model, inputs(given), reader(model), share=True)
-    handle.remove()
-    assert got.shape == want.shape
-    torch.testing.assert_close(got[mask > 0], want[mask > 0], rtol=1e-4, atol=1e-5)
-    got_grads = gradients(model, got, mask)
-    assert got_grads.keys() == want_grads.keys()
-    for name, grad in want_grads.items():
-        torch.testing.assert_close(got_grads[name], grad, rtol=1e-3, atol=1e-4, msg=name)
-    if can_share(model):
-        distinct, longest = len(set(prompts)), 3 + max(prompts)
-        assert forwards == [distinct * longest, len(prompts) * 5]  # the longest completion has 6 tokens
-    else:
-        assert forwards == [len(prompts) * (3 + max(prompts) + 6)]
-
-
-@pytest.mark.parametrize("prompts", [[0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 4, 5]])
-def test_on_a_cpu_rows_of_alike_length_go_together(prompts):
-    """Six completions of very different length: the same states and gradients, with less padding."""
-    model, lengths = tiny_model().train(), [40, 3, 41, 5, 38, 39]
-    given = texts(prompts, lengths, columns=(9, 50))
+def forwards_of_equal_states(model, given: Texts) -> list[tuple[int, int]]:
+    """Shapes of the forwards that sharing takes, once its states and gradients are those of one forward."""
     mask = given.completion_mask_BC
     want = one_forward(model, given)
     want_grads = gradients(model, want, mask)
@@ -94,11 +64,31 @@ def test_on_a_cpu_rows_of_alike_length_go_together(prompts):
     )
     got = completion_states(model, inputs(given), reader(model), share=True)
     handle.remove()
-    longest, distinct = 3 + max(prompts), len(set(prompts))
-    assert forwards == [(distinct, longest), (3, 37), (3, 40)]  # 3, 5 and 38 are fewer than 64 tokens without the third
+    assert got.shape == want.shape
     torch.testing.assert_close(got[mask > 0], want[mask > 0], rtol=1e-4, atol=1e-5)
-    for name, grad in gradients(model, got, mask).items():
-        torch.testing.assert_close(grad, want_grads[name], rtol=1e-3, atol=1e-4, msg=name)
+    got_grads = gradients(model, got, mask)
+    assert got_grads.keys() == want_grads.keys()
+    for name, grad in want_grads.items():
+        torch.testing.assert_close(got_grads[name], grad, rtol=1e-3, atol=1e-4, msg=name)
+    return forwards
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prompts", [[0, 0, 0, 0], [1, 1, 4, 4, 1]])
+def test_states_and_gradients_are_those_of_one_forward(family, prompts):
+    model, rows, longest = tiny_model(family).train(), len(prompts), 3 + max(prompts)
+    forwards = forwards_of_equal_states(model, texts(prompts, [5, 3, 1, 6, 2][:rows]))
+    shared = [(len(set(prompts)), longest), (rows, 5)]  # the longest completion has 6 tokens
+    assert forwards == (shared if can_share(model) else [(rows, longest + 6)])
+
+
+@pytest.mark.parametrize("prompts", [[0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 4, 5]])
+def test_on_a_cpu_rows_of_alike_length_go_together(prompts):
+    """Six completions of very different length: the same states and gradients, with less padding."""
+    given = texts(prompts, [40, 3, 41, 5, 38, 39], columns=(9, 50))
+    longest, distinct = 3 + max(prompts), len(set(prompts))
+    # 3, 5 and 38 are fewer than 64 tokens without the third
+    assert forwards_of_equal_states(tiny_model().train(), given) == [(distinct, longest), (3, 37), (3, 40)]
 
 
 def test_which_models_share():

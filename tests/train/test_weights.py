@@ -87,14 +87,12 @@ def test_audits_change_nothing_and_say_what_shadows_would_keep(tmp_path):
     assert 0 < first["changed_loss_share"] < 1
 
 
-def small(**settings) -> DistillConfig:
-    defaults = {"steps": 3, "learning_rate": 1e-3, "max_new_tokens": 8, "prompts_per_step": 4, "keep": 1}
-    return DistillConfig(**{**defaults, "rollouts_per_prompt": 2, "telemetry_every": None, **settings})
-
-
 def test_the_loss_is_a_setting_of_distillation(tmp_path):
     run = Run.create(tmp_path / "run")
-    found = distill(small(loss="todi", telemetry_every=1), distilling.pair(), distilling.prompts(), run, show=False)
+    config = DistillConfig(
+        steps=3, max_new_tokens=8, prompts_per_step=4, rollouts_per_prompt=2, keep=1, loss="todi", telemetry_every=1
+    )
+    found = distill(config, distilling.pair(), distilling.prompts(), run, show=False)
     assert len(found.record.rows) == 3
     assert not (run.path / "telemetry").exists()  # occurrences would record another divergence
 
