@@ -10,9 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
 from rocktokens.detect.certified import COSTLY, LEARNING, LEVELLED, UNCLEAR
 from rocktokens.detect.certified import ROCK as DECLARED
 from rocktokens.detect.measures import CLUSTERS
@@ -74,7 +71,34 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
         Column("R", "r", number, {"digits": 1}),
         Column("CCR", "ccr", number),
     )
-    lines = [*_footprint_lines(report), *spread_lines(report), *enough_lines(report, command), *report.notes]
+    lines = []
+    for name, found in report.footprints.items():
+        grad = "" if found.share_grad is None else f", gradient norm {interval(found.share_grad, percent)}"
+        lines.append(
+            f"{name}: {found.num_types} types, positions {interval(found.share_positions, percent)} "
+            f"(median rollout {percent(found.share_positions_median.value)}), "
+            f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment, number)}"
+        )
+    lines.append(f"overlap (Jaccard): {', '.join(f'{a}/{b} {value:.2f}' for a, b, value in report.overlaps)}")
+    spread, enough = report.concentration, report.enough
+    if not math.isnan(spread.positions_50):  # there is a loss
+        shares = " / ".join(map(percent, (spread.positions_50, spread.positions_80, spread.positions_95)))
+        line = f"50 / 80 / 95 % of the loss lie in {shares} of the positions"
+        if not math.isnan(spread.variance_by_type.value):
+            line += f"; the token type explains {interval(spread.variance_by_type, percent)} of its variance"
+        if spread.a_matter_of_positions:
+            line += ". The cost is a matter of single positions; the table `positions` names them"
+        lines.append(line)
+    if enough.prompts_needed is not None:
+        lines.append(
+            f"{enough.num_unclear} costly types are unclear; about {enough.prompts_needed:,} prompts (there are "
+            f"{enough.num_prompts:,}) would settle {enough.num_in_reach} of them{f': {command}' if command else ''}"
+        )
+    elif enough.num_unclear:
+        lines.append(
+            f"{enough.num_unclear} costly types are unclear: their falls lie too close to 1 − κ for more prompts"
+        )
+    lines += report.notes
     return Table(columns, rows, title=title(report), caption=lines, name="types.parquet", limit=limit)
 
 
@@ -93,47 +117,6 @@ def title(report: RockReport) -> str:
     dropped = len(report.classes[DECLARED]) - count
     filtered = f" ({dropped} more in contexts that do not recur)" if dropped else ""
     return f"{count} rocks declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
-
-
-def _footprint_lines(report: RockReport) -> list[str]:
-    lines = []
-    for name, found in report.footprints.items():
-        grad = "" if found.share_grad is None else f", gradient norm {interval(found.share_grad, percent)}"
-        lines.append(
-            f"{name}: {found.num_types} types, positions {interval(found.share_positions, percent)} "
-            f"(median rollout {percent(found.share_positions_median.value)}), "
-            f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment, number)}"
-        )
-    named = ", ".join(f"{first}/{second} {value:.2f}" for first, second, value in report.overlaps)
-    return [*lines, f"overlap (Jaccard): {named}"]
-
-
-def spread_lines(report: RockReport) -> list[str]:
-    """Whether the cost is a matter of types or of single positions."""
-    found = report.concentration
-    if math.isnan(found.positions_50):  # there is no loss
-        return []
-    shares = " / ".join(map(percent, (found.positions_50, found.positions_80, found.positions_95)))
-    line = f"50 / 80 / 95 % of the loss lie in {shares} of the positions"
-    if not math.isnan(found.variance_by_type.value):
-        line += f"; the token type explains {interval(found.variance_by_type, percent)} of its variance"
-    if found.a_matter_of_positions:
-        line += ". The cost is a matter of single positions; the table `positions` names them"
-    return [line]
-
-
-def enough_lines(report: RockReport, command: str | None) -> list[str]:
-    """How many prompts would settle what is unclear, and the command that adds them."""
-    enough = report.enough
-    if not enough.num_unclear:
-        return []
-    if enough.prompts_needed is None:
-        return [f"{enough.num_unclear} costly types are unclear: their falls lie too close to 1 − κ for more prompts"]
-    how = f": {command}" if command else ""
-    return [
-        f"{enough.num_unclear} costly types are unclear; about {enough.prompts_needed:,} prompts (there are "
-        f"{enough.num_prompts:,}) would settle {enough.num_in_reach} of them{how}"
-    ]
 
 
 # The report
@@ -212,12 +195,6 @@ def _marks(
     }
 
 
-def _bars(name: str, x: list[float], y: list[float], texts: list[str], color: str, **more: object) -> Json:
-    """One trace of bars with a text for each."""
-    hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<extra></extra>"}
-    return {"type": "bar", "name": name, "x": x, "y": y, **hover, "marker": {"color": color}} | more
-
-
 def funnel(facts: Facts) -> Figure | None:
     """Frequency against mean loss, rocks marked."""
     table = facts.table("types")
@@ -233,7 +210,13 @@ def funnel(facts: Facts) -> Figure | None:
             name,
             [row["count"] for row in own],
             [row["loss_post"] for row in own],
-            [_type_hover(row) for row in own],
+            [
+                f"{label(row['token'], 40)}  id {row['token_id']}<br>{plural(row['count'], 'occurrence')}, "
+                f"{label(str(row.get('cluster', '')), 40)}<br>mean loss {number(row.get('loss_pre'), 3)} → "
+                f"{number(row['loss_post'], 3)} nats<br>burden {number(row.get('r'), 1)}, context consistency "
+                f"{percent(row.get('ccr'))}"
+                for row in own
+            ],
             color,
             symbol,
             size,
@@ -269,51 +252,6 @@ def funnel(facts: Facts) -> Figure | None:
     )
 
 
-def _type_hover(row: Row) -> str:
-    lines = [
-        f"{label(row['token'], 40)}  id {row['token_id']}",
-        f"{plural(row['count'], 'occurrence')}, {label(str(row.get('cluster', '')), 40)}",
-    ]
-    before = f"{number(row['loss_pre'], 3)} → " if row.get("loss_pre") is not None else ""
-    lines.append(f"mean loss {before}{number(row['loss_post'], 3)} nats")
-    if row.get("ccr") is not None:
-        lines.append(f"burden {number(row.get('r'), 1)}, context consistency {percent(row['ccr'])}")
-    return "<br>".join(lines)
-
-
-def density(facts: Facts) -> Figure | None:
-    """Share of each rollout's positions that are rocks."""
-    if not facts.steps or not facts.rock_ids:
-        return None
-    ids = ", ".join(map(str, sorted(facts.rock_ids)))
-    table = facts.query(
-        f"select prompt_id, rollout_id, count(*) as positions, count_if(token_id in ({ids}))::bigint as rocks "
-        f"from occurrences where step = {facts.steps[-1]} group by all order by prompt_id, rollout_id"
-    )
-    if table is None or not len(table):
-        return None
-    share = np.array(table["rocks"]) / np.array(table["positions"])
-    low, median, high = (float(end) for end in np.quantile(share, [0.05, 0.5, 0.95]))
-    counts, edges = np.histogram(share, np.linspace(0, max(0.05, float(share.max()) * 1.0001), 25))
-    texts = [
-        f"{plural(int(n), 'rollout')} with {percent(a)} to {percent(b)} rocks"
-        for n, a, b in zip(counts, edges[:-1], edges[1:])
-    ]
-    shape = layout("rocks among a rollout's positions, %", "rollouts", height=300, bargap=0.06)
-    shape["shapes"] = [rule(100 * median, color="@ink", dash="dash")]
-    return Figure(
-        name="density",
-        title="How dense are rocks in a rollout?",
-        sentence=f"In half of the {plural(len(share), 'rollout')}, {percent(median)} or more of the positions are "
-        f"rocks; 90 % of them lie between {percent(low)} and {percent(high)}, and {int((share == 0).sum())} hold none.",
-        estimator="Per rollout, positions whose token is a rock ÷ all scored positions, over all scored rollouts; the "
-        "dashed line is the median.",
-        rows=table.append_column("share", pa.array(share)),
-        data=[_bars("rollouts", (50 * (edges[:-1] + edges[1:])).tolist(), counts.tolist(), texts, ROCK)],
-        layout=shape,
-    )
-
-
 def clusters(facts: Facts) -> Figure | None:
     """What kinds of tokens the rocks are."""
     table = facts.table("clusters")
@@ -328,9 +266,19 @@ def clusters(facts: Facts) -> Figure | None:
             f"enrichment {number(row.get('enrichment'))}"
             for kind, row in zip(names, rows)
         ]
-        filled = {"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper"}}
-        share = [100 * row[key] for row in rows]
-        data.append(_bars(name, share, list(range(len(rows))), texts, color, orientation="h", marker=filled))
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "x": [100 * row[key] for row in rows],
+                "y": list(range(len(rows))),
+                "text": texts,
+                "textposition": "none",
+                "hovertemplate": "%{text}<extra></extra>",
+                "marker": {"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper"}},
+            }
+        )
     shape = layout("share of all, %", "", height=110 + 54 * len(rows), barmode="group")
     shape["yaxis"] = names_axis(names)
     top = rows[-1]
@@ -361,11 +309,11 @@ def sensitivity(facts: Facts) -> Figure | None:
         f"{words.get(row['parameter']) or label(row['parameter'], 40)} {'↑' if row['step'] > 0 else '↓'}"
         for row in rows
     ]
-    texts = []
-    for name, row in zip(names, rows):
-        texts.append(f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}")
-        if row.get("share_positions") is not None:
-            texts[-1] += f"<br>positions {percent(row['share_positions'])}, loss {percent(row.get('share_loss'))}"
+    texts = [
+        f"{name} (at {number(row.get('value'), 3)}): Jaccard {number(row['jaccard'])}<br>positions "
+        f"{percent(row.get('share_positions'))}, loss {percent(row.get('share_loss'))}"
+        for name, row in zip(names, rows)
+    ]
     shape = layout("overlap with the declared set (Jaccard)", "", height=100 + 28 * len(rows), showlegend=False)
     shape["xaxis"]["range"] = [0, 1.04]
     shape["yaxis"] = names_axis(names)

@@ -32,24 +32,17 @@ GROUP_COLORS = {"rocks": ROCK, "rare high-loss": RARE, "random others": REST, "o
 GROUP_SYMBOLS = {"rocks": "diamond", "rare high-loss": "triangle-up", "random others": "circle-open", "other": "circle"}
 
 
-def _grouped(facts: Facts, table: pa.Table) -> list[Json]:
-    """Geometry rows, grouped by the rock set that holds now: detection may have run again since."""
-    rows = table.to_pylist()
-    if not _regrouped(facts, rows):
-        return rows
-    facts.notes.append("geometry was computed for another rock set; its figures are grouped by the one that holds now")
-    moved = {True: "rocks", False: "other"}
-    return [
-        {**row, "group": moved[row["token_id"] in facts.rock_ids]}
-        if row["group"] == "rocks" or row["token_id"] in facts.rock_ids
-        else row
-        for row in rows
-    ]
-
-
-def _regrouped(facts: Facts, rows: list[Row]) -> bool:
+def _grouped(facts: Facts, table: pa.Table) -> tuple[list[Row], bool]:
+    """Geometry rows grouped by the rock set that holds now, and whether detection has found another one since."""
+    rows, rocks = table.to_pylist(), facts.rock_ids
     then = {row["token_id"] for row in rows if row["group"] == "rocks"}
-    return bool(facts.rock_ids) and then != facts.rock_ids & {row["token_id"] for row in rows}
+    if not rocks or then == rocks & {row["token_id"] for row in rows}:
+        return rows, False
+    facts.notes.append("geometry was computed for another rock set; its figures are grouped by the one that holds now")
+    for row in rows:
+        if row["token_id"] in then | rocks:
+            row["group"] = "rocks" if row["token_id"] in rocks else "other"
+    return rows, True
 
 
 def gradients(facts: Facts) -> Figure | None:
@@ -57,7 +50,7 @@ def gradients(facts: Facts) -> Figure | None:
     table = facts.table("geometry")
     if table is None or facts.lacks(table, "gradient shares", "token_id", "group", "grad_share", "position_share"):
         return None
-    rows = [row for row in _grouped(facts, table) if row["grad_share"] and row["position_share"]]
+    rows = [row for row in _grouped(facts, table)[0] if row["grad_share"] and row["position_share"]]
     data = []
     for group in ("other", "random others", "rare high-loss", "rocks"):
         own = [row for row in rows if row["group"] == group]
@@ -93,21 +86,27 @@ def alignment(facts: Facts) -> Figure | None:
     table = facts.table("geometry")
     if table is None or facts.lacks(table, "gradient alignment", "token_id", "cos_others", "group", "mean_grad_norm"):
         return None
-    rows = [row for row in _grouped(facts, table) if row["cos_others"] is not None]
+    rows, moved = _grouped(facts, table)
+    rows = [row for row in rows if row["cos_others"] is not None]
     groups = [group for group in ("rocks", "rare high-loss", "random others") if any(r["group"] == group for r in rows)]
     if not groups:
         return None
-    data = []
+    data, medians = [], []
     for group in groups:
         own = [row for row in rows if row["group"] == group]
         data.append(_gradient_trace(facts, group, own, "cos_others", "mean_grad_norm", 1.0))
+        medians.append(f"{number(float(np.median([row['cos_others'] for row in own])))} for {group}")
+    tested = ""
+    for row in [] if moved else facts.stage("geometry").get("comparisons", []):
+        if row.get("metric") == "cos_others" and {row.get("first"), row.get("second")} == {"rocks", "random others"}:
+            tested = f" (rocks against random others: {p_value(row.get('p_value'))})"
     shape = layout("cosine with the sum of all other types' mean gradients", "norm of the mean gradient", height=360)
     shape["xaxis"]["range"] = [-1.04, 1.04]
     shape["shapes"] = [rule(0)]
     return Figure(
         name="alignment",
         title="Do they pull the same way?",
-        sentence=_alignment_sentence(facts, rows, groups),
+        sentence=f"The median cosine with all other types' gradient is {', '.join(medians)}{tested}.",
         estimator="ḡ of a type is the mean of its occurrences' gradients in logit space; the cosine leaves the type's "
         "own share out of the sum. Groups are compared by Mann–Whitney."
         + (" Gradients are sketched: cosines err by up to 0.02." if facts.stage("geometry").get("sketched") else ""),
@@ -115,19 +114,6 @@ def alignment(facts: Facts) -> Figure | None:
         data=data,
         layout=shape,
     )
-
-
-def _alignment_sentence(facts: Facts, rows: list[Row], groups: list[str]) -> str:
-    medians = [
-        f"{number(float(np.median([r['cos_others'] for r in rows if r['group'] == group])))} for {group}"
-        for group in groups
-    ]
-    said = f"The median cosine with all other types' gradient is {', '.join(medians)}"
-    tested = [] if _regrouped(facts, facts.rows("geometry")) else facts.stage("geometry").get("comparisons", [])
-    for row in tested:
-        if row.get("metric") == "cos_others" and {row.get("first"), row.get("second")} == {"rocks", "random others"}:
-            return said + f" (rocks against random others: {p_value(row.get('p_value'))})."
-    return said + "."
 
 
 def _gradient_trace(facts: Facts, group: str, rows: list[Row], x: str, y: str, scale: float) -> Json:

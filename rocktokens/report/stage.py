@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "footprint": detect.footprint,
     "funnel": detect.funnel,
-    "density": detect.density,
     "clusters": detect.clusters,
     "training_loss": distill.training_loss,
     "persistence": distill.persistence,

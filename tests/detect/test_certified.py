@@ -20,7 +20,7 @@ from rocktokens.detect.certified import (
     p_mean_positive,
     p_stagnant,
 )
-from rocktokens.detect.figures import enough_lines, render, title
+from rocktokens.detect.figures import render, title
 from rocktokens.detect.occurrences import Occurrences
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError
@@ -325,5 +325,5 @@ def test_the_command_stands_beside_the_number():
     columns, _ = corpora.at_the_boundary(np.random.default_rng(0), 60)
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
     assert report.enough.num_unclear > 0
-    line = enough_lines(report, "rocktokens sample RUN")[0]
-    assert ("rocktokens sample RUN" in line) == (report.enough.prompts_needed is not None)
+    lines = " ".join(render(report, "rocktokens sample RUN").caption)
+    assert ("rocktokens sample RUN" in lines) == (report.enough.prompts_needed is not None)

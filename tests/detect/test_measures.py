@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from rocktokens import detect_rocks
-from rocktokens.detect.figures import spread_lines
+from rocktokens.detect.figures import render
 from rocktokens.detect.measures import (
     cluster_of,
     costliest_positions,
@@ -184,7 +184,7 @@ def test_a_report_says_whether_types_or_positions_matter():
     report = detect_rocks(columns, config=QUICK)
     assert report.concentration.a_matter_of_positions
     assert report.concentration.positions_50 == pytest.approx(0.01, abs=0.004)
-    assert "single positions" in spread_lines(report)[0]
+    assert "single positions" in " ".join(render(report).caption)
     assert any("only 30 prompts were measured" in note and "too short" in note for note in report.notes)
     assert report.tables["positions"].num_rows == 100
 

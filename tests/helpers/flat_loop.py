@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens.world import get_world
 
-SEED, ROLLOUTS, LEARNING_RATE, TRAIN_PROMPTS = 5, 64, 3e-4, 5000
+SEED, ROLLOUTS, TRAIN_PROMPTS = 5, 64, 5000
+QUICK, LONG = 60, 150
+LEARNING_RATES = {QUICK: 6e-4, LONG: 3e-4}  # by steps: the loss has stopped falling after either
 
 
 class FlatRun(NamedTuple):
@@ -53,7 +55,7 @@ def distilled(name: str, steps: int, factory: pytest.TempPathFactory) -> FlatRun
 
     def make(folder: Path) -> None:
         prompts = [tokenizer(p.prompt)["input_ids"] for p in world.problems("train", TRAIN_PROMPTS, seed=SEED)]
-        settings = {"steps": steps, "lr": LEARNING_RATE, "rollouts": ROLLOUTS, "seed": SEED, "log_every": 0}
+        settings = {"steps": steps, "lr": LEARNING_RATES[steps], "rollouts": ROLLOUTS, "seed": SEED, "log_every": 0}
         history = loop.distil(student, teacher, prompts, **settings, **ends)
         torch.save({"student": student.state_dict(), "history": torch.tensor(history)}, folder / "found.pt")
 

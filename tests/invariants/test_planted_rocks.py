@@ -1,6 +1,6 @@
 """Planted truth: after OPD the declared rocks are what cannot be learned, in every built-in world.
 
-OPD runs in plain PyTorch (`examples/minimal_loop.py`), about a minute a world, until its loss has stopped falling.
+OPD runs in plain PyTorch (`examples/minimal_loop.py`) until its loss has stopped falling.
 Thresholds are the defaults; only the K of the other definitions is given, the number planted.
 """
 
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flat_loop import distilled
+from flat_loop import LONG, QUICK, distilled
 
 from rocktokens.detect.rocks import detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.world import get_world, world_names
 
-STEPS = 150
 PROMPTS = 400
 
 
-def found_in(name: str, factory: pytest.TempPathFactory):
+def found_in(name: str, steps: int, factory: pytest.TempPathFactory):
     """The world, and what detection says of its student after OPD."""
-    world, run = get_world(name), distilled(name, STEPS, factory)
+    world, run = get_world(name), distilled(name, steps, factory)
     held_out = [run.tokenizer(p.prompt)["input_ids"] for p in world.problems("detection", PROMPTS, seed=5)]
     rollouts = run.loop.sample(run.student, held_out, rng=torch.Generator().manual_seed(5), **run.ends)
     token_N, (pre_N, post_N) = run.loop.score([run.before, run.student], run.teacher, rollouts)
@@ -39,14 +38,14 @@ def found_in(name: str, factory: pytest.TempPathFactory):
     return world, detect_rocks(table, run.tokenizer, config, embedding_VH=embedding_VH)
 
 
-# The default world's distillation serves test_facts too; the others take a minute each and run with -m slow.
-WORLDS = [pytest.param(name, marks=() if name == "arithmetic" else pytest.mark.slow) for name in world_names()]
+# The default world's short distillation serves test_facts too; long ones take a minute each and run with -m slow.
+WORLDS = [pytest.param(name, LONG, marks=pytest.mark.slow) for name in world_names()]
 
 
-@pytest.mark.parametrize("name", WORLDS)
-def test_what_cannot_be_learned_is_declared_and_nothing_else(name, tmp_path_factory):
+@pytest.mark.parametrize(("name", "steps"), [("arithmetic", QUICK), *WORLDS])
+def test_what_cannot_be_learned_is_declared_and_nothing_else(name, steps, tmp_path_factory):
     """The declared rocks are what the hidden table chooses; where its markers are learned in part, none is declared."""
-    world, report = found_in(name, tmp_path_factory)
+    world, report = found_in(name, steps, tmp_path_factory)
     truth = world.truth()
     texts = {token_id: text for text, token_id in world.vocabulary.items()}
     declared = [texts[token_id] for token_id in report.rocks.tolist()]
