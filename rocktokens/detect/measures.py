@@ -139,7 +139,7 @@ def matched_control(
     placed runs carry the loss of the rocks' runs of that length: so "it is only the high loss" can be told from "it is
     these tokens".
     """
-    if len(rock_N) == 0 or not rock_N.any():
+    if not rock_N.any():
         raise DataError("a control needs rock occurrences to be matched to; there are none")
     starts, lengths = run_starts_lengths(rock_N, rollout_N)
     mass_N = np.zeros(len(loss_N) + 1) if match_loss else None  # running sum of losses, from which runs' means follow
@@ -328,15 +328,11 @@ class Concentration(NamedTuple):
         return bool(self.variance_by_type.value < TYPES_EXPLAIN_LITTLE)
 
 
-def concentration(predicted_V: Floats, measurement: Occurrences, config: DetectConfig) -> Concentration:
-    """Spread of the measured half's loss; negative values of a sampled signal count as no cost."""
-    explained = variance_by_type(predicted_V, measurement, config)
-    half, most, nearly = smallest_shares(measurement.loss_post_N)
-    return Concentration(half, most, nearly, explained)
-
-
 def smallest_shares(loss_N: Array, wanted: Sequence[float] = LOSS_SHARES) -> list[float]:
-    """Smallest shares of positions that carry the wanted shares of the loss; NaN where there is no loss."""
+    """Smallest shares of positions that carry the wanted shares of the loss; NaN where there is no loss.
+
+    Negative values of a sampled signal count as no cost.
+    """
     falling = np.sort(np.maximum(loss_N, 0))[::-1]
     running = np.cumsum(falling, dtype=float)
     if running[-1] <= 0:

@@ -83,10 +83,7 @@ def score(
     occurrences: Occurrences, pairs: Pairs, config: DetectConfig, vector_VH: Floats, at: Thresholds | None = None
 ) -> Scores:
     """Burden, persistence and context consistency of every type, by thresholds found here or given."""
-    if at is None:
-        tau_pre, tau_post = loss_thresholds(occurrences, config)
-    else:
-        tau_pre, tau_post = at.tau_pre, at.tau_post
+    tau_pre, tau_post = loss_thresholds(occurrences, config) if at is None else (at.tau_pre, at.tau_post)
     high_N = occurrences.loss_post_N >= np.float32(tau_post)
     if tau_pre is not None and occurrences.loss_pre_N is not None:
         high_N &= occurrences.loss_pre_N >= np.float32(tau_pre)

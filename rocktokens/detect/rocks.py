@@ -61,7 +61,7 @@ class RockReport:
     concentration: Concentration
     enough: EnoughData
     counts: dict[str, int]
-    """num_occurrences, num_left_out, num_prompts, num_prompts_measured, num_rollouts and num_types."""
+    """num_occurrences, num_left_out, num_prompts, num_prompts_measured and num_types."""
     notes: tuple[str, ...]
     """What a reader must know beside the numbers."""
 
@@ -102,7 +102,7 @@ class RockReport:
                 "a_matter_of_positions": spread.a_matter_of_positions,
             },
             "enough": {name: getattr(self.enough, name) for name in ("num_unclear", "num_in_reach", "prompts_needed")},
-            **{name: number for name, number in self.counts.items() if name != "num_rollouts"},
+            **self.counts,
             "overlaps": [list(row) for row in self.overlaps],
             "groups": {name: ids.tolist() for name, ids in self.groups.items()},
             "notes": list(self.notes),
@@ -178,7 +178,9 @@ def detect_rocks(
     footprints = measures.footprints(measured, masks, int(observed_V.sum()), units[1], config)
     # Type means of few occurrences are drawn towards the mean of all by one occurrence's weight.
     predicted_V = (scores.r_V + scores.r_V.sum() / scores.count_V.sum()) / (scores.count_V + 1)
-    spread = measures.concentration(predicted_V, measured, config)
+    explained = measures.variance_by_type(predicted_V, measured, config)
+    half, most_of, nearly_all = measures.smallest_shares(measured.loss_post_N)
+    spread = Concentration(half, most_of, nearly_all, explained)
     persistence = measures.persistence(chosen, measured, units, groups, config) if has_pre else []
 
     costly_V, testable_V = class_V != "", tests.prompts_V >= MIN_PROMPTS
@@ -258,7 +260,6 @@ def detect_rocks(
             "num_left_out": sum(half.num_left_out for half in halves),
             "num_prompts": pairs.num_prompts + other.num_prompts,
             "num_prompts_measured": other.num_prompts,
-            "num_rollouts": sum(len(measures.starts_of(half.rollout_N)) for half in halves),
             "num_types": int(observed_V.sum()),
         },
         notes=tuple(dict.fromkeys(notes)),

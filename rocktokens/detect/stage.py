@@ -26,7 +26,6 @@ from rocktokens.progress import console
 from rocktokens.run import MANIFEST, Run, digest, open_run, reading, working_on
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
-from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
             if needed is not None and "import" not in run.manifest["config"]:  # an import has no pair to sample from
                 repeat = " && ".join(f"rocktokens {name} {path} --again" for name in ("score", "detect"))
                 command = f"rocktokens sample {path} --detection-prompts {needed} --again && {repeat}"
-            _write(stage, report, {"command": command})
+            _write(stage, report, command)
         return run
 
 
@@ -74,11 +73,16 @@ def detect_table(
 
         named = load_tokenizer(tokenizer, PairConfig())
     with working_on(out):
-        _refuse_other_runs(out)
+        made = open_run(out).manifest if (out / MANIFEST).exists() else {"config": {}, "stages": {}}
+        if "occurrences" not in made["config"] and (made["config"] or made["stages"]):
+            raise RunError(
+                f"{out} is a run that something else made; its detection would be overwritten. "
+                "Choose another directory with --out."
+            )
         run = Run.create(out, {"occurrences": {"source": str(occurrences), "tokenizer": tokenizer}})
         stage = Stage(run, "detect", {"detect": config}, {"occurrences": digest(occurrences)})
         if stage.due(again):
-            _write(stage, detect_rocks(found, named, config), {})
+            _write(stage, detect_rocks(found, named, config))
         return run
 
 
@@ -142,35 +146,16 @@ def embeddings(directory: Path | None) -> np.ndarray | None:
     return None
 
 
-def _refuse_other_runs(out: Path) -> None:
-    """Results for a table of one's own never go into a run that something else made."""
-    if not (out / MANIFEST).exists():
-        return
-    run = open_run(out)
-    others = sorted({stage.split("/")[0] for stage in run.manifest["stages"]} - {"detect", "report"})
-    if "occurrences" not in run.manifest["config"] and (others or run.manifest["config"] or run.done("detect")):
-        raise RunError(
-            f"{out} is a run of its own ({', '.join(others) or 'made by something else'}); its detection would be "
-            "overwritten. Choose another directory with --out."
-        )
-
-
-def _write(stage: Stage, report: RockReport, more: Json) -> None:
-    positions = _with_top_tokens(stage.run, report.tables["positions"])
-    stage.publish({**report.tables, "positions": positions}, {**report.facts(), **more})
-    console().print(render(report, more.get("command")))
-
-
-def _with_top_tokens(run: Run, positions: pa.Table) -> pa.Table:
-    """The costliest positions with both models' most probable tokens, where the scoring pass kept them."""
-    keys = ("prompt_id", "rollout_id", "position")
-    if not run.steps() or not any((run.path / "top_tokens").glob(f"step={run.steps()[-1]}/*.parquet")):
-        return positions
-    kept = run.query("select * from top_tokens where step = ?", [run.steps()[-1]]).to_pylist()
-    found = {tuple(row[name] for name in keys): row for row in kept}
-    places = list(zip(*(positions[name].to_pylist() for name in keys)))
-    for field in TOP_TOKENS:
-        if field.name not in keys:
-            values = pa.array([found.get(place, {}).get(field.name) for place in places], field.type)
-            positions = positions.set_column(positions.column_names.index(field.name), field, values)
-    return positions
+def _write(stage: Stage, report: RockReport, command: str | None = None) -> None:
+    """Publish the tables, the costliest positions with both models' most probable tokens where `score` kept them."""
+    run, positions, keys = stage.run, report.tables["positions"], ("prompt_id", "rollout_id", "position")
+    if run.steps() and any((run.path / "top_tokens").glob(f"step={run.steps()[-1]}/*.parquet")):
+        kept = run.query("select * from top_tokens where step = ?", [run.steps()[-1]]).to_pylist()
+        found = {tuple(row[name] for name in keys): row for row in kept}
+        places = list(zip(*(positions[name].to_pylist() for name in keys)))
+        for field in TOP_TOKENS:
+            if field.name not in keys:
+                values = pa.array([found.get(place, {}).get(field.name) for place in places], field.type)
+                positions = positions.set_column(positions.column_names.index(field.name), field, values)
+    stage.publish({**report.tables, "positions": positions}, report.facts())
+    console().print(render(report, command))

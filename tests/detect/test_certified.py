@@ -23,7 +23,6 @@ from rocktokens.detect.certified import (
 from rocktokens.detect.figures import render, title
 from rocktokens.detect.occurrences import Occurrences
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.errors import DataError
 from rocktokens.stats import bootstrap_estimate
 
 QUICK = {"resamples": 200}
@@ -110,12 +109,13 @@ def test_every_costly_type_has_a_class():
             [4.0, 3.0, 2.0, 1.0],  # falls to the end
             [4.0, 1.0, 1.0, 1.0],  # fell, then stayed
             [1 / 0.75, 1.2, 1.1, 1.0],  # has fallen by exactly a quarter
+            (0.4 ** -np.linspace(1, 0, 4)).tolist(),  # falls by 60 % at an even pace: each third by a quarter
         ],
         steps=[0, 100, 200, 300],
     )
     report = detect_rocks(Occurrences.read(by_step), config=DetectConfig(**QUICK))
     assert report.rocks.tolist() == [0]
-    assert report.classes["learning"].tolist() == [1]
+    assert set(report.classes["learning"].tolist()) == {1, 4}
     assert report.classes[LEVELLED].tolist() == [2]
     assert report.classes["unclear"].tolist() == [3]
     assert report.confirmed.tolist() == [0]
@@ -128,14 +128,6 @@ def test_every_costly_type_has_a_class():
     assert "1 rocks declared" in title(report)
 
 
-def test_slow_steady_learning_is_not_levelled_off():
-    """A fall of 60 % at an even pace: each third falls by a quarter."""
-    curve = (0.4 ** -np.linspace(1, 0, 7)).tolist()
-    by_step = classes_corpus([curve], steps=[0, 50, 100, 150, 200, 250, 300])
-    report = detect_rocks(Occurrences.read(by_step), config=DetectConfig(**QUICK))
-    assert report.classes["learning"].tolist() == [0]
-
-
 def test_a_rock_of_one_half_is_declared_and_not_confirmed():
     columns, rocks = corpora.four_rocks(np.random.default_rng(5), 100)
     measured = Occurrences.from_table(columns).halves(0)[1]
@@ -145,8 +137,6 @@ def test_a_rock_of_one_half_is_declared_and_not_confirmed():
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
     assert set(report.rocks.tolist()) == set(rocks)
     assert set(report.confirmed.tolist()) == set(rocks) - {rocks[0]}
-    console = Console(width=200, record=True, quiet=True)
-    console.print(render(report))
 
 
 @pytest.mark.parametrize("kind", corpora.KINDS)
@@ -194,14 +184,6 @@ def test_without_the_loss_before_the_word_is_costly():
     assert report.facts()["can_declare"] is False
 
 
-def test_one_checkpoint_of_a_run_is_no_loss_before():
-    columns, _ = corpora.four_rocks(np.random.default_rng(3), 30)
-    table = pa.table({**{n: columns[n] for n in columns if "loss" not in n}, "kl": columns["loss_post"]})
-    report = detect_rocks(Occurrences.read({7: table}), config=DetectConfig(**QUICK))
-    assert len(report.rocks) == 0
-    assert any("a second scored checkpoint" in note for note in report.notes)
-
-
 @pytest.mark.parametrize("level", [0.0, 0.7])
 def test_losses_that_are_all_equal_declare_nothing_and_say_so(level):
     columns, _ = corpora.null(np.random.default_rng(4), 40)
@@ -220,14 +202,11 @@ def test_losses_that_differ_by_rounding_alone_declare_nothing():
     assert (tests.costly_V == 1.0).all()
 
 
-def test_four_prompts_cannot_declare_and_three_are_refused():
+def test_four_prompts_cannot_declare():
     columns, _ = corpora.four_rocks(np.random.default_rng(6), 4)
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
     assert len(report.rocks) == 0
     assert any("no token type occurs in 5 prompts" in note for note in report.notes)
-    three = columns["prompt_id"] < 3
-    with pytest.raises(DataError, match="at least 4 prompts"):
-        detect_rocks({name: column[three] for name, column in columns.items()})
 
 
 def test_context_consistency_filters_only_if_asked():

@@ -102,15 +102,6 @@ def test_footprint_adds_up(planted, report):
     assert sum(report.tables["clusters"]["share_loss"].to_pylist()) == pytest.approx(found.share_loss.value)
 
 
-def test_sensitivity_moves_kappa_and_q_one_step_either_way(report):
-    rows = {(row["parameter"], row["step"]): row for row in report.tables["sensitivity"].to_pylist()}
-    assert {key: row["value"] for key, row in rows.items() if key[1]} == pytest.approx(
-        {("kappa", -1): 0.65, ("kappa", 1): 0.85, ("q", -1): 0.05, ("q", 1): 0.2}
-    )
-    assert rows["base", 0]["jaccard"] == 1.0
-    assert rows["kappa", -1]["num_rocks"] >= rows["base", 0]["num_rocks"] >= rows["kappa", 1]["num_rocks"]
-
-
 @pytest.mark.parametrize(("k", "wanted"), [(3, 3), (5000, 200), ("declared", 8)])
 def test_k_is_a_number_within_the_types_or_that_of_the_declared(planted, k, wanted):
     found = detect_rocks(planted[0], config=DetectConfig(k=k, resamples=100))
@@ -126,6 +117,10 @@ def test_tables_are_those_of_the_schema_and_the_terminal_names_the_rocks(report)
     for name, table in report.tables.items():
         assert table.schema.equals(TABLES[name].schema), name
     assert report.facts()["rocks"] == report.rocks.tolist()
+    moved = {(row["parameter"], row["step"]): row for row in report.tables["sensitivity"].to_pylist()}
+    values = {("kappa", -1): 0.65, ("kappa", 1): 0.85, ("q", -1): 0.05, ("q", 1): 0.2}
+    assert {key: row["value"] for key, row in moved.items() if key[1]} == pytest.approx(values)
+    assert moved["kappa", -1]["num_rocks"] >= moved["base", 0]["num_rocks"] >= moved["kappa", 1]["num_rocks"]
     text = said(report)
     assert all(word in text for word in (f"#{report.rocks[0]}", "enrichment", "control"))
 
@@ -168,12 +163,6 @@ def test_one_checkpoint_skips_persistence_and_says_so(planted):
     assert found.thresholds.tau_pre is None
     assert found.footprints["context"].share_grad is None
     assert set(found.sets["context"].tolist()) == set(planted[1].tolist())
-
-
-def test_few_prompts_warn(planted):
-    few = planted[0]["prompt_id"] < 10
-    found = detect_rocks({name: column[few] for name, column in planted[0].items()}, config=QUICK)
-    assert any("only 5 prompts were measured" in note for note in found.notes)
 
 
 def test_rows_without_a_loss_are_counted_and_left_out(planted):

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rocktokens.world import get_world
 
 SEED, ROLLOUTS, TRAIN_PROMPTS = 5, 64, 5000
-QUICK, LONG = 60, 150
-LEARNING_RATES = {QUICK: 6e-4, LONG: 3e-4}  # by steps: the loss has stopped falling after either
+QUICK, LONG = 40, 150
+LEARNING_RATES = {QUICK: 8e-4, LONG: 3e-4}  # by steps: the loss has stopped falling after either
 
 
 class FlatRun(NamedTuple):

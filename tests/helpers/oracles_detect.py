@@ -80,7 +80,7 @@ def geometry(token_N, grad_NV):
 
     return {
         v: {
-            "norm": float(np.linalg.norm(mean[v])),
+            "mean_grad_norm": float(np.linalg.norm(mean[v])),
             "cos_balanced": cosine(mean[v], balanced),
             "cos_global": cosine(mean[v], everything),
             "cos_others": cosine(mean[v], balanced - mean[v]),
@@ -91,7 +91,7 @@ def geometry(token_N, grad_NV):
     }
 
 
-def hall_p(values, degrees=None):
+def hall_p(values):
     """One-sided p of "the mean is not above 0": Student's t after Hall's transformation, value by value."""
     from scipy import stats
 

@@ -50,10 +50,11 @@ def assert_close(a, b):
 
 @settings(max_examples=8)
 @given(seeds)
-def test_row_order_and_parts_are_irrelevant(seed):
+def test_row_order_parts_and_names_of_prompts_and_rollouts_are_irrelevant(seed):
     columns, rng = corpus(seed)
     plain = detect_rocks(columns, config=CONFIG)
-    table = pa.table(columns).take(rng.permutation(len(columns["loss_post"])))
+    names = {name: [f"{name} {code:06d}" for code in columns[name]] for name in ("prompt_id", "rollout_id")}
+    table = pa.table({**columns, **names}).take(rng.permutation(len(columns["loss_post"])))
     cut = int(rng.integers(1, table.num_rows - 1))
     parts = pa.concat_tables([table.slice(cut), table.slice(0, cut)])
     same(plain, detect_rocks(parts, config=CONFIG))
