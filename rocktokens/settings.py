@@ -131,8 +131,6 @@ def load_yaml(path: str | Path) -> Json:
     scientific = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # YAML 1.1 wants a dot in it
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", scientific, list("-+.0123456789"))
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"there is no configuration file {path}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:

@@ -423,10 +423,8 @@ def load_settings(path: Path) -> StudyConfig:
     kept, values = path / SETTINGS, open_run(path).manifest["config"]
     if kept.is_file():
         with reading(kept, "remove it, and give the settings as flags"):
-            values = json.loads(kept.read_text(encoding="utf-8"))
+            values = dict(json.loads(kept.read_text(encoding="utf-8")))
     file = kept if kept.is_file() else path / MANIFEST
-    if not isinstance(values, dict):
-        raise RunError(f"{file} holds no settings; remove it, and give them as flags")
     names = {item.name for item in dataclasses.fields(StudyConfig)} - {"path"}
     known: Json = {name: value for name, value in values.items() if name in names}
     try:

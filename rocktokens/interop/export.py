@@ -21,7 +21,7 @@ import pyarrow as pa
 from rocktokens.bypass.store import NAME, BypassList, fingerprint, read_bypass
 from rocktokens.errors import DataError
 from rocktokens.models.tokens import run_tokenizer
-from rocktokens.run import open_run, write_text
+from rocktokens.run import open_run, reading, write_text
 from rocktokens.show import to_csv
 
 Listed = Literal["bypass", "rocks"]
@@ -63,8 +63,14 @@ def export(path: Path, form: Format, out: Path | None = None, *, listed: Listed 
     }
     if form in contents:
         text = json.dumps(contents[form], indent=2, ensure_ascii=False) + "\n"
+    elif form == "csv":
+        rows: Any = found.content.get("decisions", [])
+        with reading(folder / NAME, "make it again with `rocktokens bypass`"):
+            columns = {name: pa.array([row.get(name) for row in rows]) for name in COLUMNS}
+            marks = pa.array([found.fingerprint] * len(rows), pa.string())
+            text = to_csv(pa.table(columns | {"tokenizer": marks}))
     else:
-        text = _csv(found) if form == "csv" else "".join(f"{token_id}\n" for token_id in found.ids)
+        text = "".join(f"{token_id}\n" for token_id in found.ids)
     write_text(out, text)
     return out
 
@@ -87,12 +93,3 @@ def rocks_of(path: Path) -> BypassList:
     content = {"format": "rocktokens rocks", "version": 1, "ids": ids, "tokens": tokens, "tokenizer": tokenizer}
     content |= {"comparison": {"status": "not compared", "text": text}, "decisions": decisions}
     return BypassList(tuple(ids), tuple(tokens), mark, "not compared", text, content)
-
-
-def _csv(found: BypassList) -> str:
-    rows: Any = found.content.get("decisions", [])
-    try:
-        columns = {name: pa.array([row.get(name) for row in rows]) for name in COLUMNS}
-        return to_csv(pa.table(columns | {"tokenizer": pa.array([found.fingerprint] * len(rows), pa.string())}))
-    except (AttributeError, TypeError, pa.ArrowException) as error:
-        raise DataError("the bypass list's decisions are damaged; make it again with `rocktokens bypass`") from error

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.interop.samples import Dump, Names, Sample, first_of, sample_of, whole_numbers
+from rocktokens.run import reading
 from rocktokens.values import Row
 
 NO_TEACHER = (
@@ -126,8 +127,6 @@ def read_dump(name: str, files: Sequence[Path]) -> Dump:
 def _jsonl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
     known = {*JSONL.values(), "step", "rollout_id", "tokenizer"}
     for where, name, row in _json_lines(files):
-        if not isinstance(row.get("token_ids"), list):
-            raise DataError(f"{where}: there is no list token_ids; a row has {', '.join(sorted(row)) or 'nothing'}")
         if row.keys() - known:
             notes[f"columns that are not read: {', '.join(sorted(row.keys() - known))}"] = None
         tokenizers |= {str(row["tokenizer"])} if row.get("tokenizer") else set()
@@ -139,11 +138,9 @@ def _prime_rl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -
         if path.parent.name.startswith("step_") and not (path.parent / "STABLE").exists():
             raise DataError(f"{path.parent} has no file STABLE: prime-rl is still writing it, or was stopped. Wait.")
     for where, name, row in _json_lines(files):
-        if not {"token_ids", "loss_mask", "trainer_logprobs"} <= row.keys() or row.get("schema_version", 1) != 1:
-            raise DataError(f"{where}: this is no token export of prime-rl in schema version 1")
-        counted = np.flatnonzero(row["loss_mask"])
-        if not len(counted) or len(row["loss_mask"]) != len(row["token_ids"]):
-            raise DataError(f"{where}: loss_mask needs one entry per token, and a token that carries loss")
+        counted = np.flatnonzero(row.get("loss_mask", ()))
+        if not len(counted) or not {"token_ids", "trainer_logprobs"} <= row.keys() or row.get("schema_version", 1) != 1:
+            raise DataError(f"{where}: this is no token export of prime-rl in schema version 1, or no token has loss")
         first = int(counted[0])  # the rollout begins where the first token counts
         cut = {key: value[first:] for key, value in row.items() if isinstance(value, list)}
         sample = sample_of(
@@ -253,10 +250,8 @@ def _verl_teacher(own: dict[str, Any], width: int, notes: dict[str, None]) -> An
 def _trl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
     texts, parts = dict[int, list[str]](), list[tuple[int, Path, pa.Table]]()
     for path in files:
-        try:
+        with reading(path, "copy it again"):
             table = pq.read_table(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
         if {"step", "completion"} <= set(table.column_names):
             for step, text in zip(table["step"].to_pylist(), table["completion"].to_pylist()):
                 texts.setdefault(step, []).append(text)
@@ -264,11 +259,11 @@ def _trl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Ite
             table = table.sort_by([("rollout_id", "ascending"), ("position", "ascending")])
             parts.append((_digits(path.parent.name), path, table))
         else:
-            raise DataError(f"{path} is neither TRL's completions nor our telemetry")
+            notes[f"{path} is neither TRL's completions nor our telemetry, and is not read"] = None
     if not parts:
         raise DataError(
-            f"{files[0]} holds TRL's completions, which are text alone. Give the telemetry parts of the run too "
-            "(RUN/telemetry): RockDistillationTrainer writes them when it has run=."
+            f"{files[0]} holds no telemetry, and TRL's completions are text alone. Give the telemetry parts of the run "
+            "too (RUN/telemetry): RockDistillationTrainer writes them when it has run=."
         )
     if not texts:
         notes["no completions_*.parquet was given: rollouts are shown as their tokens, without prompts"] = None
@@ -321,10 +316,10 @@ def _json_lines(files: Sequence[Path]) -> Iterator[tuple[str, str, Row]]:
                 if line.strip():
                     try:
                         row = json.loads(line)
-                    except ValueError as error:
-                        raise DataError(f"{where}: not valid JSON ({error})") from None
+                    except ValueError:
+                        row = None
                     if not isinstance(row, dict):
-                        raise DataError(f"{where}: a row must be a JSON object, got {type(row).__name__}")
+                        raise DataError(f"{where}: not a JSON object")
                     yield where, f"{path.stem}/{number}", row
 
 

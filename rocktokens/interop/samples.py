@@ -108,7 +108,7 @@ def sample_of(row: Row, names: Names, where: str, **known: Any) -> Sample:
         values[name] = whole_numbers(values.get(name, ()), f"{where}: {names.get(name, name)}")
     ids = values["token_ids"]
     if not ids or min(ids) < 0:
-        raise DataError(f"{where}: the rollout has {'a negative token id' if ids else 'no tokens'}")
+        raise DataError(f"{where}: the rollout has {'a negative token id' if ids else 'no tokens'} in token_ids")
     for name in [name for name in values if name.endswith("_T")]:
         column = floats(values[name])
         if column is not None and len(column) != len(ids):

@@ -195,18 +195,12 @@ def check_tokenizers(config: PairConfig, loaded: Tokenizers | None = None) -> tu
     """Refuse tokenizers that differ in content; returns the student's, and the number of token types both know."""
     student, teacher = loaded or (load_tokenizer(config.student, config), load_tokenizer(config.teacher, config))
     ours, theirs = _token_types(student, config.student), _token_types(teacher, config.teacher)
-    for id_ in sorted(ours.keys() & theirs.keys()):
-        if ours[id_] != theirs[id_]:
-            raise ConfigError(
-                f"the tokenizers differ: id {id_} is {ours[id_]!r} for the student, {theirs[id_]!r} for the teacher; "
-                "per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
-            )
-    extra = sorted(ours.keys() ^ theirs.keys())
-    if extra:
-        owner, vocabulary = ("student", ours) if extra[0] in ours else ("teacher", theirs)
+    different = sorted(id_ for id_ in ours.keys() | theirs.keys() if ours.get(id_) != theirs.get(id_))
+    if different:
+        one, two = (repr(own[different[0]]) if different[0] in own else "no token" for own in (ours, theirs))
         raise ConfigError(
-            f"the tokenizers differ: only the {owner} has id {extra[0]} ({vocabulary[extra[0]]!r}), one of "
-            f"{len(extra)}; per-token divergence needs one vocabulary. Choose a teacher of the same tokenizer family."
+            f"the tokenizers differ: id {different[0]} is {one} for the student, {two} for the teacher, one of "
+            f"{len(different)}; per-token divergence needs one vocabulary. Choose a teacher of the same family."
         )
     for special in ("bos_token", "eos_token", "unk_token"):
         if getattr(student, special) != getattr(teacher, special):

@@ -116,9 +116,9 @@ def test_files_that_cannot_serve_say_what_is_missing(tmp_path, make, name, says)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "line 1: not valid JSON"),
-        ("[1]", "must be a JSON object"),
-        ('{"ids": [1]}', "no list token_ids"),
+        ("{", "line 1: not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ('{"ids": [1]}', "token_ids"),
         ('{"token_ids": []}', "no tokens"),
         ('{"token_ids": [1.5]}', "whole numbers"),
         ('{"token_ids": [-1]}', "negative"),

@@ -242,8 +242,8 @@ WORDS = ["<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, VOCABU
     ("words", "special", "says"),
     [
         ([*WORDS[:10], WORDS[11], WORDS[10], *WORDS[12:]], {}, "id 10 is 'w10' for the student, 'w11'"),
-        ([*WORDS, "extra"], {}, r"only the teacher has id 64 \('extra'\)"),
-        (WORDS[:60], {}, r"only the student has id 60 \('w60'\), one of 4"),
+        ([*WORDS, "extra"], {}, "id 64 is no token for the student, 'extra'"),
+        (WORDS[:60], {}, "id 60 is 'w60' for the student, no token for the teacher, one of 4"),
         (WORDS, {"eos_token": "w9"}, "eos_token: '<eos>' for the student, 'w9'"),
     ],
 )
