@@ -43,13 +43,12 @@ def fingerprint(vocabulary: Mapping[str, int]) -> str:
     return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
 
 
-def read_bypass(path: str | Path, *, fingerprint: str | None = None, vocabulary: int | None = None) -> BypassList:
+def read_bypass(path: str | Path, *, fingerprint: str | None = None) -> BypassList:
     """Read and check a bypass list.
 
     Args:
         path: a bypass.json, or a run directory that has one.
         fingerprint: of the tokenizer at hand (see `fingerprint`); a list of another one is refused.
-        vocabulary: number of token types; ids beyond it are refused.
     """
     path = Path(path)
     path = path / NAME if path.is_dir() else path
@@ -57,16 +56,12 @@ def read_bypass(path: str | Path, *, fingerprint: str | None = None, vocabulary:
         raise DataError(f"there is no bypass list {path}; `rocktokens bypass RUN` makes one")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-        raise DataError(f"{path} is not a bypass list: its format is not {FORMAT!r}, version {VERSION}")
-    ids = content.get("ids")
-    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
-        raise DataError(f"{path} names no ids: `ids` must be a list of token ids")
-    wrong = [item for item in ids if item < 0 or (vocabulary is not None and item >= vocabulary)]
-    if wrong or len(set(ids)) < len(ids):
-        raise DataError(f"{path} names a token id twice, or one that is not in the vocabulary: {[*wrong, *ids][0]}")
+        ids, said = content["ids"], (content["format"], content["version"])
+        whole = said == (FORMAT, VERSION) and all(type(item) is int and item >= 0 for item in ids)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        whole = False
+    if not whole or len(set(ids)) < len(ids):
+        raise DataError(f"{path} is damaged, or not a bypass list: {FORMAT!r}, version {VERSION}, with different ids")
     made_with = content.get("tokenizer")
     theirs = made_with.get("fingerprint") if isinstance(made_with, dict) else None
     if fingerprint is not None and theirs is not None and theirs != fingerprint:

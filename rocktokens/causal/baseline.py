@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from rocktokens.prompts.checkers import Checker, check_all, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import Prompt, is_endless, load_prompts
 from rocktokens.run import Run, read_parquet, write_parquet
-from rocktokens.sample.requests import Engine, Request
+from rocktokens.sample.requests import Continuation, Engine, Request
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.settings import ServersConfig
@@ -161,6 +161,40 @@ class Bench:
         return [known[key] for key in keys]
 
 
+class Begun(NamedTuple):
+    """A baseline rollout that is written anew from somewhere on."""
+
+    rollout: BaseRollout
+    kept: tuple[int, ...]
+    """The tokens that stay."""
+    request: Request | None
+    """For what follows them; None where nothing can follow."""
+    columns: Row
+    """What the row says besides."""
+
+
+def finish_piece(
+    bench: Bench, generate: Callable[..., Sequence[Continuation]], begun: Sequence[Begun], schema: pa.Schema
+) -> pa.Table:
+    """One row per rollout: continued, and checked."""
+    drawn = iter(generate([own.request for own in begun if own.request is not None], progress=bench.progress))
+    answers = [next(drawn).token_ids if own.request is not None else () for own in begun]
+    responses = [(*own.kept, *answer) for own, answer in zip(begun, answers)]
+    right = bench.judge([(own.rollout.prompt, response) for own, response in zip(begun, responses)])
+    rows = [
+        {
+            "prompt_id": own.rollout.prompt.prompt_id,
+            "rollout_id": own.rollout.rollout_id,
+            "correct": correct,
+            "num_tokens": len(answer),
+            "token_ids": response if own.rollout.problem < SHOWN_PROMPTS else None,
+            **own.columns,
+        }
+        for own, answer, response, correct in zip(begun, answers, responses, right)
+    ]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
 def sample_piece(bench: Bench, *, prompts: Sequence[Prompt], base: BaselineConfig) -> pa.Table:
     """Rollouts of some prompts, checked."""
     from rocktokens.sample.rollouts import rollout_row
@@ -224,6 +258,23 @@ class Work:
         with self.bar(what, sum(size for size, _ in pieces.values())) as moved:
             bench = dataclasses.replace(self.bench, progress=moved)
             return [self.keep(name, partial(piece, bench, **given)) for name, (_, given) in pieces.items()]
+
+    def carry_out(
+        self,
+        name: str,
+        tables: Mapping[str, pa.Table],
+        piece: Callable[..., pa.Table],
+        *,
+        given: Json,
+        first_problem: int = 0,
+    ) -> list[pa.Table]:
+        """A plan in pieces: each is called as `piece(bench, known=, start=, stop=, **given)`, with rows of the plan."""
+        known, number = self.share(name, tables, first_problem), len(tables["plan"])
+        pieces = {}
+        for start in range(0, number, CHUNK):
+            stop = min(start + CHUNK, number)
+            pieces[f"{name}-{start:08d}"] = (stop - start, {"known": known, "start": start, "stop": stop, **given})
+        return self.make(name.replace("-", " "), pieces, piece)
 
 
 class JobWork(Work):

@@ -326,23 +326,10 @@ def _result(
     )
 
 
-class Power(NamedTuple):
-    """What the census will be able to see, known before it looks: from the baseline and the used shares alone."""
-
-    accuracy: float
-    """Of the baseline's first rollouts."""
-    num_rollouts: int
-    """How many those are."""
-    used_shares: tuple[float, float]
-    """Share of the rollouts that use the median candidate, and the most used one."""
-    detectable: tuple[float, float]
-    """Smallest effect of either that the planned prompts show with the power asked for."""
-
-
 def power_of(
     correct_N: Floats, used_A: Floats, config: KnockoutConfig, base: BaselineConfig, num_prompts: int
-) -> Power:
-    """The power of a census before it is run.
+) -> dict[str, tuple[float, float]]:
+    """What the census will be able to see, known before it looks: from the baseline and the used shares alone.
 
     Args:
         correct_N: outcomes of the first baseline rollouts.
@@ -350,17 +337,19 @@ def power_of(
         config: power, level and repeats of the census.
         base: rollouts per prompt.
         num_prompts: prompts planned.
+
+    Returns:
+        For the median and the most used candidate: the share of rollouts that use it, and the smallest effect seen.
     """
     accuracy = float(np.mean(correct_N))
-    used = np.sort(np.asarray(used_A) / max(len(correct_N), 1))
-    shares = float(np.median(used)), float(used[-1])
     # A resumed rollout may have a different outcome: at worst its two outcomes are independent.
     per_rollout = 2 * accuracy * (1 - accuracy) / (base.rollouts * config.repeats)
-    median, most = (
-        smallest_detectable_effect(np.sqrt(share * per_rollout), num_prompts, power=config.power, alpha=config.alpha)
-        for share in shares
-    )
-    return Power(accuracy, len(correct_N), shares, (median, most))
+    found = {}
+    for name, used in (("median", np.median(used_A)), ("most used", np.max(used_A))):
+        share = float(used) / len(correct_N)
+        sd = np.sqrt(share * per_rollout)
+        found[name] = share, smallest_detectable_effect(sd, num_prompts, power=config.power, alpha=config.alpha)
+    return found
 
 
 # ---------------------------------------------------------------- as a table and as facts
@@ -382,7 +371,6 @@ def census_facts(census: Census) -> dict:
     """The few numbers a manifest keeps."""
     used = [r for r in census.results if r.verdict != NEVER_USED]
     floors = [r.placebo_floor for r in used if np.isfinite(r.placebo_floor)]
-    median = median_detectable(last_look(census))
     return {
         "verdicts": census.counts(),
         "control_verdicts": census.counts("control"),
@@ -395,7 +383,7 @@ def census_facts(census: Census) -> dict:
         "epsilon": census.epsilon,
         "alpha": census.alpha,
         "power": census.power,
-        "smallest_detectable_effect": median if math.isfinite(median) else None,
+        "smallest_detectable_effect": median_detectable(census),
         "noise_floor": max(floors, default=None),
         "placebo_strong": list(census.placebo_strong),
         "baseline_tokens": census.baseline_tokens,
@@ -406,11 +394,8 @@ def census_facts(census: Census) -> dict:
     }
 
 
-def last_look(census: Census) -> list[SetResult]:
-    """The sets that were tested on every problem; all others were decided before."""
-    return [r for r in census.results if r.num_problems == census.accuracy.num_prompts and r.verdict != NEVER_USED]
-
-
-def median_detectable(results: Sequence[SetResult]) -> float:
-    """Median of the smallest effects that these sets could show; NaN where there are none."""
-    return float(np.median([r.detectable for r in results])) if results else float("nan")
+def median_detectable(census: Census) -> float | None:
+    """Median of the smallest effects of the sets that were tested on every prompt; the others were decided before."""
+    used = [r for r in census.results if r.verdict != NEVER_USED]
+    full = [r.detectable for r in used if r.num_problems == census.accuracy.num_prompts]
+    return float(np.median(full)) if full else None

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pyarrow as pa
 
-from rocktokens.causal.census import Census, last_look, median_detectable
-from rocktokens.causal.inference import NEVER_USED, UNDECIDED
+from rocktokens.causal.census import Census, median_detectable
+from rocktokens.causal.inference import NEUTRAL, NEVER_USED, PILLAR, STUMBLING_BLOCK, UNDECIDED
 from rocktokens.causal.inference import VERDICTS as NAMES
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.facts import Facts, once
@@ -42,11 +42,11 @@ from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 
 VERDICTS = {
-    "Strong Pillar": (REST, "square", "pillar"),
-    "Strong Stumbling Block": (ROCK, "diamond", "stumbling block"),
-    "Proven Neutral": (THIRD, "circle", "proven neutral"),
-    "Undecided": (MUTED, "circle-open", "undecided"),
-    "Never Used": (MUTED, "x", "never used"),
+    PILLAR: (REST, "square"),
+    STUMBLING_BLOCK: (ROCK, "diamond"),
+    NEUTRAL: (THIRD, "circle"),
+    UNDECIDED: (MUTED, "circle-open"),
+    NEVER_USED: (MUTED, "x"),
 }
 MAX_BARS = 40
 
@@ -103,10 +103,15 @@ def knockouts(facts: Facts) -> Figure | None:
         mark = "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
         names.append(mark + label(row["token"]) + _kind(row))
     for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
+        color, symbol = VERDICTS.get(verdict, (MUTED, "circle"))
         own = [(place, row, item) for place, (row, item) in enumerate(shown) if row["verdict"] == verdict]
-        color, symbol, title = VERDICTS.get(verdict, (MUTED, "circle", label(verdict.lower(), 40)))
         if own:
-            drawn = {"type": "scatter", "mode": "markers", "name": title, "y": [place for place, _, _ in own]}
+            drawn = {
+                "type": "scatter",
+                "mode": "markers",
+                "name": label(verdict.lower(), 40),
+                "y": [place for place, _, _ in own],
+            }
             marker = {"marker": {"color": color, "symbol": symbol, "size": 10}}
             hover = [_effect_hover(row, item) for _, row, item in own]
             data.append({**drawn, **_bars([item for _, _, item in own], color), **marker, **_hover(hover)})
@@ -167,18 +172,14 @@ def knockout_sentence(facts: Facts) -> str:
     """Verdicts counted, and the pillars and stumbling blocks named."""
     rows, floor = census_rows(facts), noise_floor(facts)
     counts = Counter(row["verdict"] for row in rows)
-    kinds, named = [], []
-    for name in dict.fromkeys([*VERDICTS, *counts]):
-        title = VERDICTS[name][2] if name in VERDICTS else name.lower()
-        many = title + "s" * name.startswith("Strong")  # the others are adjectives
-        if counts[name]:
-            kinds.append(plural(counts[name], title, many))
-        if counts[name] and name.startswith("Strong"):
-            tokens = [f"“{row['token']}”" for row in rows if row["verdict"] == name]
-            named.append(f"{many}: {listed(tokens, 6)}")
+    named = []
+    for name in (PILLAR, STUMBLING_BLOCK):
+        tokens = [f"“{row['token']}”" for row in rows if row["verdict"] == name]
+        named += [f"{name.lower()}s: {listed(tokens, 6)}"] if tokens else []
     tail = f" ({'; '.join(named)})" if named else ""
     noise = f"; the noise floor is {number(100 * floor, 1)} points or less" if floor is not None else ""
-    return f"Banned one at a time, {plural(len(rows), 'candidate')} gave {listed(kinds)}{tail}{noise}."
+    kinds = listed([counted(name, counts[name]) for name in dict.fromkeys([*NAMES, *counts]) if counts[name]])
+    return f"Banned one at a time, {plural(len(rows), 'candidate')} gave {kinds}{tail}{noise}."
 
 
 def counted(verdict: str, count: int) -> str:
@@ -287,14 +288,11 @@ def summary(census: Census) -> list[str]:
         f"{plural(census.baseline_rollouts, 'rollout')}; "
         f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
     ]
-    full = last_look(census)
-    floors = [r.placebo_floor for r in full if math.isfinite(r.placebo_floor)]
-    by_chance = f"; two runs without a ban differ by up to ±{points(max(floors, default=None), signed=False)} points"
-    if full:
+    smallest = median_detectable(census)
+    if smallest is not None:
         lines.append(
             f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(census.power, 0)} power "
-            f"{points(median_detectable(full), 2, signed=False)} points (median of {plural(len(full), 'set')})"
-            + (f"{by_chance} by chance" if floors else "")
+            f"{points(smallest, 2, signed=False)} points (median of the sets)"
         )
     strong, placebos = census.placebo_strong
     if placebos:
@@ -302,20 +300,9 @@ def summary(census: Census) -> list[str]:
             f"A/A on {census.placebo_problems} prompts: resumed with nothing banned, {strong} of {placebos} had a "
             f"strong verdict ({100 * census.alpha:g} % expected on average; they share one baseline)"
         )
-    resumed = sum(r.num_tokens for r in census.results)
-    whole = sum(r.num_problems for r in census.results) * census.baseline_tokens / max(accuracy.num_prompts, 1)
-    if census.exact_resume and resumed:
-        lines.append(f"{resumed:,} tokens generated, placebos included; full regeneration: about {whole:,.0f}")
     controls = census.counts("control")
     if controls:
         lines.append("controls as frequent as the rocks: " + ", ".join(f"{n} {name}" for name, n in controls.items()))
-    undecided = [r for r in census.results if r.verdict == UNDECIDED and r.banned.role == "candidate"]
-    if undecided:
-        most = max(undecided, key=lambda r: r.more_problems)
-        lines.append(
-            f"{len(undecided)} undecided: {min(r.more_problems for r in undecided):,} more prompts would probably "
-            f"decide the nearest, {most.more_problems:,} the farthest ({most.banned.token!r})"
-        )
     return [*lines, *census.notes]
 
 

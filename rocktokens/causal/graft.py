@@ -25,11 +25,10 @@ import pyarrow as pa
 
 from rocktokens.causal.bans import named_tokens, texts_of
 from rocktokens.causal.baseline import (
-    CHUNK,
-    SHOWN_PROMPTS,
     Bar,
     Baseline,
     BaseRollout,
+    Begun,
     Bench,
     Keep,
     Setup,
@@ -39,6 +38,7 @@ from rocktokens.causal.baseline import (
     bench_of,
     candidate_types,
     causal_stage,
+    finish_piece,
     limit_of,
     make_now,
     no_bar,
@@ -111,9 +111,6 @@ def make_arms(sets: GraftSets, vocabulary: int, share_V: Floats) -> list[GraftAr
     rocks, skippable = sorted(set(sets.target)), sorted(set(sets.skippable))
     if not rocks:
         raise ConfigError("there is nothing to graft; run `rocktokens detect` first, or name token types with --rocks")
-    wrong = [token for token in (*rocks, *skippable) if not 0 <= token < vocabulary]
-    if wrong:
-        raise ConfigError(f"token id {wrong[0]} is not in the vocabulary of {vocabulary}")
 
     def indicator(members: Iterable[int]) -> Floats:
         own_V = np.zeros(vocabulary)
@@ -153,43 +150,18 @@ def first_redraw(rollout: BaseRollout, arm: GraftArm, seed: int) -> int | None:
 
 def graft_piece(bench: Bench, *, known: Callable[[], Shared], base: BaselineConfig, start: int, stop: int) -> pa.Table:
     """One row per resumption start…stop of the plan: generated, and checked."""
-    given = known()
+    given, begun = known(), []
     arms = given.tables["arms"]
-    rules_KV = np.array(arms["redraw"].to_pylist())
+    for row in given.tables["plan"].slice(start, stop - start).to_pylist():
+        rollout, at = given.rollouts[row["rollout"]], row["at"]
+        kept, how = rollout.token_ids[:at], {"graft_seed": row["seed"], "rule": row["arm"], "forced": True}
+        prefix = (*rollout.prompt.prompt_ids, *kept)
+        request = GraftRequest(prefix, limit_of(base) - at, rollout.seed, skip=at, **how)
+        columns = {"arm": arms["name"][row["arm"]].as_py(), "resumed_at": at}
+        begun.append(Begun(rollout, kept, request, columns))
     assert bench.make_grafter is not None
-    grafter = bench.make_grafter(rules_KV, np.array(arms["own"].to_pylist()))
-    wanted = given.tables["plan"].slice(start, stop - start).to_pylist()
-    rollouts = [given.rollouts[row["rollout"]] for row in wanted]
-    asked = [
-        GraftRequest(
-            (*rollout.prompt.prompt_ids, *rollout.token_ids[: row["at"]]),
-            limit_of(base) - row["at"],
-            rollout.seed,
-            skip=row["at"],
-            graft_seed=row["seed"],
-            rule=row["arm"],
-            forced=True,
-        )
-        for row, rollout in zip(wanted, rollouts)
-    ]
-    answers = grafter.generate(asked, progress=bench.progress)
-    responses = [
-        (*rollout.token_ids[: row["at"]], *answer.token_ids) for row, rollout, answer in zip(wanted, rollouts, answers)
-    ]
-    right = bench.judge([(rollout.prompt, response) for rollout, response in zip(rollouts, responses)])
-    rows = [
-        {
-            "prompt_id": rollout.prompt.prompt_id,
-            "rollout_id": rollout.rollout_id,
-            "arm": arms["name"][row["arm"]].as_py(),
-            "resumed_at": row["at"],
-            "correct": correct,
-            "num_tokens": len(answer.token_ids),
-            "token_ids": response if rollout.problem < SHOWN_PROMPTS else None,
-        }
-        for row, rollout, answer, response, correct in zip(wanted, rollouts, answers, responses, right)
-    ]
-    return pa.Table.from_pylist(rows, schema=GRAFTS)
+    grafter = bench.make_grafter(np.array(arms["redraw"].to_pylist()), np.array(arms["own"].to_pylist()))
+    return finish_piece(bench, grafter.generate, begun, GRAFTS)
 
 
 def open_graft_bench(
@@ -370,13 +342,10 @@ def _graft_all(
     plan_table = pa.table({name: list(own) for name, own in zip(("arm", "rollout", "at", "seed"), columns)})
     rules = {"name": [arm.name for arm in arms], "own": [arm.own for arm in arms]}
     arms_table = pa.table({**rules, "redraw": [arm.redraw_V for arm in arms]})
-    shared_by_all = work.share("grafts", {"rollouts": rows, "plan": plan_table, "arms": arms_table}, 0)
-    pieces = {}
-    for begin in range(0, len(planned), CHUNK):
-        end = min(begin + CHUNK, len(planned))
-        given = {"known": shared_by_all, "base": base, "start": begin, "stop": end}
-        pieces[f"grafts-{begin:08d}"] = (end - begin, given)
-    table = pa.concat_tables([GRAFTS.empty_table(), *work.make("grafts", pieces, graft_piece)])
+    shared = {"rollouts": rows, "plan": plan_table, "arms": arms_table}
+    table = pa.concat_tables(
+        [GRAFTS.empty_table(), *work.carry_out("grafts", shared, graft_piece, given={"base": base})]
+    )
     rng = np.random.default_rng(derive_seed(base.seed, "graft"))
     found = tuple(_result(arm, start, table, base.rollouts, share_V, config, rng) for arm in arms)
     return GraftResult(found, float(start.correct_N().mean()), rows, table)

@@ -25,11 +25,10 @@ import pyarrow.compute as pc
 
 from rocktokens.causal.bans import make_sets, named_tokens, texts_of
 from rocktokens.causal.baseline import (
-    CHUNK,
-    SHOWN_PROMPTS,
     Bar,
     Baseline,
     BaseRollout,
+    Begun,
     Bench,
     Keep,
     Setup,
@@ -38,6 +37,7 @@ from rocktokens.causal.baseline import (
     answerable,
     candidate_types,
     causal_stage,
+    finish_piece,
     limit_of,
     make_now,
     no_bar,
@@ -62,7 +62,7 @@ from rocktokens.progress import console
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.run import Run, open_run, working_on
-from rocktokens.sample.requests import Continuation, Engine, Request
+from rocktokens.sample.requests import Engine, Request
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.tables import TABLES
@@ -114,70 +114,42 @@ def plan(
     return sorted(found, key=lambda own: (own.rollout, own.at, own.column, own.arm, own.repeat)), used_V
 
 
-def request_for(
+def resumed(
     own: Resumption, rollout: BaseRollout, banned: BannedSet, *, limit: int, seed: int, exact_resume: bool
-) -> Request | None:
-    """What to ask the engine for; None where the rollout was cut right after the first use and nothing can follow."""
+) -> tuple[tuple[int, ...], Request | None]:
+    """The tokens that are copied, and what to ask the engine for behind them; None where nothing can follow."""
     fresh = derive_seed(seed, "resume", banned.set_id, rollout.rollout_id, own.repeat)
-    prefix = rollout.prompt.prompt_ids
+    prompt = rollout.prompt.prompt_ids
     if not exact_resume:
         stream = rollout.seed if own.repeat == 0 else fresh
-        return Request(prefix, limit, stream, banned.members if own.arm == "knockout" else ())
+        return (), Request(prompt, limit, stream, banned.members if own.arm == "knockout" else ())
     if own.arm == "placebo":
         # No set holds an end token, so a rollout whose last token is the first use was cut there, by the length limit
         # or by the model's context: nothing could follow it.
         if own.at + 1 >= min(limit, len(rollout.token_ids)):
-            return None
-        return Request((*prefix, *rollout.token_ids[: own.at + 1]), limit - own.at - 1, fresh, skip=1)
-    prefix = (*prefix, *rollout.token_ids[: own.at])
+            return rollout.token_ids, None
+        kept = rollout.token_ids[: own.at + 1]
+        return kept, Request((*prompt, *kept), limit - own.at - 1, fresh, skip=1)
+    kept = rollout.token_ids[: own.at]
     if own.repeat:
-        return Request(prefix, limit - own.at, fresh, banned.members)
+        return kept, Request((*prompt, *kept), limit - own.at, fresh, banned.members)
     # The baseline's own number chose the banned token, so the first draw takes another; those after it are free.
-    return Request(prefix, limit - own.at, rollout.seed, banned.members, skip=own.at, first_seed=fresh)
-
-
-def response_of(own: Resumption, rollout: BaseRollout, answer: Continuation, exact_resume: bool) -> tuple[int, ...]:
-    """The whole response: what was copied, and what was generated."""
-    if not exact_resume:
-        return answer.token_ids
-    return (*rollout.token_ids[: own.at + (own.arm == "placebo")], *answer.token_ids)
+    request = Request((*prompt, *kept), limit - own.at, rollout.seed, banned.members, skip=own.at, first_seed=fresh)
+    return kept, request
 
 
 def resume_piece(
-    bench: Bench, *, look: Callable[[], Shared], sets: Sequence[BannedSet], base: BaselineConfig, start: int, stop: int
+    bench: Bench, *, known: Callable[[], Shared], sets: Sequence[BannedSet], base: BaselineConfig, start: int, stop: int
 ) -> pa.Table:
     """One row per resumption start…stop of a look's plan: generated, and checked."""
-    known, exact = look(), bench.engine.exact_resume
-    wanted = [Resumption(**row) for row in known.tables["plan"].slice(start, stop - start).to_pylist()]
-    rollouts = [known.rollouts[own.rollout] for own in wanted]
-    asked = [
-        request_for(own, rollout, sets[own.column], limit=limit_of(base), seed=base.seed, exact_resume=exact)
-        for own, rollout in zip(wanted, rollouts)
-    ]
-    drawn = iter(bench.engine.generate([request for request in asked if request is not None], progress=bench.progress))
-    answers = [next(drawn) if request is not None else None for request in asked]
-    responses = [
-        rollout.token_ids if answer is None else response_of(own, rollout, answer, exact)
-        for own, rollout, answer in zip(wanted, rollouts, answers)
-    ]
-    right = bench.judge([(rollout.prompt, response) for rollout, response in zip(rollouts, responses)])
-    rows = []
-    for own, rollout, answer, response, correct in zip(wanted, rollouts, answers, responses, right):
-        banned = sets[own.column]
-        rows.append(
-            {
-                "prompt_id": rollout.prompt.prompt_id,
-                "rollout_id": rollout.rollout_id,
-                "arm": "control" if own.arm == "knockout" and banned.role == "control" else own.arm,
-                "set_id": banned.set_id,
-                "repeat": own.repeat,
-                "resumed_at": own.at,
-                "correct": correct,
-                "num_tokens": 0 if answer is None else len(answer.token_ids),
-                "token_ids": response if rollout.problem < SHOWN_PROMPTS else None,
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=KNOCKOUTS)
+    given, exact, begun = known(), bench.engine.exact_resume, []
+    for row in given.tables["plan"].slice(start, stop - start).to_pylist():
+        own, rollout, banned = Resumption(**row), given.rollouts[row["rollout"]], sets[row["column"]]
+        kept, request = resumed(own, rollout, banned, limit=limit_of(base), seed=base.seed, exact_resume=exact)
+        arm = "control" if own.arm == "knockout" and banned.role == "control" else own.arm
+        columns = {"arm": arm, "set_id": banned.set_id, "repeat": own.repeat, "resumed_at": own.at}
+        begun.append(Begun(rollout, kept, request, columns))
+    return finish_piece(bench, bench.engine.generate, begun, KNOCKOUTS)
 
 
 # ---------------------------------------------------------------- the census
@@ -276,23 +248,18 @@ def _take_census(
         )
         correct_N = baseline.correct_N()
         if look == 0:  # before anything is banned: which effects the planned number of prompts can show
+            log.info("baseline: %.1f %% right in the first %d rollouts", 100 * correct_N.mean(), len(correct_N))
             power = power_of(correct_N, used_V[list(active)], config, base, len(problems))
-            log.info("baseline: %.1f %% right in the first %d rollouts", 100 * power.accuracy, power.num_rollouts)
-            if power.accuracy in (0.0, 1.0):
-                log.warning("the baseline is always right or always wrong so far; there is no room for an effect")
-            for name, share, effect in zip(("median", "most used"), power.used_shares, power.detectable):
+            for name, (share, effect) in power.items():
                 said = "power: the %s candidate is in %.1f %% of rollouts; %d prompts show effects from %.2f points at "
                 said += "%.0f %% power, or smaller where pairs agree"
                 log.info(said, name, 100 * share, len(problems), 100 * effect, 100 * config.power)
         columns = ("column", "rollout", "at", "arm", "repeat")
         plan_table = pa.table({name: [getattr(own, name) for own in wanted] for name in columns})
-        known = work.share(f"look-{look + 1}", {"rollouts": rows, "plan": plan_table}, begin)
-        pieces = {}
-        for start in range(0, len(wanted), CHUNK):
-            stop = min(start + CHUNK, len(wanted))
-            given = {"look": known, "sets": tuple(sets), "base": base, "start": start, "stop": stop}
-            pieces[f"look-{look + 1}-{start:08d}"] = (stop - start, given)
-        table = pa.concat_tables([KNOCKOUTS.empty_table(), *work.make(f"look {look + 1}", pieces, resume_piece)])
+        shared = {"rollouts": rows, "plan": plan_table}
+        name, given = f"look-{look + 1}", {"sets": tuple(sets), "base": base}
+        parts = work.carry_out(name, shared, resume_piece, first_problem=begin, given=given)
+        table = pa.concat_tables([KNOCKOUTS.empty_table(), *parts])
         baselines.append(rows)
         tables.extend([_baseline_rows(rows), table])
         rollout_J = np.array([own.rollout for own in wanted], int)

@@ -137,11 +137,6 @@ def compared(run, *, ids=(10, 13), verdict="unchanged", seeds=3):
         ({}, "passed", "compared: −0.1 [−0.8, 0.6]"),
         ({"verdict": "costs"}, "failed", "compared: −0.1 [−0.8, 0.6]"),
         ({"verdict": "undecided"}, "undecided", "compared: −0.1 [−0.8, 0.6]"),
-        (
-            {"verdict": "costs", "seeds": 2},
-            "undecided",
-            "compared: −0.1 [−0.8, 0.6] (interval over prompts only: 2 seeds)",
-        ),
         ({"seeds": 1}, "undecided", "compared: −0.1 [−0.8, 0.6] (interval over prompts only: 1 seed)"),
         ({"ids": (10,)}, "not compared", "not compared"),
     ],

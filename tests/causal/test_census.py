@@ -236,9 +236,9 @@ def test_power_before_the_census_is_that_of_independent_outcomes():
     """By hand: sd = sqrt(share * 2 * accuracy * (1 - accuracy) / rollouts), effect = (1.96 + 0.84) * sd / sqrt(P)."""
     config, base = KnockoutConfig(power=0.8, alpha=0.05, repeats=1), BaselineConfig(rollouts=4)
     found = power_of(np.array([1.0] * 30 + [0.0] * 10), np.array([4, 8, 20]), config, base, 100)
-    assert (found.accuracy, found.num_rollouts, found.used_shares) == (0.75, 40, (0.2, 0.5))
-    expected = [2.80159 * np.sqrt(share * 2 * 0.75 * 0.25 / 4) / 10 for share in (0.2, 0.5)]
-    assert found.detectable == pytest.approx(expected, rel=1e-4)
+    for name, share in (("median", 0.2), ("most used", 0.5)):
+        expected = 2.80159 * np.sqrt(share * 2 * 0.75 * 0.25 / 4) / 10
+        assert found[name] == (share, pytest.approx(expected, rel=1e-4))
 
 
 def test_multiple_testing_stands_beside_the_verdict(rng):

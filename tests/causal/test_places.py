@@ -31,8 +31,7 @@ def both(path, place):
 
 @pytest.fixture
 def tiny_run(tmp_path, monkeypatch):
-    for module in (pieces, knockout, graft):
-        monkeypatch.setattr(module, "CHUNK", 32)
+    monkeypatch.setattr(pieces, "CHUNK", 32)
     with granting("code"):
         yield make_tiny_run(tmp_path)
 
@@ -43,7 +42,7 @@ def test_two_workers_make_the_run_that_one_process_makes(tiny_run, tmp_path):
         assert both(tmp_path / "two", Place(workers=2)) == both(tiny_run, Place())
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5])
+@pytest.mark.parametrize("stop", [1, 5])
 def test_a_stopped_stage_continues_with_the_missing_parts(tiny_run, tmp_path, monkeypatch, stop):
     shutil.copytree(tiny_run, tmp_path / "stopped")
     expected, done, own, left = both(tiny_run, Place()), [], pieces.do_piece, [stop]

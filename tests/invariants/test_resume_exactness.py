@@ -14,7 +14,7 @@ from rocktokens.causal.baseline import Baseline, BaseRollout
 from rocktokens.causal.census import BannedSet
 from rocktokens.causal.graft import GraftArm, first_redraw
 from rocktokens.causal.graft_sampler import GraftSampler
-from rocktokens.causal.knockout import plan, request_for, response_of
+from rocktokens.causal.knockout import plan, resumed
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import GraftRequest, Request
 from rocktokens.sample.sampler import Sampler
@@ -41,20 +41,11 @@ def knocked_out(engine, baseline, members, seed, *, repeat=0, limit=LIMIT):
     banned = BannedSet("s", "token", members[0], "s", tuple(members))
     jobs, _ = plan(baseline, [banned], [0], exact_resume=True, repeats=repeat + 1, placebo_problems=0)
     jobs = [job for job in jobs if job.repeat == repeat and job.arm == "knockout"]
-    asked = [
-        request_for(
-            job,
-            baseline.rollouts[job.rollout],
-            banned,
-            limit=limit,
-            seed=seed,
-            exact_resume=True,
-        )
-        for job in jobs
-    ]
+    how = {"limit": limit, "seed": seed, "exact_resume": True}
+    begun = [resumed(job, baseline.rollouts[job.rollout], banned, **how) for job in jobs]
     responses = [rollout.token_ids for rollout in baseline.rollouts]
-    for job, answer in zip(jobs, engine.generate(asked)):
-        responses[job.rollout] = response_of(job, baseline.rollouts[job.rollout], answer, True)
+    for job, (kept, _), answer in zip(jobs, begun, engine.generate([request for _, request in begun])):
+        responses[job.rollout] = (*kept, *answer.token_ids)
     return responses, {job.rollout for job in jobs}
 
 
@@ -98,14 +89,12 @@ def test_the_placebo_has_the_law_of_the_baseline():
     banned = BannedSet("s", "token", 2, "s", (2,))
     jobs, _ = plan(baseline, [banned], [0], exact_resume=True, repeats=1, placebo_problems=NUM)
     responses = [rollout.token_ids for rollout in baseline.rollouts]
+    asked = []
     for job in (job for job in jobs if job.arm == "placebo"):
-        rollout = baseline.rollouts[job.rollout]
-        request = request_for(job, rollout, banned, limit=LIMIT, seed=3, exact_resume=True)
-        if request is not None:
-            responses[job.rollout] = (job, request)
-    asked = [(i, pair) for i, pair in enumerate(responses) if not isinstance(pair[0], int)]
-    for (index, (job, _)), answer in zip(asked, engine.generate([pair[1] for _, pair in asked])):
-        responses[index] = response_of(job, baseline.rollouts[index], answer, True)
+        kept, request = resumed(job, baseline.rollouts[job.rollout], banned, limit=LIMIT, seed=3, exact_resume=True)
+        asked += [(job.rollout, kept, request)] if request is not None else []
+    for (index, kept, _), answer in zip(asked, engine.generate([request for *_, request in asked])):
+        responses[index] = (*kept, *answer.token_ids)
     assert len(asked) > 10_000
     assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT)) > 0.01
 
