@@ -11,9 +11,6 @@ Shapes: N occurrences of one optimiser step, in rollout and position order, R ro
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,9 +22,7 @@ from torch import Tensor
 
 from rocktokens.detect.measures import matched_control
 from rocktokens.divergence.monitor import TokenMonitor
-from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed
-from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import require
 from rocktokens.values import Row
 
@@ -470,57 +465,3 @@ def overlap(first_N: Tensor, second_N: Tensor) -> float:
     """Jaccard overlap of what two selectors keep, on weights: Σ min / Σ max; 1 where both keep nothing."""
     largest = float(torch.maximum(first_N, second_N).sum())
     return float(torch.minimum(first_N, second_N).sum()) / largest if largest else 1.0
-
-
-# By name
-
-
-def make_selector(name: str, **options: object) -> Selector:
-    """A selector by name, e.g. make_selector("freeze", rocks=[11, 42]); or your own class as "package.module:Class"."""
-    kinds = selector_kinds()
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            kind = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"selector {name} cannot be loaded: {error}") from None
-        is_one = isinstance(kind, type) and issubclass(kind, Selector)
-        require(is_one, f"{name} is not a Selector; derive it from rocktokens.Selector")
-    else:
-        near = difflib.get_close_matches(name, kinds, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        known = f"There are: {', '.join(kinds)}; or package.module:Class."
-        require(name in kinds, f"no selector is called {name!r}.{hint} {known}")
-        kind = kinds[name]
-    takes = list(inspect.signature(kind).parameters)
-    for option in options:
-        said = f"it takes: {', '.join(takes)}" if takes else "it takes no options"
-        require(option in takes, f"selector {name} has no option {option!r}; {said}")
-    return kind(**options)
-
-
-def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Iterable[int] | None = None) -> Selector:
-    """The selector a configuration asks for.
-
-    Args:
-        config: which selector, and its settings.
-        rocks: the declared rocks; they stand in where a selector needs some and the configuration names none.
-        bypass: the bypass list, likewise for `freeze` (unset: there is no such list, and `freeze` takes the rocks); for
-            `adaptive` it counts where the configuration asks for one.
-    """
-    options = config.options()
-    if config.name == "adaptive":
-        named = options.pop("rocks", ())
-        options["allowed"] = (() if bypass is None else tuple(bypass)) if config.bypass else (named or None)
-    elif "rocks" in options and not config.rocks:
-        options["rocks"] = tuple(bypass if config.name == "freeze" and bypass is not None else rocks)
-    return make_selector(config.name, **options)
-
-
-def selector_kinds() -> dict[str, type[Selector]]:
-    """Every selector of ours by name."""
-    from rocktokens.select.adaptive import Adaptive
-
-    ours: tuple[type[Selector], ...] = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence)
-    ours += (Prefix, Tip, Teachable, Iw, Fire, SelectKd, Position, AdaKd)
-    return {kind.name: kind for kind in ours}

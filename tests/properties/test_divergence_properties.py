@@ -48,6 +48,14 @@ def weights(rows: int) -> st.SearchStrategy[torch.Tensor]:
     return st.lists(one, min_size=rows, max_size=rows).filter(any).map(torch.tensor)
 
 
+def subset(case: Case, rows) -> Case:
+    """The same models on some of the rows."""
+    return Case(
+        case.student_hidden[rows], case.student_head, case.teacher_hidden[rows], case.teacher_head, case.tokens[rows],
+        case.options,
+    )  # fmt: skip
+
+
 def close(got: torch.Tensor, want: torch.Tensor, name: str = "") -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-6, equal_nan=True, msg=lambda text: f"{name}: {text}")
 
@@ -70,6 +78,60 @@ def test_divergence_is_never_negative(case):
     assert torch.isfinite(result.value_N).all()
 
 
+@given(cases(), st.integers(1, 15))
+def test_chunk_size_is_irrelevant(case, chunk):
+    same(case.run(chunk=chunk), case.run())
+
+
+@given(cases(), st.data())
+def test_row_order_is_irrelevant(case, data):
+    rows = len(case.tokens)
+    order = torch.tensor(data.draw(st.permutations(range(rows))))
+    weight_N = data.draw(weights(rows))
+    result, grads = case.run(weight_N=weight_N)
+    shuffled, shuffled_grads = subset(case, order).run(weight_N=weight_N[order])
+    close(shuffled.loss, result.loss)
+    for name in PER_ROW:
+        close(getattr(shuffled, name), getattr(result, name)[order], name)
+    close(shuffled_grads["hidden"], grads["hidden"][order])
+    close(shuffled_grads["head"], grads["head"])
+
+
+@given(cases(min_rows=2), st.data())
+def test_batch_split_is_irrelevant(case, data):
+    """Two micro-batches that share the denominator add up to the whole; losses and gradients alike."""
+    rows = len(case.tokens)
+    cut = data.draw(st.integers(1, rows - 1))
+    weight_N = data.draw(weights(rows))
+    whole, grads = case.run(weight_N=weight_N)
+    parts = [
+        subset(case, part).run(weight_N=weight_N[part], denominator=weight_N.sum())
+        for part in (slice(0, cut), slice(cut, rows))
+    ]
+    close(sum(result.loss for result, _ in parts), whole.loss)
+    close(sum(part["head"] for _, part in parts), grads["head"])
+    close(torch.cat([part["hidden"] for _, part in parts]), grads["hidden"])
+    for name in PER_ROW:
+        close(torch.cat([getattr(result, name) for result, _ in parts]), getattr(whole, name), name)
+
+
+@given(cases(), st.data())
+def test_relabelling_the_vocabulary_is_irrelevant(case, data):
+    order = torch.tensor(data.draw(st.permutations(range(len(case.student_head)))))
+    result, grads = case.run()
+    relabelled = Case(
+        case.student_hidden,
+        case.student_head[order],
+        case.teacher_hidden,
+        case.teacher_head[order],
+        order.argsort()[case.tokens],
+        case.options,
+    )
+    relabelled_result, relabelled_grads = relabelled.run()
+    relabelled_grads["head"] = relabelled_grads["head"][order.argsort()]
+    same((relabelled_result, relabelled_grads), (result, grads))
+
+
 @given(cases(), st.integers(0, 9), st.booleans())
 def test_vocabulary_padding_is_irrelevant(case, extra, on_student):
     """Whatever stands in the rows that one model has and the other lacks."""
@@ -82,6 +144,34 @@ def test_vocabulary_padding_is_irrelevant(case, extra, on_student):
     assert (padding == 0).all()
     grads["head"] = grads["head"][: len(head)]
     same((result, grads), want)
+
+
+@given(cases(), st.data())
+def test_weight_zero_equals_row_removed(case, data):
+    weight_N = data.draw(weights(len(case.tokens)))
+    kept = weight_N.nonzero().squeeze(1)
+    result, grads = case.run(weight_N=weight_N)
+    removed, removed_grads = subset(case, kept).run(weight_N=weight_N[kept])
+    close(result.loss, removed.loss)
+    close(grads["head"], removed_grads["head"])
+    close(grads["hidden"], torch.zeros_like(grads["hidden"]).index_copy(0, kept, removed_grads["hidden"]))
+    for name in PER_ROW:
+        close(getattr(result, name)[kept], getattr(removed, name), name)
+
+
+@given(cases(), st.data())
+def test_shifting_all_logits_of_a_model_is_irrelevant(case, data):
+    """Through the bias, where there is no soft cap."""
+    shift = data.draw(st.floats(-20, 20))
+    plain = {"student_softcap": None, "teacher_softcap": None}
+    vocabulary = len(case.student_head)
+    result, grads = case.run(**plain)
+    shifted, shifted_grads = case.run(
+        **plain, student_bias=torch.full((vocabulary,), shift), teacher_bias=torch.full((vocabulary,), -shift)
+    )
+    for name in PER_ROW:
+        torch.testing.assert_close(getattr(shifted, name), getattr(result, name), rtol=1e-3, atol=5e-5)
+    torch.testing.assert_close(shifted_grads["hidden"], grads["hidden"], rtol=1e-3, atol=5e-5)
 
 
 @given(cases(), st.data(), st.sampled_from([None, 1, 3, 100]), st.booleans(), st.sampled_from([None, 11.0]))

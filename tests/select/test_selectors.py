@@ -15,7 +15,8 @@ from rocktokens import Selector, SelectorBatch, TokenMonitor, make_selector
 from rocktokens.detect.measures import run_starts_lengths
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.select.adaptive import weighted_median
-from rocktokens.select.interface import high_divergence_window, overlap, selector_kinds, selector_of
+from rocktokens.select.by_name import selector_kinds, selector_of
+from rocktokens.select.interface import high_divergence_window, overlap
 from rocktokens.select.settings import SelectorConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "selectors.md"
