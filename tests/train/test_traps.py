@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from rocktokens.divergence.fused import KINDS, fused_divergence
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Request
-from rocktokens.sample.rollouts import rollouts_of, sample_rollouts
+from rocktokens.sample.rollouts import RolloutRows, sample_rollouts
 from rocktokens.sample.sampler import Sampler
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.score.scoring import Rollout, score
@@ -282,7 +282,7 @@ def test_text_is_not_re_tokenised_between_sampler_and_scorer():
     drawn = {row["rollout_id"]: row["token_ids"] for row in table.to_pylist()}
     assert any(tokenizer(row["text"])["input_ids"] != row["token_ids"] for row in table.to_pylist())
     scored: dict[str, list[int]] = {}
-    for row in score_all(rollouts_of(table), student, teacher, eos_ids=(3,), vocabulary=4):
+    for row in score_all(RolloutRows(table), student, teacher, eos_ids=(3,), vocabulary=4):
         scored.setdefault(row["rollout_id"], []).append(row["token_id"])
     assert scored == drawn
 
