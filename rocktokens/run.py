@@ -613,7 +613,7 @@ def open_run(path: str | Path) -> Run:
         raise RunError(str(error)) from error
     try:
         msgspec.convert(manifest, Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
         raise RunError(f"{file} is not the manifest of a run ({error}); {remedy}") from None
     if manifest["schema_version"] != SCHEMA_VERSION:
         made_by = manifest.get("versions", {}).get("rocktokens", "another version")

@@ -106,6 +106,10 @@ def pair_facts(config: PairConfig) -> PairFacts:
         named = GenerationConfig.from_pretrained(_source(config.student, config)[0]).eos_token_id
     except OSError:  # there is none: what the model's configuration says is what transformers would take
         named = getattr(student, "eos_token_id", None)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"generation_config.json of {config.student} is damaged ({error}); restore or remove it"
+        ) from error
     eos_ids = _end_ids(named, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     return PairFacts(tokenizer, vocabulary, eos_ids, int(pad_id), context_of(config.student, config))
