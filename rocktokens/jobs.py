@@ -209,7 +209,8 @@ def _do(work: Callable[..., object], job: Job, count: int, permissions: Sequence
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             said = f"memory ran out in job {job.name}; finished parts stay. Use fewer --workers or smaller batches"
             return "failed", RunError(said)
-        if isinstance(error, RockTokensError):
+        # A full disk or a lost mount has its sentence at the command line; other libraries' own kinds may not unpickle.
+        if isinstance(error, RockTokensError) or (isinstance(error, OSError) and type(error).__module__ == "builtins"):
             return "failed", error
         trace = "".join(traceback.format_exception(error))
         return "failed", RuntimeError(f"{type(error).__name__}: {error} in job {job.name}\n{trace}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -32,6 +33,8 @@ def meet(fault: str, log: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "ours":
         raise DataError("prompt 7 is broken")
+    elif fault == "full disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), log)
     elif fault == "a bug":
         raise KeyError("no such column")
     elif fault == "memory":

@@ -90,10 +90,11 @@ def test_a_part_that_was_written_before_its_worker_died_is_not_made_again(tmp_pa
 
 
 @pytest.mark.parametrize("place", [Place(), POOL], ids=["here", "pool"])
-@pytest.mark.parametrize("fault", ["ours", "a bug"])
+@pytest.mark.parametrize("fault", ["ours", "full disk", "a bug"])
 def test_a_job_that_raises_ends_the_command(tmp_path: Path, place: Place, fault: str) -> None:
-    error = RockTokensError if fault == "ours" else KeyError if place == Place() else RuntimeError
-    with pytest.raises(error, match=r"prompt 7|no such column"):
+    """Errors of ours and of the disk arrive as they are; a bug in a worker arrives with its traceback."""
+    kinds = {"ours": RockTokensError, "full disk": OSError, "a bug": KeyError if place == Place() else RuntimeError}
+    with pytest.raises(kinds[fault], match=r"prompt 7|No space|no such column"):
         run(toy(tmp_path, faults={4: {"fault": fault}}), work, place, what="squaring")
     finished = set(parts(tmp_path))
     assert "4" not in finished
