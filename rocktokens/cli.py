@@ -68,6 +68,11 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         where = f"{error.filename}: "[:300] if error.filename else ""
         print(f"rocktokens: {where}{error.strerror or error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        if os.environ.get("ROCKTOKENS_TRACEBACK"):
+            raise
+        needed = f"this command needs {error.name}, which is not installed"
+        print(f'rocktokens: {needed}: pip install "rocktokens[train]"', file=sys.stderr)
     except MemoryError:
         print("rocktokens: out of memory; use smaller batches, a smaller model or fewer prompts", file=sys.stderr)
     except Exception as error:
