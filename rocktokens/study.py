@@ -24,8 +24,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from rocktokens.bypass.settings import BypassConfig
-from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
+from rocktokens.causal.settings import BaselineConfig, BypassConfig, GraftConfig, KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError, RockTokensError, RunError
@@ -200,7 +199,7 @@ STAGES: dict[str, StageSpec] = {
         StageSpec(
             name="bypass",
             help="Say which costly token types training may skip, which it must not, and why.",
-            work="rocktokens.bypass.stage:bypass",
+            work="rocktokens.bypass:bypass",
             takes="config=bypass",
             section="bypass",
             reads="the tables of detect, knockout and graft",

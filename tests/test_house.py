@@ -39,7 +39,7 @@ ORDER = (
 STAGE_NAMES = {"distill", "sample", "score", "detect", "geometry", "knockout", "graft", "compare"}
 LIGHT = [
     *("rocktokens", "rocktokens.errors", "rocktokens.world", "rocktokens.study", "rocktokens.cli", "rocktokens.jobs"),
-    *("rocktokens.detect.stage", "rocktokens.bypass.stage", "rocktokens.report.view", "rocktokens.interop.import_"),
+    *("rocktokens.detect.stage", "rocktokens.bypass", "rocktokens.report.view", "rocktokens.interop.import_"),
     *("rocktokens.causal.census", "rocktokens.stage", "rocktokens.run", "rocktokens.show", "rocktokens.stats"),
 ]
 

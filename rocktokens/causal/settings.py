@@ -1,4 +1,4 @@
-"""Settings of the baseline rollouts, of knock-outs and of grafts."""
+"""Settings of the baseline rollouts, of knock-outs, of grafts, and of the bypass list that rests on them."""
 
 from __future__ import annotations
 
@@ -110,3 +110,11 @@ class GraftConfig(Settings, section="graft"):
     """Also graft each cluster of token types by itself."""
     resamples: Resamples = 10_000
     """Bootstrap resamples of prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BypassConfig(Settings, section="bypass"):
+    """What a costly token type must have proven before training may skip it."""
+
+    epsilon: Share | None = None
+    """Largest gain of accuracy by a graft that does not matter, as a share; unset: the census's epsilon."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.bypass.stage import write_comparison_back
+from rocktokens.bypass import write_comparison_back
 from rocktokens.compare.figures import sentences
 from rocktokens.compare.judgement import Trained, common_tokens, savings, summary_row, values_by_prompt
 from rocktokens.compare.regimes import (

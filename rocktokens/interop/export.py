@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rocktokens.bypass.store import NAME, BypassList, fingerprint, read_bypass
+from rocktokens.bypass import NAME, BypassList, fingerprint, read_bypass
 from rocktokens.errors import DataError
 from rocktokens.models.tokens import run_tokenizer
 from rocktokens.run import open_run, reading, write_text

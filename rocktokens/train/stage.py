@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rocktokens.bypass.stage import list_for
+from rocktokens.bypass import list_for
 from rocktokens.errors import ConfigError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig

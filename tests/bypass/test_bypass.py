@@ -9,10 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 from causal_runs import save_tiny_pair
 
-from rocktokens.bypass.settings import BypassConfig
-from rocktokens.bypass.stage import REASONS, before_graft, bypass, evidence_of, list_for, write_comparison_back
-from rocktokens.bypass.store import fingerprint, read_bypass
+from rocktokens.bypass import (
+    REASONS,
+    before_graft,
+    bypass,
+    evidence_of,
+    fingerprint,
+    list_for,
+    read_bypass,
+    write_comparison_back,
+)
 from rocktokens.causal.graft import skippable
+from rocktokens.causal.settings import BypassConfig
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.pair import load_tokenizer
 from rocktokens.models.settings import PairConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocktokens.bypass.stage import chosen_graft, decide, list_sentence
+from rocktokens.bypass import chosen_graft, decide, list_sentence
 
 EPSILON = 0.01
 GOOD = {"token_id": 7, "token": " roughly", "class": "rock", "declared": True, "confirmed": True, "cost_share": 0.2}

@@ -184,10 +184,10 @@ def declared(run, token_ids, rocks):
 
 
 def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(tmp_path, caplog):
-    from rocktokens.bypass.settings import BypassConfig
-    from rocktokens.bypass.stage import bypass
+    from rocktokens.bypass import bypass
     from rocktokens.causal.graft import run_graft as graft_stage
     from rocktokens.causal.knockout import knockout
+    from rocktokens.causal.settings import BypassConfig
     from rocktokens.run import open_run
 
     path = make_tiny_run(tmp_path)

@@ -10,7 +10,7 @@ import dumps
 import pytest
 
 from rocktokens import Run
-from rocktokens.bypass.store import fingerprint, read_bypass
+from rocktokens.bypass import fingerprint, read_bypass
 from rocktokens.errors import DataError
 from rocktokens.interop.export import export
 from rocktokens.interop.import_ import import_dump

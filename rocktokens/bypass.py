@@ -2,28 +2,31 @@
 
 A type may be skipped if (a) it is a declared and confirmed rock, (b) the census proves that it is neutral or a
 stumbling block, and (c) it is inside a set whose graft gains no more than ε, by the upper bound (docs/method.md §6).
-The stage `bypass` decides it from the run's tables and writes bypass.json (store.py); it loads no model. A comparison
-writes its verdict back into the list.
+The stage `bypass` decides it from the run's tables, loads no model, and writes a file that any trainer can read:
+
+    found = read_bypass("runs/mine/bypass.json", fingerprint=fingerprint(tokenizer.get_vocab()))
+    found.ids                               # token ids; meaningless under another tokenizer, hence the fingerprint
+
+A comparison writes its verdict back into the list.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocktokens.bypass.settings import BypassConfig
-from rocktokens.bypass.store import FORMAT, NAME, VERSION, fingerprint, read_bypass
 from rocktokens.causal.inference import NEUTRAL, NEVER_USED, PILLAR, STUMBLING_BLOCK
-from rocktokens.causal.settings import KnockoutConfig
-from rocktokens.errors import ConfigError, DataError, RockTokensError, RunError
-from rocktokens.models.settings import PairConfig
+from rocktokens.causal.settings import BypassConfig, KnockoutConfig
+from rocktokens.errors import ConfigError, DataError
+from rocktokens.models.tokens import run_tokenizer
 from rocktokens.progress import console
 from rocktokens.run import Run, open_run, working_on, write_text
-from rocktokens.settings import from_mapping
 from rocktokens.show import Column, Table, estimate, interval, percent, points
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.stats import MIN_SEEDS, Estimate
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NAME = "bypass.json"
+FORMAT, VERSION = "rocktokens bypass list", 1
 NOT_COMPARED = "not compared"
 # Arms of the graft whose members are the set in question.
 GRAFTED = ("rocks", "skippable")
@@ -112,8 +117,10 @@ def decide(costly: Sequence[Row], grafts: Sequence[Row], *, epsilon: float) -> l
     """
     # Types that detection and census would let be skipped have to be grafted together.
     graft = chosen_graft([row["token_id"] for row in costly if REASONS[before_graft(row)][0] == "skip"], grafts)
-    gain = "" if graft is None else f"; grafting {len(graft['members'])} types ({graft['arm']}) gains "
-    gain += "" if graft is None else f"{interval(estimate(graft, 'gain'), points)} points"
+    gain = ""
+    if graft is not None:
+        gain = f"; grafting {len(graft['members'])} types ({graft['arm']}) gains "
+        gain += f"{interval(estimate(graft, 'gain'), points)} points"
     made = []
     for row in sorted(costly, key=lambda row: (-row["cost_share"], row["token_id"])):
         reason, used = before_graft(row), None
@@ -159,33 +166,36 @@ def bypass(path: Path, config: BypassConfig) -> Run:
         run = open_run(path)
         files = ("types.parquet", "census.parquet", "grafts.parquet")
         stage = Stage(run, "bypass", {"bypass": config}, inputs_of(run, files=files))
-        known = run.manifest["config"].get("knockout", {})
-        epsilon = config.epsilon or known.get("epsilon", KnockoutConfig.epsilon)
+        known = run.manifest["config"]
+        epsilon = config.epsilon or known.get("knockout", {}).get("epsilon", KnockoutConfig.epsilon)
         grafts = run.read("grafts").to_pylist() if run.has("grafts") else []
         sets = [row for row in grafts if row["arm"] in GRAFTED and row["members"] and row["gain"] is not None]
         decisions = decide(evidence_of(run), sets, epsilon=epsilon)
         skipped = [row for row in decisions if row["decision"] == "skip"]
-        ids, sentence = [row["token_id"] for row in skipped], list_sentence(decisions)
+        facts: Json = {"ids": [row["token_id"] for row in skipped], "sentence": list_sentence(decisions)}
+        facts["epsilon"] = epsilon
+        tokenizer = run_tokenizer(run)
+        vocabulary = None if tokenizer is None else tokenizer.get_vocab()
         content: Json = {
             "format": FORMAT,
             "version": VERSION,
-            "ids": ids,
             "tokens": [row["token"] for row in skipped],
-            "sentence": sentence,
-            "epsilon": epsilon,
-            "tokenizer": _tokenizer(run),
+            **facts,
+            "tokenizer": {
+                "source": known.get("pair", {}).get("student") or None,
+                "fingerprint": None if vocabulary is None else fingerprint(vocabulary),
+                "vocabulary": None if vocabulary is None else len(vocabulary),
+            },
             "tested": {
                 name: {fact: value for fact, value in run.facts(name).items() if fact in TESTED}
                 for name in ("detect", *UNTESTED)
                 if run.done(name)
             },
-            "not_tested": [],  # by `_compared`
             "decisions": decisions,
             "run": str(run.path),
             "versions": run.manifest.get("versions", {}),
         }
-        content = _compared(content, comparison_of(run, ids))
-        facts = {"ids": ids, "sentence": sentence, "epsilon": epsilon}
+        content = _compared(content, comparison_of(run, facts["ids"]))
         try:
             written = read_bypass(run.path).content == json.loads(json.dumps(content))
         except DataError:  # none, or a damaged one
@@ -194,20 +204,14 @@ def bypass(path: Path, config: BypassConfig) -> Run:
             _write(run.path / NAME, content)
         if not stage.is_complete() or run.facts("bypass") != facts:
             stage.finish(facts)
-    console(width=None if os.isatty(1) else WIDTH).print(bypass_table(content))
-    return run
 
-
-def bypass_table(content: Json, limit: int = 40) -> Table:
-    """One row per costly type, those that may be skipped first."""
     order = ("skip", "keep", "undecided")
-    rows = sorted(content["decisions"], key=lambda row: (order.index(row["decision"]), -row["cost_share"]))
+    rows = sorted(decisions, key=lambda row: (order.index(row["decision"]), -row["cost_share"]))
     for row in rows:
-        doubt = row["class"] == "rock" and not row["confirmed"]
-        row["named"] = f"{row['class']} (not confirmed)" if doubt else row["class"]
+        row["class"] += " (not confirmed)" if row["class"] == "rock" and not row["confirmed"] else ""
     columns = (
         Column("token", "token"),
-        Column("class", "named"),
+        Column("class", "class"),
         Column("cost", "cost_share", percent),
         Column("census", "verdict"),
         Column("graft ≤", "graft_gain_high", points),
@@ -215,20 +219,14 @@ def bypass_table(content: Json, limit: int = 40) -> Table:
         Column("reason", "why"),
     )
     caption = [f"The list as a whole: {content['comparison']['text']}."]
-    return Table(columns, rows, content["sentence"], caption, name=NAME, limit=limit)
-
-
-# ---------------------------------------------------------------- what is read and written
+    table = Table(columns, rows, content["sentence"], caption, name=NAME, limit=40)
+    console(width=None if os.isatty(1) else WIDTH).print(table)
+    return run
 
 
 def evidence_of(run: Run) -> list[Row]:
     """What detection and census say about every costly type."""
     types = run.types().to_pylist()
-    if types and "class" not in types[0]:
-        raise RunError(
-            f"{run.path} was detected by an older version, which gave token types no class; run "
-            f"`rocktokens detect {run.path} --again` first"
-        )
     total = sum(max(row["r"] or 0.0, 0.0) for row in types)
     census = run.read("census").to_pylist() if run.has("census") else []
     tested = {row["token_id"]: row for row in census if row["kind"] == "token"}
@@ -240,6 +238,7 @@ def evidence_of(run: Run) -> list[Row]:
     for row in types:
         if row["class"] is None:
             continue
+        own = tested.get(row["token_id"], {})
         one: Row = {
             "token_id": int(row["token_id"]),
             "token": row["token"],
@@ -247,31 +246,72 @@ def evidence_of(run: Run) -> list[Row]:
             "declared": bool(row["in_certified"]),
             "confirmed": bool(row["confirmed"]),
             "cost_share": max(row["r"] or 0.0, 0.0) / total if total > 0 else 0.0,
-            "verdict": tested.get(row["token_id"], {}).get("verdict"),
+            "verdict": own.get("verdict"),
             "is_end": row["token_id"] in ends,
         }
-        for name, known in (("fall", row), ("delta", tested.get(row["token_id"], {}))):
+        for name, known in (("fall", row), ("delta", own)):
             for column in (name, f"{name}_low", f"{name}_high"):
                 value = known.get(column)
-                one[column] = None if value is None or value != value else float(value)
+                one[column] = None if value is None or value != value else float(value)  # JSON has no NaN
         found.append(one)
     return found
 
 
-def _tokenizer(run: Run) -> Json:
-    """The tokenizer that the ids belong to; ids of a run that names none cannot be protected."""
-    from rocktokens.models.pair import load_tokenizer
+# ---------------------------------------------------------------- the file
 
-    pair = from_mapping(PairConfig, run.manifest["config"].get("pair", {}))
-    none: Json = {"source": pair.student or None, "fingerprint": None, "vocabulary": None}
-    if not pair.student:
-        return none
+
+@dataclass(frozen=True)
+class BypassList:
+    """A bypass list as it was read."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    fingerprint: str | None
+    """Of the tokenizer that the ids belong to; None: the list does not say."""
+    status: str
+    """not compared, passed, failed or undecided: what training without these types did to accuracy."""
+    text: str
+    """The same in words, e.g. "compared: −0.1 [−0.8, 0.6]"."""
+    content: Json
+    """Everything the file holds."""
+
+
+def fingerprint(vocabulary: Mapping[str, int]) -> str:
+    """A digest of a tokenizer's tokens and their ids; the same for two tokenizers that give the same ids."""
+    pairs = sorted((int(token_id), token) for token, token_id in vocabulary.items())
+    return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
+
+
+def read_bypass(path: str | Path, *, fingerprint: str | None = None) -> BypassList:
+    """Read and check a bypass list. Nothing in the file is executed or believed.
+
+    Args:
+        path: a bypass.json, or a run directory that has one.
+        fingerprint: of the tokenizer at hand (see `fingerprint`); a list of another one is refused.
+    """
+    path = Path(path)
+    path = path / NAME if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"there is no bypass list {path}; `rocktokens bypass RUN` makes one")
     try:
-        vocabulary = load_tokenizer(pair.student, pair).get_vocab()
-    except RockTokensError as error:
-        log.warning("the list carries no fingerprint of its tokenizer: %s", error)
-        return none
-    return {"source": pair.student, "fingerprint": fingerprint(vocabulary), "vocabulary": len(vocabulary)}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        ids, said = content["ids"], (content["format"], content["version"])
+        whole = said == (FORMAT, VERSION) and all(type(item) is int and item >= 0 for item in ids)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        whole = False
+    if not whole or len(set(ids)) < len(ids):
+        raise DataError(f"{path} is damaged, or not a bypass list: {FORMAT!r}, version {VERSION}, with different ids")
+    made_with, comparison, tokens = (content.get(name) for name in ("tokenizer", "comparison", "tokens"))
+    theirs = made_with.get("fingerprint") if isinstance(made_with, dict) else None
+    if fingerprint is not None and theirs is not None and theirs != fingerprint:
+        raise DataError(
+            f"{path} was made with another tokenizer: its fingerprint is {theirs}, this one's is {fingerprint}. "
+            "Token ids mean other tokens here; make a list for this pair with `rocktokens bypass`."
+        )
+    comparison = comparison if isinstance(comparison, dict) else {}
+    tokens = tokens if isinstance(tokens, list) and len(tokens) == len(ids) else [f"#{token_id}" for token_id in ids]
+    status, text = (str(comparison.get(name, NOT_COMPARED)) for name in ("status", "text"))
+    return BypassList(tuple(ids), tuple(map(str, tokens)), theirs, status, text, content)
 
 
 def _write(path: Path, content: Json) -> None:
@@ -300,8 +340,8 @@ def comparison_of(run: Run, ids: Sequence[int]) -> Json:
 
 
 def _compared(content: Json, comparison: Row) -> Json:
-    """The list with what a comparison said of it. One of other types leaves training without these ones untested."""
-    if "tested" not in content or "decisions" not in content:  # a list from elsewhere: its own words stand
+    """The list with what a comparison said of it, and what is still not tested."""
+    if "tested" not in content or "decisions" not in content:  # a list from elsewhere keeps its own words
         return {**content, "comparison": comparison}
     missing = [words for name, words in UNTESTED.items() if name not in content["tested"]]
     if comparison["status"] == NOT_COMPARED:

@@ -1,1 +1,0 @@
-"""Which rocks training may skip."""
