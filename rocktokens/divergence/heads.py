@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ WIDEN_COLUMNS = 8_192
 SPLIT_ELEMENTS = 4_000_000
 # Most probable tokens of each row whose logits are taken again in float32 after a split product.
 EXACT_TOKENS = 16
+# Logits that `top_tokens` holds at once.
+TOP_ELEMENTS = 6_500_000
 # Relative error that the two parts of a split product may have; they have 16 bits, one part alone has 8.
 SPLIT_TOLERANCE = 2**-14
 
@@ -37,11 +40,6 @@ class Head:
     bias_V: Tensor | None = None
     softcap: float | None = None
     scale: float = 1.0
-
-    @property
-    def rows(self) -> int:
-        """Token types it has logits for, padding rows included."""
-        return len(self.weight_VH)
 
     def refuse_unfit(self, name: str, hidden_NH: Tensor) -> None:
         """Refuse hidden states that do not fit, or numbers that no family has; `name` is for the message."""
@@ -61,46 +59,39 @@ class Head:
         require(math.isfinite(self.scale), f"{name}_scale must be finite, got {self.scale}")
 
 
-@dataclass(frozen=True)
 class Projection:
     """Room for hidden @ head.T of one chunk: float32, or two parts in bfloat16 that are to be added.
 
     After its rows have been read, `first_CV` takes the chunk's gradient, in the dtype that its products are taken in.
     """
 
-    first_CV: Tensor
-    rest_CV: Tensor | None
+    def __init__(self, rows: int, like_RV: Tensor, hidden_NH: Tensor, head: Head) -> None:
+        """Room for `rows` rows at a time, four bytes a logit either way, to be read in blocks like `like_RV`."""
+        self.hidden_NH, self.head = hidden_NH, head
+        self.weight_VH = head.weight_VH[: like_RV.shape[1]].detach()
+        self.rest_CV = self.room_RV = None
+        dtype = torch.float32
+        if splits(hidden_NH, head.weight_VH):
+            dtype, self.room_RV = torch.bfloat16, torch.empty_like(like_RV)
+            self.rest_CV = like_RV.new_empty((rows, like_RV.shape[1]), dtype=dtype)
+        self.first_CV = like_RV.new_empty((rows, like_RV.shape[1]), dtype=dtype)
 
-    @classmethod
-    def empty(cls, rows: int, vocabulary: int, hidden_NH: Tensor, weight_VH: Tensor) -> Projection:
-        """Room for `rows` rows of these operands; four bytes a logit either way."""
-        if splits(hidden_NH, weight_VH):
-            first_CV, rest_CV = (
-                torch.empty((rows, vocabulary), dtype=torch.bfloat16, device=hidden_NH.device) for _ in range(2)
-            )
-            return cls(first_CV, rest_CV)
-        return cls(torch.empty((rows, vocabulary), device=hidden_NH.device), None)
-
-    def cut(self, rows: int) -> Projection:
-        """The first `rows` rows."""
-        return Projection(self.first_CV[:rows], None if self.rest_CV is None else self.rest_CV[:rows])
-
-    def fill_(self, hidden_CH: Tensor, head: Head) -> None:
-        """Multiply; the head's bias and scale are added where rows are read."""
-        weight_VH, hidden_CH = head.weight_VH[: self.first_CV.shape[1]].detach(), hidden_CH.detach()
+    def multiply_(self, at: slice) -> None:
+        """Project these rows of the hidden states; bias and scale are added where rows are read."""
+        hidden_CH = self.hidden_NH[at]
+        first_CV = self.first_CV[: len(hidden_CH)]
         if self.rest_CV is None:
-            _multiply_(self.first_CV, hidden_CH, weight_VH)
+            _multiply_(first_CV, hidden_CH, self.weight_VH)
         else:
-            torch.mm(hidden_CH, weight_VH.t(), out=self.first_CV)
-            torch.addmm(self.first_CV, hidden_CH, weight_VH.t(), beta=-1, out=self.rest_CV)
+            torch.mm(hidden_CH, self.weight_VH.t(), out=first_CV)
+            torch.addmm(first_CV, hidden_CH, self.weight_VH.t(), beta=-1, out=self.rest_CV[: len(hidden_CH)])
 
-    def read(self, at: slice, room_RV: Tensor | None, head: Head) -> Tensor:
-        """Logits of these rows in float32: in place, or in `room_RV` where they have to be put together."""
+    def read(self, at: slice) -> Tensor:
+        """Logits of these rows of the chunk in float32: in place, or put together in the block's room."""
         logits_RV = self.first_CV[at]
-        if self.rest_CV is not None:
-            assert room_RV is not None
-            logits_RV = room_RV[: len(logits_RV)].copy_(logits_RV).add_(self.rest_CV[at])
-        return _finish_(logits_RV, head)
+        if self.rest_CV is not None and self.room_RV is not None:
+            logits_RV = self.room_RV[: len(logits_RV)].copy_(logits_RV).add_(self.rest_CV[at])
+        return _finish_(logits_RV, self.head)
 
 
 def sharpen_(*sides: tuple[Tensor, Tensor, Head]) -> None:
@@ -119,9 +110,29 @@ def sharpen_(*sides: tuple[Tensor, Tensor, Head]) -> None:
 
 
 def logits_(out_RV: Tensor, hidden_RH: Tensor, head: Head) -> Tensor:
-    """scale * (hidden @ head.T + bias) for the first V rows of the head, by products in float32."""
+    """scale * (hidden @ head.T + bias) for the first V rows of the head, by products in float32; no soft cap yet."""
     _multiply_(out_RV, hidden_RH.detach(), head.weight_VH[: out_RV.shape[1]].detach())
     return _finish_(out_RV, head)
+
+
+class TopTokens(NamedTuple):
+    """Ids and log-probabilities (over the whole shared vocabulary) of the K most probable tokens, best first."""
+
+    ids_NK: Tensor
+    logprobs_NK: Tensor
+
+
+def top_tokens(hidden_NH: Tensor, head: Head, k: int, *, vocabulary: int) -> TopTokens:
+    """The K most probable tokens at every position, at temperature 1, among the first `vocabulary` types."""
+    kept = []
+    rows = max(1, TOP_ELEMENTS // vocabulary)
+    for hidden_CH in hidden_NH.split(rows):  # in chunks, so that no positions x vocabulary tensor ever exists
+        logits_CV = logits_(torch.empty((len(hidden_CH), vocabulary), device=hidden_NH.device), hidden_CH, head)
+        if head.softcap is not None:
+            logits_CV.div_(head.softcap).tanh_().mul_(head.softcap)
+        best = torch.topk(logits_CV, min(k, vocabulary), dim=1)
+        kept.append((best.indices, best.values - torch.logsumexp(logits_CV, dim=1, keepdim=True)))
+    return TopTokens(*map(torch.cat, zip(*kept)))
 
 
 def _multiply_(out_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor) -> None:

@@ -8,7 +8,7 @@ Shapes: R rows of one block, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -37,12 +37,32 @@ class Measures(NamedTuple):
         return bool(torch.isfinite(torch.stack(self[:3])).all())
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Which divergence; `beta` is the teacher's share of the mixture of the Jensen-Shannon divergence."""
+class TopChoices(NamedTuple):
+    """Both models' K most probable tokens at every position, and what the teacher thinks of the student's."""
 
-    kind: Kind
-    beta: float
+    student_ids_NK: Tensor
+    student_logprobs_NK: Tensor
+    teacher_at_student_NK: Tensor  # the teacher's log-probabilities of the student's K tokens
+    teacher_ids_NK: Tensor
+    teacher_logprobs_NK: Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, k: int, device: torch.device) -> TopChoices:
+        """Room for `num_rows` positions: ids -1, log-probabilities NaN."""
+        ids, logprobs = (torch.full((num_rows, k), fill, device=device) for fill in (-1, torch.nan))
+        return cls(ids, logprobs, logprobs.clone(), ids.clone(), logprobs.clone())
+
+    def fill_(self, at: slice, s_RV: Tensor, t_RV: Tensor) -> None:
+        """Read some positions off their log-probabilities."""
+        student, teacher = torch.topk(s_RV, self.size, dim=1), torch.topk(t_RV, self.size, dim=1)
+        self.student_ids_NK[at], self.student_logprobs_NK[at] = student.indices, student.values
+        self.teacher_at_student_NK[at] = t_RV.gather(1, student.indices)
+        self.teacher_ids_NK[at], self.teacher_logprobs_NK[at] = teacher.indices, teacher.values
+
+    @property
+    def size(self) -> int:
+        """Number of tokens kept of each model."""
+        return self.student_ids_NK.shape[1]
 
 
 def infinite_rows(s_RV: Tensor, t_RV: Tensor, kind: Kind) -> Tensor:
@@ -56,29 +76,31 @@ def infinite_rows(s_RV: Tensor, t_RV: Tensor, kind: Kind) -> Tensor:
     return torch.zeros(len(s_RV), dtype=torch.bool, device=s_RV.device)
 
 
-def measure_(s_RV: Tensor, t_RV: Tensor, work_RV: Tensor, rule: Rule) -> Measures:
-    """Value, both entropies and the logit gradient of every row from log-probabilities; all three buffers are spent."""
+def measure_(s_RV: Tensor, t_RV: Tensor, work_RV: Tensor, kind: Kind, beta: float) -> Measures:
+    """Value, both entropies and the logit gradient of every row; only `s_RV` still holds its log-probabilities after.
+
+    `beta`: the teacher's share of the mixture of the Jensen-Shannon divergence.
+    """
     torch.exp(t_RV, out=work_RV)  # teacher probabilities
     teacher_entropy_R = -_dot(work_RV, t_RV)
-    if rule.kind == "reverse_kl":
+    if kind == "reverse_kl":
         torch.exp(s_RV, out=work_RV)
         student_entropy_R = -_dot(work_RV, s_RV)
         gap_RV = torch.sub(s_RV, t_RV, out=t_RV)
         value_R = _dot(work_RV, gap_RV)
         grad_RV = gap_RV.sub_(value_R[:, None]).mul_(work_RV)
-    elif rule.kind == "forward_kl":
+    elif kind == "forward_kl":
         gap_RV = t_RV.sub_(s_RV)
         value_R = _dot(work_RV, gap_RV)
         student_RV = torch.exp(s_RV, out=gap_RV)
         student_entropy_R = -_dot(student_RV, s_RV)
         grad_RV = student_RV.sub_(work_RV)
-    elif rule.kind == "todi":
+    elif kind == "todi":
         value_R, student_entropy_R, grad_RV = _todi(s_RV, t_RV, work_RV)
-    elif rule.kind == "srkl":
+    elif kind == "srkl":
         value_R, student_entropy_R, grad_RV = _skewed_reverse_kl(s_RV, t_RV)
     else:
-        beta = rule.beta
-        mixture_RV = torch.logaddexp(s_RV + _log(1 - beta), t_RV + _log(beta))
+        mixture_RV = torch.logaddexp(s_RV + math.log(1 - beta), t_RV + math.log(beta))
         teacher_part_R = _dot(work_RV, t_RV.sub_(mixture_RV))
         torch.exp(s_RV, out=work_RV)
         student_entropy_R = -_dot(work_RV, s_RV)
@@ -105,15 +127,11 @@ def _todi(s_RV: Tensor, t_RV: Tensor, q_RV: Tensor) -> tuple[Tensor, Tensor, Ten
 def _skewed_reverse_kl(s_RV: Tensor, t_RV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """KL(p || m) with m = 0.1 p + 0.9 q, which is finite whatever the teacher rules out."""
     p_RV = s_RV.exp()
-    mixture_RV = torch.logaddexp(s_RV + _log(SKEW), t_RV + _log(1 - SKEW))
+    mixture_RV = torch.logaddexp(s_RV + math.log(SKEW), t_RV + math.log(1 - SKEW))
     gap_RV = s_RV - mixture_RV
     value_R = _dot(p_RV, gap_RV)
     slope_RV = p_RV * (gap_RV + 1 - SKEW * gap_RV.exp())
     return value_R, -_dot(p_RV, s_RV), slope_RV - p_RV * slope_RV.sum(1, keepdim=True)
-
-
-def _log(x: float) -> float:
-    return float(torch.tensor(x, dtype=torch.float64).log())
 
 
 def _dot(a_RV: Tensor, b_RV: Tensor) -> Tensor:

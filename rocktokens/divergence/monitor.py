@@ -42,11 +42,10 @@ class TokenMonitor:
         require(half_life > 0, f"half_life must be > 0 updates, got {half_life}")
         self.vocabulary, self.half_life = vocabulary, float(half_life)
         self.num_updates = 0
-        self.num_invalid = 0
         self._sums_WSV = torch.zeros((len(WINDOWS), len(SUMS), vocabulary), dtype=torch.float64)
 
     def update(self, token_N: Tensor, value_N: Tensor, grad_norm_N: Tensor | None = None) -> None:
-        """Add one step's tokens. Rows whose value is not finite are counted in `num_invalid` and left out."""
+        """Add one step's tokens. Rows whose value is not finite are left out."""
         token_N, value_N = torch.as_tensor(token_N).detach(), torch.as_tensor(value_N).detach()
         norm_N = torch.zeros_like(value_N) if grad_norm_N is None else torch.as_tensor(grad_norm_N).detach()
         if not token_N.shape == value_N.shape == norm_N.shape or token_N.dim() != 1:
@@ -55,15 +54,15 @@ class TokenMonitor:
         if len(token_N) and not (int(token_N.min()) >= 0 and int(token_N.max()) < self.vocabulary):
             found = f"{int(token_N.min())} to {int(token_N.max())}"
             raise DataError(f"token ids must lie in [0, {self.vocabulary}), got {found}")
-        finite_N = torch.isfinite(value_N)
-        if not bool(finite_N.all()):
-            self.num_invalid += int((~finite_N).sum())
-            token_N, value_N, norm_N = token_N[finite_N], value_N[finite_N], norm_N[finite_N]
-        self._forget()
+        decay = 0.5 ** (1 / self.half_life)
+        for window in ("recent", "late"):
+            sums_SV = self._sums_WSV[WINDOWS.index(window)]
+            sums_SV *= decay
+            sums_SV[SUMS.index("weight_sq")] *= decay
         self.num_updates += 1
-        if not len(token_N):
-            return
 
+        finite_N = torch.isfinite(value_N)  # rows of weight 0 are NaN
+        token_N, value_N, norm_N = token_N[finite_N], value_N[finite_N], norm_N[finite_N]
         type_U, index_N = token_N.unique(return_inverse=True)
         value_N, norm_N = value_N.double(), norm_N.double()
         ones_N = torch.ones_like(value_N)
@@ -72,36 +71,25 @@ class TokenMonitor:
         sums_SU.index_add_(1, index_N, rows_SN)
         type_U, sums_SU = type_U.cpu(), sums_SU.cpu()
         in_early = self.num_updates <= self.half_life
-        for window, counts in enumerate((True, in_early, True, not in_early)):
+        for place, counts in enumerate((True, in_early, True, not in_early)):
             if counts:
-                self._sums_WSV[window].index_add_(1, type_U, sums_SU)
-
-    def _forget(self) -> None:
-        decay = 0.5 ** (1 / self.half_life)
-        for window in ("recent", "late"):
-            sums_SV = self._sums_WSV[WINDOWS.index(window)]
-            sums_SV *= decay
-            sums_SV[SUMS.index("weight_sq")] *= decay
+                self._sums_WSV[place].index_add_(1, type_U, sums_SU)
 
     def merge(self, other: TokenMonitor) -> TokenMonitor:
         """A monitor that has seen what both have; they must have run side by side (ranks of one training run)."""
         merged = TokenMonitor(self.vocabulary, half_life=self.half_life)
         merged._sums_WSV = self._sums_WSV + other._sums_WSV
         merged.num_updates = max(self.num_updates, other.num_updates)
-        merged.num_invalid = self.num_invalid + other.num_invalid
         return merged
 
     def gathered(self) -> TokenMonitor:
         """The sum over all ranks of the running process group; a copy of itself where there is none."""
         merged = self.merge(TokenMonitor(self.vocabulary, half_life=self.half_life))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            invalid_1 = torch.tensor([merged.num_invalid], dtype=torch.float64)
-            everything = torch.cat([merged._sums_WSV.flatten(), invalid_1])
-            if torch.distributed.get_backend() == "nccl":
-                everything = everything.cuda()
-            torch.distributed.all_reduce(everything)
-            merged._sums_WSV = everything[:-1].cpu().view_as(merged._sums_WSV)
-            merged.num_invalid = int(everything[-1])
+            nccl = torch.distributed.get_backend() == "nccl"
+            sums_WSV = merged._sums_WSV.cuda() if nccl else merged._sums_WSV
+            torch.distributed.all_reduce(sums_WSV)
+            merged._sums_WSV = sums_WSV.cpu()
         return merged
 
     def mean(self, window: str = "total") -> np.ndarray:
@@ -199,12 +187,11 @@ class TokenMonitor:
             "version": VERSION,
             "half_life": self.half_life,
             "num_updates": self.num_updates,
-            "num_invalid": self.num_invalid,
             "sums": self._sums_WSV.clone(),
         }
 
     def load_state_dict(self, state: Row) -> None:
-        """Go on where another monitor of the same vocabulary stood."""
+        """Continue from a saved monitor of the same vocabulary."""
         sums_WSV, half_life = state["sums"], state["half_life"]
         require(
             state["version"] == VERSION and sums_WSV.shape == self._sums_WSV.shape and half_life == self.half_life,
@@ -212,4 +199,4 @@ class TokenMonitor:
             f"not fit this one (version {VERSION}, vocabulary {self.vocabulary}, half_life {self.half_life})",
         )
         self._sums_WSV = sums_WSV.to(torch.float64).clone()
-        self.num_updates, self.num_invalid = int(state["num_updates"]), int(state["num_invalid"])
+        self.num_updates = int(state["num_updates"])

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from rocktokens.divergence.top_tokens import TopTokens, top_tokens
+from rocktokens.divergence.heads import TopTokens, top_tokens
 
 if TYPE_CHECKING:
     from rocktokens.divergence.fused import Head

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from trl import DistillationConfig, DistillationTrainer
 from trl.trainer.utils import RepeatSampler, get_config_model_id
 
-from rocktokens.divergence.fused import CHUNK_ELEMENTS, Divergence, Head, Kind, chunked_cross_entropy, fused_divergence
-from rocktokens.divergence.measures import KINDS
+from rocktokens.divergence.fused import CHUNK_ELEMENTS, Divergence, Head, Kind, fused_divergence
+from rocktokens.divergence.measures import KINDS, TopChoices
 from rocktokens.divergence.monitor import TokenMonitor
-from rocktokens.divergence.top_tokens import TopChoices
 from rocktokens.errors import DataError
 from rocktokens.models.pair import head_of
 from rocktokens.models.states import StateSource
@@ -149,6 +148,8 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
 
     samples = True
     """Whether completions are sampled in each step (and their FLOPs counted)."""
+    cross_entropy = 0.0
+    """Share of the loss that is cross-entropy with the completion's own tokens."""
 
     def __init__(
         self,
@@ -423,7 +424,9 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
 
     def row_loss(self, rows: Rows) -> Tensor:
         """What each trained row adds to the loss, before its weight."""
-        return rows.value_K
+        if not self.cross_entropy:  # 0 x infinity would be NaN
+            return rows.value_K
+        return (1 - self.cross_entropy) * rows.value_K - self.cross_entropy * rows.student_logprob_K
 
     def records_at(self, step: int) -> bool:
         """Whether a step's occurrences go to the run; then every position is measured, whatever its weight."""
@@ -520,6 +523,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             teacher_scale=teacher.scale,
             chunk=max(96, usual // 2 // 16 * 16) if usual >= 96 else None,
             denominator=denominator,
+            cross_entropy=self.cross_entropy,
             top=choices,
         )
         if choices is not None:
@@ -537,6 +541,7 @@ class OffPolicyTrainer(RockDistillationTrainer):
     """
 
     samples = False
+    cross_entropy = 0.5
 
     def __init__(self, *trl_arguments: Any, options: RockOptions | None = None, **settings: Any) -> None:
         options = replace(options or RockOptions(), telemetry_every=None)
@@ -551,27 +556,6 @@ class OffPolicyTrainer(RockDistillationTrainer):
 
     def _generate_single_turn(self, *_: object, **__: object) -> list[list[int]]:
         return self._answers
-
-    def _rows(
-        self,
-        student_BCH: Tensor,
-        teacher_BCG: Tensor,
-        heads: tuple[Head, Head],
-        inputs: Batch,
-        weight_BC: Tensor,
-        keep_BC: Tensor,
-        denominator: Tensor | float,
-    ) -> tuple[Divergence, Rows]:
-        found, rows = super()._rows(student_BCH, teacher_BCG, heads, inputs, weight_BC, keep_BC, denominator)
-        hidden_KH = student_BCH.to(weight_BC.device)[keep_BC]
-        token_K = inputs["completion_ids"].to(weight_BC.device)[keep_BC]
-        factor_K = weight_BC[keep_BC] / denominator
-        hard = chunked_cross_entropy(hidden_KH, heads[0], token_K, factor_K, self.vocabulary)
-        return found._replace(loss=0.5 * found.loss + 0.5 * hard), rows
-
-    def row_loss(self, rows: Rows) -> Tensor:
-        """What each row adds to the loss, before its weight."""
-        return 0.5 * rows.value_K - 0.5 * rows.student_logprob_K
 
 
 class _ResumableSampler(RepeatSampler):

@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import broadcast
 from torch import Tensor
 
-from rocktokens.divergence.top_tokens import TopChoices
+from rocktokens.divergence.measures import TopChoices
 from rocktokens.select.interface import Selector, SelectorBatch
 from rocktokens.settings import require
 from rocktokens.values import Batch, Row

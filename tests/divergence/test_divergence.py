@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rocktokens.divergence.fused import KINDS, fused_divergence
 from rocktokens.divergence.heads import WIDEN_COLUMNS
-from rocktokens.divergence.top_tokens import TopChoices
+from rocktokens.divergence.measures import TopChoices
 from rocktokens.errors import ConfigError
 
 LN = math.log
@@ -345,6 +345,27 @@ def test_the_gradient_of_what_comes_after_the_loss_is_carried_through():
     torch.testing.assert_close(hidden.grad, 3.0 * grads["hidden"])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_share_of_cross_entropy_is_added_to_the_loss_and_not_to_the_measures(kind):
+    """Against torch's own cross-entropy, with a soft cap, a scale and weights of which one is 0."""
+    family = {"student_softcap": 2.0, "student_scale": 0.7}
+    case = make_case(kind=kind, chunk=3, **family)
+    weight_N = torch.tensor([1.0, 0.0, 0.5, 1.5, 0.25, 2.0, 1.0])
+    bias = torch.linspace(-1, 1, 23)
+    plain, plain_grads = case.run(weight_N=weight_N, student_bias=bias)
+    mixed, grads = case.run(weight_N=weight_N, student_bias=bias, cross_entropy=0.3)
+    leaves = {"hidden": case.student_hidden, "head": case.student_head, "bias": bias}
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+    logits = 2.0 * torch.tanh(0.7 * (leaves["hidden"] @ leaves["head"].t() + leaves["bias"]) / 2.0)
+    hard = (F.cross_entropy(logits, case.tokens, reduction="none") * weight_N).sum() / weight_N.sum()
+    hard.backward()
+    torch.testing.assert_close(mixed.loss, 0.7 * plain.loss + 0.3 * hard)
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(grads[name], 0.7 * plain_grads[name] + 0.3 * leaf.grad, rtol=1e-4, atol=1e-6)
+    for name in plain._fields[1:]:
+        torch.testing.assert_close(getattr(mixed, name), getattr(plain, name), rtol=0, atol=0, equal_nan=True)
+
+
 def test_weights_may_be_boolean_or_integer():
     case = make_case()
     mask_N = torch.tensor([True, False, True, True, False, True, True])
@@ -481,6 +502,7 @@ def test_autocast_does_not_degrade_it(kind):
         ({"token_N": torch.zeros(7)}, "token_N"),
         ({"token_N": torch.full((7,), -100)}, "got -100"),
         ({"token_N": None, "observe": print}, "token_N"),
+        ({"token_N": None, "cross_entropy": 0.5}, "token_N"),
     ],
     ids=str,
 )
@@ -581,9 +603,9 @@ def test_top_choices_are_those_of_the_whole_distributions(weighted):
 
 def test_more_choices_than_there_are_tokens_are_refused():
     hidden, head, teacher_hidden, teacher_head, _ = small_case(vocabulary=6)
-    with pytest.raises(ConfigError, match="got 7"):
+    with pytest.raises(ConfigError, match="7 x 7"):
         fused_divergence(hidden, head, teacher_hidden, teacher_head, top=TopChoices.empty(7, 7, hidden.device))
-    with pytest.raises(ConfigError, match="3 rows"):
+    with pytest.raises(ConfigError, match="3 x 2"):
         fused_divergence(hidden, head, teacher_hidden, teacher_head, top=TopChoices.empty(3, 2, hidden.device))
 
 

@@ -8,7 +8,7 @@ from cases import make_case
 
 from rocktokens.divergence import fused as divergence
 from rocktokens.divergence import heads
-from rocktokens.divergence.fused import KINDS, chunked_cross_entropy
+from rocktokens.divergence.fused import KINDS
 from rocktokens.divergence.heads import Head
 
 needs_products = pytest.mark.skipif(
@@ -124,22 +124,6 @@ def test_the_cuda_path_equals_the_widened_head(monkeypatch):
     torch.testing.assert_close(got.value_N, want.value_N, rtol=1e-4, atol=1e-5)
     for name in grads:
         assert_close_in_norm(grads[name], want_grads[name], 4e-3)
-
-
-@needs_products
-def test_cross_entropy_by_split_products_equals_the_widened_head(split, monkeypatch):
-    monkeypatch.setattr("rocktokens.divergence.fused.CHUNK_ELEMENTS", 3000 * 16)
-    case, wide = case_and_its_widened_self()
-    factor_N, results = torch.full((40,), 1 / 40), []
-    for given in (case, wide):
-        hidden, weight = given.student_hidden.requires_grad_(), given.student_head.requires_grad_()
-        loss = chunked_cross_entropy(hidden, Head(weight), given.tokens, factor_N, 2990)
-        loss.backward()
-        results.append((loss, hidden.grad, weight.grad))
-    (loss, *grads), (want, *want_grads) = results
-    assert loss.item() == pytest.approx(want.item(), abs=1e-4)
-    for got, expected in zip(grads, want_grads):
-        assert_close_in_norm(got, expected, 4e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 30])

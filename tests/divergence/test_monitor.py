@@ -102,12 +102,11 @@ def test_a_saved_monitor_of_another_model_is_refused():
         TokenMonitor(V).load_state_dict({**state, "version": 99})
 
 
-def test_rows_that_are_not_finite_are_counted_and_left_out():
+def test_rows_that_are_not_finite_are_left_out():
     """Weight-0 rows of fused_divergence are NaN; a broken row must not poison its type for the rest of the run."""
     monitor = TokenMonitor(3)
     values = torch.tensor([1.0, math.nan, math.inf, 3.0])
     monitor.update(torch.tensor([0, 0, 1, 0]), values, torch.ones(4))
-    assert monitor.num_invalid == 2
     assert monitor.count.tolist() == [2, 0, 0]
     assert monitor.mean()[0] == 2.0
     monitor.update(torch.tensor([1]), torch.tensor([math.nan]))
