@@ -16,7 +16,7 @@ _HOMES = {
     "RockOptions": "rocktokens.train.trainer",
     "Selector": "rocktokens.select.interface",
     "SelectorBatch": "rocktokens.select.interface",
-    "make_selector": "rocktokens.select.by_name",
+    "make_selector": "rocktokens.select.interface",
     "detect_rocks": "rocktokens.detect.rocks",
     "knockout_census": "rocktokens.causal.knockout",
     "graft": "rocktokens.causal.graft",

@@ -43,7 +43,7 @@ from rocktokens.jobs import run as run_jobs
 from rocktokens.progress import console
 from rocktokens.run import Run, digest_of_value, open_run, working_on
 from rocktokens.seeds import derive_seed
-from rocktokens.select.adaptive import least_updates
+from rocktokens.select.interface import least_updates
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_manifest, refuse_code
 from rocktokens.show import Column, Table, number, percent, plural, points

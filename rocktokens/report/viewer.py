@@ -278,8 +278,7 @@ def overlays(facts: Facts, rollouts: list[Row], types: Types) -> list[Json]:
         import torch
     except ImportError:
         return []
-    from rocktokens.select.by_name import make_selector
-    from rocktokens.select.interface import SelectorBatch
+    from rocktokens.select.interface import SelectorBatch, make_selector
 
     lengths = [len(rollout["tokens"]) for rollout in rollouts]
     longest = int(facts.config.get("rollouts", {}).get("max_new_tokens") or max(lengths))

@@ -1,16 +1,19 @@
-"""Which occurrences carry loss, and how much: the interface, one rule a class, and every rule by its name.
+"""Selectors: which occurrences carry loss, and how much. The interface, every rule, and rules by name.
 
 A selector sees every occurrence of one optimiser step, over all micro-batches and ranks, and gives each a weight in
-[0, 1]; the published ones, each as its paper defines it, may state a larger `bound` (docs/selectors.md lists formulas
-and sources). What counts is the token PREDICTED at a position, never the one before it. Shares, ranks and means are
-taken over the whole step. This module knows token ids, positions and, where a rule asks for them, losses; it knows no
-model, trainer or file, and draws only from seeds it was given. The rule that learns while training is in adaptive.py.
+[0, 1]; a published rule may state a larger `bound`. What counts is the token PREDICTED at a position, never the one
+before it. Shares, ranks and means are taken over the whole step. docs/selectors.md has formulas and sources. Nothing
+here knows a model, a trainer or a file.
 
-Shapes: N occurrences of one optimiser step, in rollout and position order, R rollouts, k most probable tokens of a row.
+Shapes: N occurrences of one optimiser step, in rollout and position order, R rollouts, k most probable tokens of a row,
+V vocabulary.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,16 +21,19 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy import stats as sps
 from torch import Tensor
 
 from rocktokens.detect.measures import matched_control
-from rocktokens.divergence.monitor import TokenMonitor
+from rocktokens.divergence.monitor import HALF_LIFE, LEAST_ROWS, TokenMonitor
+from rocktokens.errors import ConfigError
 from rocktokens.seeds import derive_seed
+from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import require
 from rocktokens.values import Row
 
-# Share of occurrences below the threshold of a high-divergence window, where no threshold is given (docs/method.md §3).
-TAU_QUANTILE = 0.8
+TAU_QUANTILE = 0.8  # of the step's losses: threshold of a high-divergence window where none is given
+Z = 1.96  # standard errors on the safe side of a comparison: one-sided 97.5 %
 
 
 @dataclass(frozen=True)
@@ -44,24 +50,21 @@ class SelectorBatch:
     """The optimiser step, from 1."""
     length_limit: int
     """Longest response that sampling allows."""
+    # Measured only for a selector that sets `needs_losses`.
     value_N: Tensor | None = None
-    """Loss of each occurrence in nats; only for a selector that asks for it with `needs_losses`."""
+    """Loss of each occurrence in nats."""
     student_entropy_N: Tensor | None = None
-    """Entropy of the student's distribution; likewise."""
     teacher_entropy_N: Tensor | None = None
-    """Entropy of the teacher's distribution; likewise."""
     student_logprob_N: Tensor | None = None
-    """The student's log-probability of the token; likewise."""
+    """Log-probability of the token."""
     teacher_logprob_N: Tensor | None = None
-    """The teacher's log-probability of the token; likewise."""
+    # Measured only for a selector that asks for k tokens with `needs_top`; best first.
     student_top_id_Nk: Tensor | None = None
-    """The student's most probable tokens, best first; only for a selector that asks for k of them with `needs_top`."""
     student_top_Nk: Tensor | None = None
-    """The student's log-probabilities of these; likewise."""
+    """The student's log-probabilities of its most probable tokens."""
     teacher_at_student_top_Nk: Tensor | None = None
-    """The teacher's log-probabilities of the same tokens; likewise."""
+    """The teacher's log-probabilities of the same tokens."""
     teacher_top_id_Nk: Tensor | None = None
-    """The teacher's most probable tokens, best first; likewise."""
 
     def __len__(self) -> int:
         return len(self.token_N)
@@ -69,8 +72,8 @@ class SelectorBatch:
     def measured(self, name: str) -> Tensor:
         """A column that a selector asked for; refused where the step did not measure it."""
         column: Tensor | None = getattr(self, name)
-        require(column is not None, f"this selector needs {name}, which the step did not measure")
-        assert column is not None
+        if column is None:
+            raise ConfigError(f"this selector needs {name}, which the step did not measure")
         return column
 
 
@@ -125,7 +128,7 @@ class Soft(Selector):
     wants: ClassVar[str] = "rocks: a list of token ids, or a run in which `detect` declared some"
 
     def __init__(self, *, rocks: Iterable[int], lam: float = 0.5, window: int = 0, tau: float | None = None) -> None:
-        """`lam`: λ. `window`: how far a window may reach on either side; 0 is off. `tau`: its threshold in nats."""
+        """`window`: how far a window may reach on either side; 0 is off. `tau`: its threshold in nats."""
         self._rocks = tuple(sorted({int(rock) for rock in rocks}))
         require(bool(self._rocks), f"selector {self.name} needs {self.wants}")
         require(0 <= lam <= 1, f"lam is a loss weight in [0, 1], got {lam}")
@@ -142,9 +145,8 @@ class Soft(Selector):
         rock_N = torch.isin(batch.token_N, torch.tensor(self._rocks))
         if not self.window:
             return rock_N
-        return high_divergence_window(
-            rock_N, batch.measured("value_N"), batch.rollout_N, width=self.window, tau=self.tau
-        )
+        value_N = batch.measured("value_N")
+        return high_divergence_window(rock_N, value_N, batch.rollout_N, width=self.window, tau=self.tau)
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         return torch.where(self.rocks_at(batch), self.lam, 1.0)
@@ -176,13 +178,7 @@ class Random(Soft):
     name = "random"
 
     def __init__(
-        self,
-        *,
-        rocks: Iterable[int],
-        lam: float = 0.0,
-        window: int = 0,
-        tau: float | None = None,
-        seed: int = 0,
+        self, *, rocks: Iterable[int], lam: float = 0.0, window: int = 0, tau: float | None = None, seed: int = 0
     ) -> None:
         super().__init__(rocks=rocks, lam=lam, window=window, tau=tau)
         self.seed = seed
@@ -216,9 +212,10 @@ class TopShare(Selector):
         return batch.measured(self.column)
 
     def weights(self, batch: SelectorBatch) -> Tensor:
-        score_N = torch.nan_to_num(self.score(batch).double(), nan=-math.inf)
         weight_N = torch.zeros(len(batch))
-        weight_N[score_N.argsort(descending=True, stable=True)[: math.ceil(self.keep * len(batch))]] = 1.0
+        if len(batch):  # a step may hold no loss token at all
+            score_N = torch.nan_to_num(self.score(batch).double(), nan=-math.inf)
+            weight_N[score_N.argsort(descending=True, stable=True)[: math.ceil(self.keep * len(batch))]] = 1.0
         return weight_N
 
 
@@ -251,7 +248,7 @@ class Prefix(Selector):
         return (batch.position_N < self.length(batch.length_limit)).float()
 
 
-# The published rules
+# ---------------------------------------------------------------- the published rules
 
 
 class Tip(TopShare):
@@ -263,14 +260,18 @@ class Tip(TopShare):
     name = "tip"
 
     def score(self, batch: SelectorBatch) -> Tensor:
-        entropy_N, value_N = _min_max(batch.measured("student_entropy_N")), _min_max(batch.measured("value_N"))
-        return entropy_N + value_N - entropy_N * value_N
+        entropy_N, value_N = (
+            torch.nan_to_num(batch.measured(name).double(), posinf=torch.finfo(torch.float32).max)
+            for name in ("student_entropy_N", "value_N")
+        )
+        h_N, d_N = (_scaled(column_N, column_N.amin(), column_N.amax()) for column_N in (entropy_N, value_N))
+        return h_N + d_N - h_N * d_N
 
 
 class Teachable(TopShare):
     """Keeps where the two models disagree and the teacher still believes in what the student would say.
 
-    Score N(D) N(C): D is KL(teacher || student), both renormalised on the student's top `top` tokens, C the teacher's
+    Score N(D) N(C): D is KL(teacher || student), both renormalised on the student's top tokens, C the teacher's
     probability of those tokens, N clips to the 5th and 95th percentile and scales to [0, 1]. Source: TA-OPD, arXiv
     2605.26844.
     """
@@ -290,7 +291,9 @@ class Teachable(TopShare):
         p_Nk, q_Nk = student_Nk.log_softmax(1), teacher_Nk.clamp_min(-1e30).log_softmax(1)
         disagreement_N = (q_Nk.exp() * (q_Nk - p_Nk)).sum(1)
         compatibility_N = teacher_Nk.exp().sum(1)
-        return _clipped(disagreement_N) * _clipped(compatibility_N)
+        ends = torch.tensor([0.05, 0.95], dtype=torch.double)
+        d_N, c_N = (_scaled(column_N, *column_N.quantile(ends)) for column_N in (disagreement_N, compatibility_N))
+        return d_N * c_N
 
 
 class Iw(Selector):
@@ -301,11 +304,8 @@ class Iw(Selector):
 
     name = "iw"
     needs_losses = True
-
-    def __init__(self, *, gamma: float = 0.5) -> None:
-        require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}")
-        self.gamma = float(gamma)
-        self.bound = 1.0 + self.gamma
+    GAMMA = 0.5
+    bound = 1.0 + GAMMA
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         advantage_N = (batch.measured("teacher_logprob_N") - batch.measured("student_logprob_N")).double().abs()
@@ -314,7 +314,7 @@ class Iw(Selector):
         before_N = advantage_N.cumsum(0) - advantage_N
         first_N = torch.searchsorted(batch.rollout_N, batch.rollout_N)  # the first row of each row's rollout
         share_N = torch.where(total_N > 0, (before_N - before_N[first_N]) / total_N.clamp_min(1e-30), 0.0)
-        return (1 + self.gamma * (1 - share_N.clamp(0, 1))).float()
+        return (1 + self.GAMMA * (1 - share_N.clamp(0, 1))).float()
 
 
 class Fire(Selector):
@@ -327,11 +327,7 @@ class Fire(Selector):
     name = "fire"
     needs_losses = True
     bound = 4.0
-
-    def __init__(self, *, drop: float = 0.2) -> None:
-        """`drop`: share of the rollouts, those of lowest mean teacher log-probability, that carry no loss."""
-        require(0 <= drop < 1, f"drop is a share in [0, 1), got {drop}")
-        self.drop = float(drop)
+    DROP = 0.2  # share of the rollouts, those of lowest mean teacher log-probability, that carry no loss
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         logprob_N = torch.nan_to_num(batch.measured("teacher_logprob_N").double(), nan=0.0, neginf=-1e30)
@@ -340,19 +336,18 @@ class Fire(Selector):
         present_M = count_R.nonzero().squeeze(1)  # a rollout without a loss token has no mean and cannot be dropped
         worst_M = present_M[mean_R[present_M].argsort(stable=True)]
         kept_R = torch.ones(len(count_R), dtype=torch.bool)
-        kept_R[worst_M[: math.floor(self.drop * len(present_M))]] = False
+        kept_R[worst_M[: math.floor(self.DROP * len(present_M))]] = False
         kept_N = kept_R[batch.rollout_N]
         teacher_N, student_N = (
             torch.nan_to_num(batch.measured(name).double()) for name in ("teacher_entropy_N", "student_entropy_N")
         )
         weight_N = 2 - teacher_N / teacher_N.max().clamp_min(1e-30)
         weight_N = weight_N * (1 + student_N / student_N.max().clamp_min(1e-30))
-        weight_N = torch.where(kept_N, weight_N, 0.0)
-        return (weight_N / weight_N[kept_N].mean()).float()
+        return torch.where(kept_N, weight_N / weight_N[kept_N].mean(), 0.0).float()
 
 
 class SelectKd(Selector):
-    """Weight 1 where the student's most probable token is among the teacher's top `top`, else `low`.
+    """Weight 1 where the student's most probable token is among the teacher's top ones, else 0.01.
 
     Source: SelecTKD, arXiv 2510.24021.
     """
@@ -360,15 +355,14 @@ class SelectKd(Selector):
     name = "selectkd"
     needs_losses = True
 
-    def __init__(self, *, top: int = 5, low: float = 0.01) -> None:
+    def __init__(self, *, top: int = 5) -> None:
         require(top >= 1, f"top must be at least 1 token, got {top}")
-        require(0 <= low <= 1, f"low is a weight in [0, 1], got {low}")
-        self.needs_top, self.low = top, float(low)
+        self.needs_top = top
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         first_N1 = batch.measured("student_top_id_Nk")[:, :1]
         agreed_N = (batch.measured("teacher_top_id_Nk")[:, : self.needs_top] == first_N1).any(1)
-        return torch.where(agreed_N, 1.0, self.low)
+        return torch.where(agreed_N, 1.0, 0.01)
 
 
 class Position(Selector):
@@ -391,26 +385,20 @@ class AdaKd(TopShare):
     """
 
     name = "adakd"
-    CHANGE = 0.1
-    SMOOTHING = 0.9  # weight of the past in the smoothed loss, per optimiser step
-    LEAST = 0.05
-
-    def __init__(self, *, keep: float = 0.5) -> None:
-        """`keep`: share of the occurrences that is kept at first."""
-        super().__init__(keep=keep)
-        self._smoothed: float | None = None
-        self._level: float | None = None
+    LEAST = 0.05  # of the occurrences are always kept
+    _smoothed: float | None = None
+    _level: float | None = None
 
     def weights(self, batch: SelectorBatch) -> Tensor:
         mean = float(torch.nan_to_num(batch.measured("value_N").double(), posinf=0.0).mean())
         if self._smoothed is None or self._level is None:
             self._smoothed = self._level = mean
             return super().weights(batch)
-        self._smoothed = self.SMOOTHING * self._smoothed + (1 - self.SMOOTHING) * mean
-        if self._smoothed <= (1 - self.CHANGE) * self._level:
-            self.keep, self._level = max(self.LEAST, self.keep * (1 - self.CHANGE)), self._smoothed
-        elif self._smoothed >= (1 + self.CHANGE) * self._level:
-            self.keep, self._level = min(1.0, self.keep * (1 + self.CHANGE)), self._smoothed
+        self._smoothed = 0.9 * self._smoothed + 0.1 * mean
+        if self._smoothed <= 0.9 * self._level:
+            self.keep, self._level = max(self.LEAST, self.keep * 0.9), self._smoothed
+        elif self._smoothed >= 1.1 * self._level:
+            self.keep, self._level = min(1.0, self.keep * 1.1), self._smoothed
         return super().weights(batch)
 
     def state_dict(self) -> Row:
@@ -420,16 +408,8 @@ class AdaKd(TopShare):
         self.keep, self._smoothed, self._level = float(state["keep"]), state["smoothed"], state["level"]
 
 
-def _min_max(column_N: Tensor) -> Tensor:
-    """A column scaled to [0, 1] over the step; 0 everywhere where it is constant."""
-    column_N = torch.nan_to_num(column_N.double(), posinf=torch.finfo(torch.float32).max)
-    low, high = (column_N.min(), column_N.max()) if len(column_N) else (torch.tensor(0.0), torch.tensor(0.0))
-    return (column_N - low) / (high - low) if high > low else torch.zeros_like(column_N)
-
-
-def _clipped(column_N: Tensor) -> Tensor:
-    """A column scaled so that its 5th percentile is 0 and its 95th is 1, clipped to [0, 1]; 0 where it is constant."""
-    low, high = torch.quantile(column_N, torch.tensor([0.05, 0.95], dtype=column_N.dtype))
+def _scaled(column_N: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """A column scaled so that `low` is 0 and `high` is 1, clipped to [0, 1]; 0 everywhere where it is constant."""
     return ((column_N - low) / (high - low)).clamp(0, 1) if high > low else torch.zeros_like(column_N)
 
 
@@ -465,3 +445,174 @@ def overlap(first_N: Tensor, second_N: Tensor) -> float:
     """Jaccard overlap of what two selectors keep, on weights: Σ min / Σ max; 1 where both keep nothing."""
     largest = float(torch.maximum(first_N, second_N).sum())
     return float(torch.minimum(first_N, second_N).sum()) / largest if largest else 1.0
+
+
+# ---------------------------------------------------------------- the rule that learns while the model trains
+
+
+def least_updates(half_life: float = HALF_LIFE) -> int:
+    """Updates that `Adaptive` watches before it can freeze anything: one half-life early, one late."""
+    return 2 * max(1, round(half_life)) + 1
+
+
+class Adaptive(Selector):
+    """Freezes what is expensive and does not learn while the rest does; thaws what moves again.
+
+    "Does not learn" is relative to what learns. Everything is taken from losses that were computed anyway.
+    """
+
+    name = "adaptive"
+
+    MAX_FALL = 0.15  # a frozen type thaws when its audited mean has moved by more than this share
+    LEAST_FALL = 0.30  # nothing is frozen before the median fall of the run's own types, by rows, is this large
+    SLOWER = 1 / 3  # a type is frozen if its fall and its error are below this share of the median fall
+    MAX_POSITIONS = 0.5  # largest share of positions ever frozen at once
+
+    def __init__(
+        self, *, budget: float = 0.005, audit: float = 0.05, allowed: Iterable[int] | None = None, seed: int = 0
+    ) -> None:
+        """Settings of the rule.
+
+        Args:
+            budget: least share of the recent loss that makes a type worth freezing.
+            audit: share of frozen positions left in the loss, so that a type that moves again is seen and thawed.
+            allowed: the only types that may be frozen, e.g. a bypass list; None: any.
+            seed: decides which frozen positions are audited.
+        """
+        for option, value in (("budget", budget), ("audit", audit)):
+            require(0 < value < 1, f"{option} must lie between 0 and 1, got {value}")
+        self.budget, self.audit, self.seed = budget, audit, seed
+        self.allowed = None if allowed is None else tuple(sorted({int(token) for token in allowed}))
+        self.median_fall = float("nan")
+        self._frozen: dict[int, tuple[float, float, float]] = {}  # type: mean, loss share, position share when frozen
+        self._thawed: dict[int, tuple[float, int]] = {}  # type: mean and number of updates when thawed
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """Token types frozen now."""
+        return tuple(sorted(self._frozen))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.allowed or ()
+
+    def weights(self, batch: SelectorBatch) -> Tensor:
+        frozen_N = torch.isin(batch.token_N, torch.tensor(self.frozen, dtype=torch.long))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "audit", batch.step))
+        audited_N = torch.rand(len(batch), generator=generator) < self.audit
+        return torch.where(frozen_N & ~audited_N, 0.0, 1.0)
+
+    def observe(self, monitor: TokenMonitor) -> None:
+        if monitor.num_updates < least_updates(monitor.half_life) or not monitor.sums("recent", "value").sum() > 0:
+            return
+        # Let go of types whose audited mean has moved, either way, by more than MAX_FALL and its error.
+        mean_V, mean_error_V = monitor.mean("recent"), monitor.standard_error("recent")
+        for token, (reference, _, _) in list(self._frozen.items()):
+            # An unknown error (too few audited rows) compares as False: what is not known to move stays.
+            if abs(mean_V[token] - reference) > self.MAX_FALL * reference + Z * mean_error_V[token]:
+                del self._frozen[token]
+                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
+        fall_V, error_V = (column_V.copy() for column_V in monitor.fall())
+        rows_V = monitor.sums("early", "weight")
+        known_V = np.isfinite(fall_V) & (rows_V > 0)
+        self.median_fall = math.nan
+        if known_V.any():  # by rows: the median occurrence, not the median type
+            self.median_fall = float(np.quantile(fall_V[known_V], 0.5, weights=rows_V[known_V], method="inverted_cdf"))
+        if self.median_fall >= self.LEAST_FALL:
+            self._freeze(monitor, fall_V, error_V)
+
+    def _freeze(self, monitor: TokenMonitor, fall_V: np.ndarray, error_V: np.ndarray) -> None:
+        """Freeze the open types that are costly and stay; a thawed type's fall counts from where it was thawed."""
+        rows_V = np.minimum(monitor.effective_rows("early"), monitor.effective_rows("late"))
+        mean_V, mean_error_V = monitor.mean("recent"), monitor.standard_error("recent")
+        frozen_V = np.isin(np.arange(len(rows_V)), self.frozen)
+        open_V = (rows_V >= LEAST_ROWS) & ~frozen_V
+        if self.allowed is not None:
+            open_V &= np.isin(np.arange(len(open_V)), self.allowed)
+        for token, (mean, updates) in list(self._thawed.items()):
+            fall_V[token], error_V[token] = 1.0 - mean_V[token] / mean, mean_error_V[token] / mean
+            open_V[token] &= monitor.num_updates - updates >= monitor.half_life
+            if open_V[token] and fall_V[token] > self.MAX_FALL:  # still on its way: compare with where it is now
+                self._thawed[token] = (float(mean_V[token]), monitor.num_updates)
+
+        weight_V, value_V = monitor.sums("recent", "weight"), monitor.sums("recent", "value")
+        # Frozen types are seen only where audited; what they carried when frozen stands for what they carry now.
+        loss_left = 1.0 - sum(loss for _, loss, _ in self._frozen.values())
+        rows_left = 1.0 - sum(rows for _, _, rows in self._frozen.values())
+        loss_share_V = loss_left * value_V / max(value_V[~frozen_V].sum(), np.finfo(float).tiny)
+        rows_share_V = rows_left * weight_V / max(weight_V[~frozen_V].sum(), np.finfo(float).tiny)
+
+        worth_V = open_V & (loss_share_V > self.budget)
+        # Standard errors on the safe side of a fall: 1.96 or, where that is more, Student's quantile for the rows of
+        # each type with the 2.5 % shared among all types tested (Bonferroni). With 1.96 alone, about one type in forty
+        # that learns would be frozen for its noise.
+        tail = float(sps.norm.sf(Z)) / max(int(worth_V.sum()), 1)
+        quantile_V = np.maximum(sps.t.isf(tail, np.maximum(rows_V - 1, 1)), Z)
+        with np.errstate(invalid="ignore"):
+            stayed_V = fall_V + quantile_V * error_V < self.SLOWER * self.median_fall
+            costly_V = mean_V - Z * mean_error_V > value_V.sum() / weight_V.sum()
+        chosen = np.flatnonzero(worth_V & stayed_V & costly_V)
+        for token in sorted(chosen.tolist(), key=lambda v: (-loss_share_V[v], v)):
+            if 1.0 - rows_left + rows_share_V[token] > self.MAX_POSITIONS:
+                break
+            self._frozen[token] = (float(mean_V[token]), float(loss_share_V[token]), float(rows_share_V[token]))
+            self._thawed.pop(token, None)
+            rows_left -= rows_share_V[token]
+
+    def state_dict(self) -> Row:
+        return {"frozen": dict(self._frozen), "thawed": dict(self._thawed)}
+
+    def load_state_dict(self, state: Row) -> None:
+        self._frozen, self._thawed = dict(state["frozen"]), dict(state["thawed"])
+
+
+# ---------------------------------------------------------------- by name
+
+
+def selector_kinds() -> dict[str, type[Selector]]:
+    """Every selector of ours by name."""
+    ours: tuple[type[Selector], ...] = (Uniform, Freeze, FreezeRocks, Soft, Random, Adaptive, Entropy, HighDivergence)
+    ours += (Prefix, Tip, Teachable, Iw, Fire, SelectKd, Position, AdaKd)
+    return {kind.name: kind for kind in ours}
+
+
+def make_selector(name: str, **options: object) -> Selector:
+    """A selector by name, e.g. make_selector("freeze", rocks=[11, 42]); or your own class as "package.module:Class"."""
+    kinds = selector_kinds()
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            kind = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"selector {name} cannot be loaded: {error}") from None
+        is_one = isinstance(kind, type) and issubclass(kind, Selector)
+        require(is_one, f"{name} is not a Selector; derive it from rocktokens.Selector")
+    else:
+        near = difflib.get_close_matches(name, kinds, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        known = f"There are: {', '.join(kinds)}; or package.module:Class."
+        require(name in kinds, f"no selector is called {name!r}.{hint} {known}")
+        kind = kinds[name]
+    signature = inspect.signature(kind)
+    takes = f"it takes: {', '.join(signature.parameters)}" if signature.parameters else "it takes no options"
+    for option in options:
+        require(option in signature.parameters, f"selector {name} has no option {option!r}; {takes}")
+    return kind(**options)
+
+
+def selector_of(config: SelectorConfig, rocks: Iterable[int] = (), bypass: Iterable[int] | None = None) -> Selector:
+    """The selector a configuration asks for.
+
+    Args:
+        config: which selector, and its settings.
+        rocks: the declared rocks; they stand in where a selector needs some and the configuration names none.
+        bypass: the bypass list, likewise for `freeze` (unset: there is no such list, and `freeze` takes the rocks); for
+            `adaptive` it counts where the configuration asks for one.
+    """
+    options = config.options()
+    if config.name == "adaptive":
+        named = options.pop("rocks", ())
+        options["allowed"] = (() if bypass is None else tuple(bypass)) if config.bypass else (named or None)
+    elif "rocks" in options and not config.rocks:
+        options["rocks"] = tuple(bypass if config.name == "freeze" and bypass is not None else rocks)
+    return make_selector(config.name, **options)

@@ -14,16 +14,10 @@ SELECTOR_OPTIONS: dict[str, tuple[str, ...]] = {
     "soft": ("rocks", "lam", "window", "tau"),
     "random": ("rocks", "lam", "window", "tau", "seed"),
     "adaptive": ("rocks", "bypass", "budget", "seed"),
-    "entropy": ("keep",),
-    "divergence": ("keep",),
-    "prefix": ("keep",),
-    "tip": ("keep",),
+    **dict.fromkeys(("entropy", "divergence", "prefix", "tip", "adakd"), ("keep",)),
     "teachable": ("keep", "top"),
-    "iw": (),
-    "fire": (),
     "selectkd": ("top",),
-    "position": (),
-    "adakd": ("keep",),
+    **dict.fromkeys(("iw", "fire", "position"), ()),
 }
 
 
@@ -46,7 +40,7 @@ class SelectorConfig(Settings, section="distill.selector"):
     """Share kept by entropy, divergence, tip, teachable (0.05 if unset) and adakd; for prefix: share of max_new_tokens
     where sampling stops."""
     top: Count | None = None
-    """For teachable (16 if unset) and selectkd (5 if unset): most probable tokens that are looked at."""
+    """For teachable (16 if unset) and selectkd (5 if unset): number of most probable tokens to compare."""
     window: CountOrZero = 0
     """Positions on either side that a rock's high-divergence window may reach; 0 is off."""
     tau: Number | None = None
@@ -58,20 +52,16 @@ class SelectorConfig(Settings, section="distill.selector"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.name not in SELECTOR_OPTIONS:
-            return  # a class of the user's own, or a mistake that make_selector names
-        takes = SELECTOR_OPTIONS[self.name]
-        for item in fields(self):
-            changed = getattr(self, item.name) != item.default
-            require(
-                item.name == "name" or item.name in takes or not changed,
-                f"selector {self.name} has no {item.name}; it takes {', '.join(takes) or 'no options'}",
-            )
+        takes = SELECTOR_OPTIONS.get(self.name)
+        if takes is not None:  # else a class of the user's own, or a mistake that make_selector names
+            said = f"it takes {', '.join(takes) or 'no options'}"
+            for name in self._changed():
+                require(name in takes, f"selector {self.name} has no {name}; {said}")
+
+    def _changed(self) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(self) if f.name != "name" and getattr(self, f.name) != f.default)
 
     def options(self) -> dict[str, object]:
         """The settings this selector takes, without those left unset."""
-        takes = SELECTOR_OPTIONS.get(
-            self.name, tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
-        )
-        own = ("name", "bypass")  # the list is read by whoever has the tokenizer at hand
-        return {name: getattr(self, name) for name in takes if name not in own and getattr(self, name) is not None}
+        takes = set(SELECTOR_OPTIONS.get(self.name, self._changed())) - {"bypass"}  # that file is read elsewhere
+        return {name: getattr(self, name) for name in sorted(takes) if getattr(self, name) is not None}

@@ -33,7 +33,7 @@ from rocktokens.run import failing
 from rocktokens.sample.accuracy import Evaluator
 from rocktokens.sample.rollouts import make_sampler, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
-from rocktokens.select.by_name import selector_of
+from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import require
 from rocktokens.train.checkpoints import last_complete_checkpoint

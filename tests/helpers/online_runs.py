@@ -13,8 +13,7 @@ import torch
 from scipy.signal import lfilter
 
 from rocktokens.divergence.monitor import TokenMonitor
-from rocktokens.select.adaptive import Adaptive
-from rocktokens.select.interface import SelectorBatch
+from rocktokens.select.interface import Adaptive, SelectorBatch
 from rocktokens.train.record import saturation
 
 # Shapes: V token types, N rows of a step, S steps.

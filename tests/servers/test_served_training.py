@@ -59,7 +59,7 @@ def test_loss_and_weights_follow_the_local_teacher(tmp_path, wire, tolerance):
 
 
 def test_selectors_that_need_losses_measure_with_the_served_teacher(tmp_path):
-    from rocktokens.select.by_name import make_selector
+    from rocktokens.select.interface import make_selector
 
     teacher = distilling.teacher()
     local = trained(tmp_path / "local", distilling.teacher(), selector=make_selector("divergence", keep=0.5))

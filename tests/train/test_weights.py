@@ -12,8 +12,7 @@ import torch
 from rocktokens import Selector, SelectorBatch, make_selector
 from rocktokens.errors import ConfigError
 from rocktokens.run import Run
-from rocktokens.select.by_name import selector_kinds
-from rocktokens.select.interface import TopShare
+from rocktokens.select.interface import TopShare, selector_kinds
 from rocktokens.train import trainer as trainer_module
 from rocktokens.train.distill import distill
 from rocktokens.train.settings import DistillConfig
