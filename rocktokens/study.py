@@ -540,7 +540,6 @@ def qwen_recipe() -> StudyConfig:
         detection_prompts=400,
         distill=DistillConfig(
             steps=240,
-            hours=5.0,
             learning_rate=3e-6,  # by pilots: 1e-5 and 3e-5 lower the accuracy (docs/results/qwen.md)
             prompts_per_step=4,
             rollouts_per_prompt=2,

@@ -12,7 +12,7 @@ from rocktokens.run import Run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.settings import from_mapping
 from rocktokens.stats import wilson_interval
-from rocktokens.train.health import change, mismatch, repeated_share
+from rocktokens.train.record import change, mismatch, repeated_share
 from rocktokens.values import Row
 
 if TYPE_CHECKING:

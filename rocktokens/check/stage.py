@@ -20,7 +20,7 @@ from rocktokens.run import open_run
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.stats import wilson_interval
-from rocktokens.train.health import lost_updates
+from rocktokens.train.record import lost_updates
 from rocktokens.train.settings import DistillConfig
 
 if TYPE_CHECKING:

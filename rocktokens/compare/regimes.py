@@ -88,15 +88,9 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
 
     Nothing is recorded or evaluated on the way: students are kept at the evaluation points and evaluated afterwards.
     """
-    schedule = trained.schedule
-    if schedule == "auto":
-        schedule = "constant" if trained.until == "saturated" else "linear"
     return replace(
         trained,
         steps=steps,
-        until="steps",
-        hours=None,
-        schedule=schedule,
         learning_rate=settings.learning_rate or trained.learning_rate,
         loss="reverse_kl",
         selector=SelectorConfig(),

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoTokenizer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import safe_globals
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from rocktokens.divergence.monitor import TokenMonitor
     from rocktokens.run import Run
     from rocktokens.select.interface import Selector
-    from rocktokens.train.meter import Meter
-    from rocktokens.train.record import Saturation, TrainingRecord
-    from rocktokens.train.trainer import RockDistillationTrainer, RockOptions
+    from rocktokens.train.record import TrainingRecord
+    from rocktokens.train.step import Meter
+    from rocktokens.train.trainer import RockDistillationTrainer
 else:
     _Base = object
 
@@ -93,8 +92,6 @@ class CheckpointMixin(_Base):
     shadows: dict[str, Selector]
     record: TrainingRecord
     meter: Meter
-    options: RockOptions
-    saturation: Saturation | None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **settings: Any) -> Any:  # type: ignore[override]
         """Train; `resume_from_checkpoint=True` continues from the newest complete checkpoint."""
@@ -110,20 +107,14 @@ class CheckpointMixin(_Base):
                     _load_resume_file(path / name)
             if (path / STATE_NAME).exists():  # a stock TRL checkpoint has none: monitor and selector start anew
                 self._restore(path / STATE_NAME)
-            ended = self._finished(path)
-            if ended is not None:  # transformers would take one more step
-                return ended
+            state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
+            if 0 < self.args.max_steps <= state.global_step:  # transformers would take one more step
+                return self._finished(path, state)
         return super().train(resume_from_checkpoint or None, **settings)
 
-    def _finished(self, path: Path) -> TrainOutput | None:
-        """Where a checkpoint is the end of the run, take its weights and state; returns what `train` returned then."""
-        state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
-        most, options = self.args.max_steps, self.options
-        saturated = options.until_saturated and self.record.has_saturated(self.args, most)
-        if not 0 < most <= state.global_step and not saturated and not self.record.is_out_of_time(options.hours):
-            return None
+    def _finished(self, path: Path, state: TrainerState) -> TrainOutput:
+        """Take weights and state of a checkpoint that is the end of the run; returns what `train` returned then."""
         self.state = state
-        self.saturation = self.record.saturation(self.args, most)
         if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
             self._load_from_checkpoint(str(path))
         losses = self.record.column("loss")
@@ -134,7 +125,7 @@ class CheckpointMixin(_Base):
         return TrainOutput(self.state.global_step, loss, metrics)
 
     def _check_checkpoint(self, path: Path) -> None:
-        """Refuse a checkpoint of another model or tokenizer before any weight is touched."""
+        """Refuse a checkpoint of another model before any weight is touched."""
         if not _is_complete(path):
             raise RunError(f"{path} is no complete checkpoint; choose another, or resume_from_checkpoint=True")
         if (path / "config.json").exists():  # else an adapter: PEFT checks its own
@@ -145,14 +136,6 @@ class CheckpointMixin(_Base):
                         f"{path} is a checkpoint of another model: {key} is {theirs[key]!r} there and {ours[key]!r} "
                         "here. Choose the run's own checkpoint, or start a new run."
                     )
-        if (path / "tokenizer.json").exists():
-            theirs, ours = AutoTokenizer.from_pretrained(path).get_vocab(), self._tokenizer.get_vocab()
-            if theirs != ours:
-                token = min(theirs.items() ^ ours.items(), key=lambda item: (item[1], item[0]))[0]
-                raise RunError(
-                    f"{path} was trained with another tokenizer: {token!r} is id {theirs.get(token)} there and "
-                    f"{ours.get(token)} here. Start a new run for another tokenizer."
-                )
 
     def _restore(self, path: Path) -> None:
         state = _load_resume_file(path)

@@ -37,7 +37,7 @@ from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
 from rocktokens.settings import require
 from rocktokens.train.checkpoints import last_complete_checkpoint
-from rocktokens.train.record import TrainingRecord, show_account
+from rocktokens.train.record import Saturation, TrainingRecord, saturation, show_account
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.trainer import (
     OffPolicyTrainer,
@@ -64,7 +64,7 @@ class Distilled:
     """The pair's student, trained in place (wrapped by PEFT with a LoRA rank)."""
     record: TrainingRecord
     facts: Json
-    """For the run's manifest: steps, why it stopped, accuracy before and after, where the time went."""
+    """For the run's manifest: steps, saturation, accuracy before and after, where the time went."""
 
 
 def distill(
@@ -99,10 +99,7 @@ def distill(
     with failing(run.path / "checkpoints"):
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if config.off_policy.answers is not None:
-        off_policy(config, pair, prompts, run, problems=problems, check=check, show=show)
-    schedule = config.schedule
-    if schedule == "auto":
-        schedule = "constant" if config.until == "saturated" else "linear"
+        off_policy(config, pair, prompts, run, show=show)
     arguments = _arguments(
         config,
         pair,
@@ -111,7 +108,7 @@ def distill(
         micro_batch=config.micro_batch,
         steps=config.steps,
         learning_rate=config.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if schedule == "constant" else schedule,
+        lr_scheduler_type="constant_with_warmup" if config.schedule == "constant" else config.schedule,
         save_steps=config.save_every or min(100, max(1, config.steps // 10)),
         report_to=list(config.report_to) or "none",
         **_vllm(config),
@@ -133,8 +130,6 @@ def distill(
         rollouts_per_prompt=config.rollouts_per_prompt,
         evaluator=_evaluator(config, pair, problems, check),
         evaluate_every=config.evaluate_every or max(1, config.steps // 10),
-        until_saturated=config.until == "saturated",
-        hours=config.hours,
         on_step=on_step or watcher,
         teacher_states=_served_states(pair),
     )
@@ -159,16 +154,7 @@ def distill(
     return Distilled(trainer.model, trainer.record, facts)
 
 
-def off_policy(
-    config: DistillConfig,
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    run: Run,
-    *,
-    problems: Sequence[Prompt] = (),
-    check: Checker | None = None,
-    show: bool = True,
-) -> None:
+def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run: Run, *, show: bool = True) -> None:
     """Sample the teacher's answers once, train on them, and leave the student's weights in the run."""
     stage = config.off_policy
     final = run.path / "checkpoints" / "off_policy"
@@ -184,7 +170,7 @@ def off_policy(
         served = pair.remote.engine if pair.teacher is None and pair.remote is not None else None
         engine = make_sampler(pair, settings, of_teacher=True) if served is None else served(settings)
         with progress("teacher's answers", len(asked), "answers") as advance:
-            table = sample_rollouts(engine, asked, settings, pair.tokenizer, check, progress=advance)
+            table = sample_rollouts(engine, asked, settings, pair.tokenizer, None, progress=advance)
         run.write("teacher_answers", table)
     state.wait_for_everyone()
     answers = run.read("teacher_answers").select(["prompt_id", "prompt_ids", "token_ids"])
@@ -204,18 +190,8 @@ def off_policy(
         lr_scheduler_type="linear",
         save_steps=min(100, max(1, steps // 10)),
     )
-    evaluator = None
-    if stage.until_accuracy is not None:
-        evaluator = _evaluator(config, pair, problems, check)
-        require(evaluator is not None, "off_policy.until_accuracy needs held-out prompts with answers to check")
     watcher = _StepProgress("off-policy distillation", steps, show=show and state.is_main_process)
-    options = RockOptions(
-        evaluator=evaluator,
-        evaluate_every=stage.evaluate_every,
-        until_accuracy=stage.until_accuracy,
-        on_step=watcher,
-        teacher_states=_served_states(pair),
-    )
+    options = RockOptions(on_step=watcher, teacher_states=_served_states(pair))
     trainer = OffPolicyTrainer(
         pair.student,
         pair.teacher,
@@ -269,15 +245,9 @@ def _vllm(config: DistillConfig) -> dict[str, object]:
     """TRL's settings for rollouts by vLLM, whose server takes the student's weights after every step (CUDA only)."""
     if config.generation != "vllm":
         return {"use_vllm": False}
-    asked = config.vllm
-    return {
-        "use_vllm": True,
-        "vllm_mode": asked.mode,
-        "vllm_server_base_url": asked.url,
-        "vllm_gpu_memory_utilization": asked.memory,
-        "vllm_max_model_length": asked.max_length,
-        "vllm_tensor_parallel_size": asked.tensor_parallel,
-    }
+    url = config.vllm.url
+    where = {"vllm_mode": "colocate" if url is None else "server", "vllm_server_base_url": url}
+    return {"use_vllm": True, "vllm_gpu_memory_utilization": config.vllm.memory, **where}
 
 
 def _served_states(pair: Pair) -> StateSource | None:
@@ -309,7 +279,13 @@ def _train(trainer: RockDistillationTrainer, watcher: _StepProgress) -> None:
     if trainer.run is not None and trainer.args.should_save:
         trainer.record.write(trainer.run)
     if watcher.show:
-        show_account(watcher.title, trainer.record, trainer.saturation)
+        show_account(watcher.title, trainer.record, _saturation(trainer))
+
+
+def _saturation(trainer: RockDistillationTrainer) -> Saturation | None:
+    """The slope test on the steps after the warm-up: while the rate rises, little is learned."""
+    warmup = trainer.args.get_warmup_steps(trainer.args.max_steps)
+    return saturation(trainer.record.column("loss")[trainer.record.column("step") > warmup])
 
 
 class _StepProgress:
@@ -347,11 +323,9 @@ class _StepProgress:
 
 def _facts(config: DistillConfig, trainer: RockDistillationTrainer) -> Json:
     """What the manifest says of a distillation."""
-    record, ended = trainer.record, trainer.saturation
-    stopped = "time" if record.is_out_of_time(config.hours) else "saturated"
+    record, ended = trainer.record, _saturation(trainer)
     facts: Json = {
         "steps": trainer.state.global_step,
-        "stopped": "steps" if trainer.state.global_step >= config.steps else stopped,
         "saturated": None if ended is None else ended.saturated,
         "saturation": None if ended is None else ended._asdict(),
         "selector": trainer.selector.name,

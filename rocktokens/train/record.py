@@ -1,48 +1,44 @@
-"""What training writes down: one row per optimiser step, whether the loss still falls, and alarms.
+"""What training writes down: one row per optimiser step, whether the loss still falls, and what goes wrong.
 
 Rows live in memory and in every resume checkpoint; training.parquet is rewritten whole from them, so that a resumed run
-never holds a step twice. This module knows rows of numbers, not how they came about.
+never holds a step twice. This module knows rows of numbers, not how they came about, and works without torch.
+
+Shapes: S steps, T tokens of one rollout, N tokens of all rollouts, B blocks of steps.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from rocktokens.progress import console
 from rocktokens.show import Column, Table, number, percent, significant
 from rocktokens.tables import FLOP_STAGES, STEP_STAGES, TABLES
-from rocktokens.train.health import change, numerical_floor
-from rocktokens.values import Json, Row
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from rocktokens.run import Run
 
-log = logging.getLogger(__name__)
-
-# Saturation is tested at these intervals of steps, and believed when it holds this often in a row.
-SATURATION_EVERY, SATURATION_TIMES = 10, 3
-# A run is tested many times while it trains, and any test may stop it: each has a tenth of the usual 2.5 %.
-STOP_TAIL = 0.0025
-# Means of blocks of steps are compared, so that a slow wave in the loss is not taken for many independent points.
+# The slope test compares means of blocks of steps, so that a slow wave in the loss does not pass for many points.
 BLOCKS = 12
-# Student's quantiles for a line through the blocks.
-T_95, T_STOP = (float(stdtrit(BLOCKS - 2, 1 - tail)) for tail in (0.025, STOP_TAIL))
+# Student's quantiles for a line through the blocks: for the interval that is shown, and for the verdict.
+T_95, T_VERDICT = (float(stdtrit(BLOCKS - 2, 1 - tail)) for tail in (0.025, 0.0025))
 ALARMS = ("length", "entropy", "floor", "invalid")
-# Limits of the alarms: steps averaged at the start and at the end; growth of rollouts, and the share of them that is
-# cut; what is left of the student's entropy, and its size in nats; the share of a step's tokens that are no numbers.
-WINDOW = 10
-LENGTH_GROWTH, TRUNCATED = 2.0, 0.2
-ENTROPY_LEFT, ENTROPY = 0.1, 0.05
-INVALID = 0.001
+WINDOW = 10  # steps that the alarms average at the start and at the end
+LENGTH_GROWTH, TRUNCATED = 2.0, 0.2  # growth of rollouts, and the share of them that is cut
+ENTROPY_LEFT, ENTROPY = 0.1, 0.05  # share of the student's entropy that is left, and its size in nats
+INVALID = 0.001  # share of a step's tokens whose divergence is not a number
+# Half the gap between 1 and the next larger number of each format.
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+LOGIT_SIZE = 10.0  # of language models, nats; a divergence cannot fall below what rounding them makes
+SUM_FLOOR = 1e-7  # float32 sums over a vocabulary are not better than this
 
 
 class TrainingRecord:
@@ -56,10 +52,6 @@ class TrainingRecord:
         """A column as floats; NaN where empty."""
         return np.array([np.nan if row.get(name) is None else row[name] for row in self.rows], float)
 
-    def total(self, name: str) -> float:
-        """The sum of a column, empty places left out."""
-        return float(np.nansum(self.column(name)))
-
     def write(self, run: Run) -> None:
         """Write the table, the documented columns first, in place of what was there."""
         kinds = {column.name: column.type for column in TABLES["training"].columns}
@@ -71,35 +63,12 @@ class TrainingRecord:
         """Totals over the run: where time and work went."""
         if not self.rows:
             return {}
-        found = {f"seconds_{stage}": self.total(f"seconds_{stage}") for stage in STEP_STAGES}
-        found |= {f"flops_{stage}": self.total(f"flops_{stage}") for stage in FLOP_STAGES}
-        seconds, tokens = self.total("seconds"), self.total("tokens")
+        names = [f"seconds_{stage}" for stage in STEP_STAGES] + [f"flops_{stage}" for stage in FLOP_STAGES]
+        found = {name: float(np.nansum(self.column(name))) for name in (*names, "seconds", "tokens")}
+        seconds, tokens = found["seconds"], found["tokens"]
         kept = float(np.nansum(self.column("kept_share") * self.column("tokens"))) / max(tokens, 1.0)
-        found |= {"steps": float((self.column("step") > 0).sum()), "seconds": seconds, "tokens": tokens}
-        found |= {"kept_share": kept, "ceiling": 1.0 / max(kept, 1e-9)}
+        found |= {"steps": float((self.column("step") > 0).sum()), "kept_share": kept, "ceiling": 1.0 / max(kept, 1e-9)}
         return found | {"tokens_per_second": tokens / max(seconds, 1e-9)}
-
-    def saturation(self, args: Any, max_steps: int, back: int = 0) -> Saturation | None:
-        """The slope test on the steps after the warm-up, leaving out the last `back` of them.
-
-        Args:
-            args: the trainer's arguments, which say how long the learning rate rises.
-            max_steps: the most steps that the training may take.
-            back: steps to leave out.
-        """
-        step_S, total = self.column("step"), max(int(max_steps), 0)
-        last = (float(step_S.max()) if len(step_S) else 0.0) - back
-        seen_S = (step_S > int(args.get_warmup_steps(total))) & (step_S <= last)
-        return saturation(self.column("loss")[seen_S], remaining=max(total - int(last), 0))
-
-    def has_saturated(self, args: Any, max_steps: int) -> bool:
-        """Whether the loss no longer falls, now and at the tests before: one test alone is believed too easily."""
-        tests = (self.saturation(args, max_steps, SATURATION_EVERY * back) for back in range(SATURATION_TIMES))
-        return all(found is not None and found.saturated for found in tests)
-
-    def is_out_of_time(self, hours: float | None) -> bool:
-        """Whether the training has taken this many hours, those before an interruption included."""
-        return hours is not None and self.total("seconds") >= 3600 * hours
 
 
 class Saturation(NamedTuple):
@@ -113,26 +82,18 @@ class Saturation(NamedTuple):
     low: float
     high: float
     """95 % interval of `fall`."""
-    p_value: float
-    """One-sided p of "the loss does not fall"."""
     num_steps: int
     """Steps in the window."""
     horizon: int
     """Steps that the slope is carried over: those that remain, and no fewer than the window has."""
-    still: float
     still_high: float
-    """What the slope would bring over the horizon, and its 99.75 % upper bound."""
+    """99.75 % upper bound of what the slope would bring over the horizon."""
 
 
 def saturation(
     loss_S: ArrayLike, *, remaining: int = 0, share: float = 1 / 3, tolerance: float = 0.10
 ) -> Saturation | None:
     """Slope test over the last `share` of the losses; None where that is too short to tell.
-
-    Saturated means: the slope would lower the loss by less than `tolerance` of its level over all the steps that
-    remain (and over as many as the window has), by a 99.75 % upper bound that is itself known to less than the
-    tolerance. A noisy loss is therefore not called saturated for its noise, a slow fall not for its slowness while
-    there is time left for it, and looking often does not stop a run by chance.
 
     Args:
         loss_S: the loss of every step after the warm-up.
@@ -148,7 +109,7 @@ def saturation(
     horizon = max(int(remaining), len(window))
     level = float(window.mean())
     if level <= 0 or np.ptp(window) == 0:  # nothing left to fall, or nothing that moves
-        return Saturation(True, 0.0, 0.0, 0.0, 1.0, len(window), horizon, 0.0, 0.0)
+        return Saturation(True, 0.0, 0.0, 0.0, len(window), horizon, 0.0)
     # The least-squares line through the blocks' means, and the standard error of its slope.
     x_B = np.array([index.mean() for index in np.array_split(np.arange(len(window)), BLOCKS)])
     y_B = np.array([block.mean() for block in np.array_split(window, BLOCKS)])
@@ -159,79 +120,115 @@ def saturation(
     stderr = float(np.sqrt(rest_B @ rest_B / (BLOCKS - 2) / spread))
 
     fall, error = -slope * len(window) / level, stderr * len(window) / level
-    reach, longer = T_95 * error, horizon / len(window)
-    above = longer * T_STOP * error
-    statistic = slope / stderr if stderr > 0 else np.sign(slope) * np.inf
-    p_value = float(stdtr(BLOCKS - 2, statistic)) if np.isfinite(statistic) else float(statistic > 0)
-    return Saturation(
-        saturated=bool(longer * fall + above < tolerance and above < tolerance),
-        fall=float(fall),
-        low=float(fall - reach),
-        high=float(fall + reach),
-        p_value=p_value,
-        num_steps=len(window),
-        horizon=horizon,
-        still=float(longer * fall),
-        still_high=float(longer * fall + above),
-    )
+    longer = horizon / len(window)
+    above = longer * T_VERDICT * error
+    # A noisy loss is not saturated for its noise, nor a slow fall for its slowness while there is time left for it.
+    is_saturated = bool(longer * fall + above < tolerance and above < tolerance)
+    reach = T_95 * error
+    return Saturation(is_saturated, fall, fall - reach, fall + reach, len(window), horizon, longer * fall + above)
 
 
-class Alarms:
-    """Which alarms a training run has raised: each once, as a line in the log and a number for the trackers."""
+def alarms(record: TrainingRecord, dtype: str) -> dict[str, str]:
+    """What is wrong after the last step, one sentence by alarm; `dtype` is the format of the training forwards."""
+    found, names = {}, ("mean_length", "truncated_share", "entropy")
+    length, cut, entropy = (change(record.column(name), WINDOW) for name in names)
+    if length and cut and length.ratio >= LENGTH_GROWTH and cut.late >= TRUNCATED:
+        found["length"] = (
+            f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them "
+            "are cut at the length limit: is the end token trained on (weight above 0), and the same for student, "
+            "teacher and template? `rocktokens check` compares them"
+        )
+    if entropy and entropy.late < ENTROPY and entropy.ratio < ENTROPY_LEFT:
+        found["entropy"] = (
+            f"the student's entropy has fallen from {entropy.early:.3f} to {entropy.late:.4f} nats: it hardly "
+            "explores any more. Lower the learning rate, or look at rollouts for repeated text"
+        )
+    losses, floor = record.column("loss"), numerical_floor(dtype)
+    known = losses[np.isfinite(losses) & (record.column("kept_share") > 0)]
+    if len(known) >= WINDOW and known[-WINDOW:].mean() < floor:
+        found["floor"] = (
+            f"the loss has been {known[-WINDOW:].mean():.1e} nats over {WINDOW} steps, below the {floor:.1e} that "
+            f"rounding in {dtype} makes: its gradient is noise. The student has learned what this precision "
+            "can show, or teacher and student are the same model"
+        )
+    row = record.rows[-1]
+    share = (row.get("invalid") or 0) / max(row.get("tokens") or 0, 1)
+    if share >= INVALID:
+        found["invalid"] = (
+            f"{share:.2%} of the step's tokens have a divergence that is not a number: a model's logits overflow. "
+            "Lower the learning rate, or use bfloat16 or float32 in place of float16"
+        )
+    return found
 
-    def __init__(self, mode: Literal["warn", "stop"] | None, dtype: str) -> None:
-        self.mode, self.dtype = mode, dtype
-        self.raised: dict[str, int] = {}
-        """Alarm → the step at which it was raised first."""
 
-    def look(self, record: TrainingRecord, step: int) -> Json:
-        """Test the record up to this step; returns columns for its row, one per alarm that holds now."""
-        if self.mode is None or not record.rows:
-            return {}
-        found = {}
-        for name, sentence in self._sentences(record).items():
-            found[f"alarm_{name}"] = 1
-            if name not in self.raised:
-                self.raised[name] = step
-                log.warning("alarm at step %d, %s: %s", step, name, sentence)
-        return found
+class Change(NamedTuple):
+    """A value at the start and at the end of a series."""
 
-    def _sentences(self, record: TrainingRecord) -> dict[str, str]:
-        """What is wrong now, by alarm."""
-        found, names = {}, ("mean_length", "truncated_share", "entropy")
-        length, cut, entropy = (change(record.column(name), WINDOW) for name in names)
-        if length and cut and length.ratio >= LENGTH_GROWTH and cut.late >= TRUNCATED:
-            found["length"] = (
-                f"rollouts have grown from {length.early:.0f} to {length.late:.0f} tokens and {cut.late:.0%} of them "
-                "are cut at the length limit: is the end token trained on (weight above 0), and the same for student, "
-                "teacher and template? `rocktokens check` compares them"
-            )
-        if entropy and entropy.late < ENTROPY and entropy.ratio < ENTROPY_LEFT:
-            found["entropy"] = (
-                f"the student's entropy has fallen from {entropy.early:.3f} to {entropy.late:.4f} nats: it hardly "
-                "explores any more. Lower the learning rate, or look at rollouts for repeated text"
-            )
-        losses, floor = record.column("loss"), numerical_floor(self.dtype)
-        known = losses[np.isfinite(losses) & (record.column("kept_share") > 0)]
-        if len(known) >= WINDOW and known[-WINDOW:].mean() < floor:
-            found["floor"] = (
-                f"the loss has been {known[-WINDOW:].mean():.1e} nats over {WINDOW} steps, below the {floor:.1e} that "
-                f"rounding in {self.dtype} makes: its gradient is noise. The student has learned what this precision "
-                "can show, or teacher and student are the same model"
-            )
-        row = record.rows[-1]
-        share = (row.get("invalid") or 0) / max(row.get("tokens") or 0, 1)
-        if share >= INVALID:
-            found["invalid"] = (
-                f"{share:.2%} of the step's tokens have a divergence that is not a number: a model's logits overflow. "
-                "Lower the learning rate, or use bfloat16 or float32 in place of float16"
-            )
-        return found
+    early: float
+    late: float
 
     @property
-    def stops(self) -> bool:
-        """Whether training is to end because of an alarm."""
-        return self.mode == "stop" and bool(self.raised)
+    def ratio(self) -> float:
+        """late / early; infinite where it began at 0."""
+        return self.late / self.early if self.early > 0 else float("inf") if self.late > 0 else 1.0
+
+
+def change(values_S: ArrayLike, window: int) -> Change | None:
+    """Mean over the first and over the last `window` known values; None while the windows would overlap."""
+    known_S = np.asarray(values_S, float)
+    known_S = known_S[np.isfinite(known_S)]
+    if len(known_S) < 2 * window:
+        return None
+    return Change(float(known_S[:window].mean()), float(known_S[-window:].mean()))
+
+
+def numerical_floor(dtype: str) -> float:
+    """The reverse KL, in nats, that rounding the logits once to this format makes between equal models.
+
+    Second order of the KL in a relative error u of logits of size s: (u s)^2 / 2.
+    """
+    return max(SUM_FLOOR, 0.5 * (UNIT_ROUNDOFF[dtype] * LOGIT_SIZE) ** 2)
+
+
+def repeated_share(token_T: Sequence[int], width: int = 8) -> float:
+    """Share of the rollout's n-grams that have occurred in it before; 0 where it is shorter than two of them."""
+    if len(token_T) <= width:
+        return 0.0
+    grams = [tuple(token_T[at : at + width]) for at in range(len(token_T) - width + 1)]
+    return 1.0 - len(set(grams)) / len(grams)
+
+
+class Mismatch(NamedTuple):
+    """How far two records of the same tokens' log-probabilities lie apart, nats."""
+
+    kl: float
+    """Estimate of KL(engine || trainer) over the engine's samples: mean of r - 1 - log r, r = p_trainer / p_engine."""
+    largest: float
+    """Largest absolute difference at one token."""
+    at: int
+    """Where it is."""
+    num_tokens: int
+
+
+def mismatch(engine_N: ArrayLike, trainer_N: ArrayLike) -> Mismatch | None:
+    """Engine's against trainer's log-probabilities of sampled tokens; None where no token has both."""
+    engine, trainer = np.asarray(engine_N, float), np.asarray(trainer_N, float)
+    at = np.flatnonzero(np.isfinite(engine) & np.isfinite(trainer))
+    if not len(at):
+        return None
+    log_r = trainer[at] - engine[at]
+    largest = int(np.abs(log_r).argmax())
+    kl = float(np.mean(np.expm1(np.clip(log_r, -50, 50)) - log_r))
+    return Mismatch(kl, float(abs(log_r[largest])), int(at[largest]), len(at))
+
+
+def lost_updates(weights_N: NDArray[np.floating], learning_rate: float, dtype: str) -> float:
+    """Share of weights that a step of the size of the learning rate (Adam's) leaves unchanged in this format.
+
+    A weight w of a format with unit roundoff u is left as it is by a step smaller than about u |w|.
+    """
+    size_N = np.abs(np.asarray(weights_N, float))
+    return float(np.mean(learning_rate < UNIT_ROUNDOFF[dtype] * size_N)) if len(size_N) else 0.0
 
 
 def show_account(title: str, record: TrainingRecord, saturation: Saturation | None) -> None:

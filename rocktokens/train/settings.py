@@ -7,19 +7,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from rocktokens.select.settings import SELECTOR_OPTIONS, SelectorConfig
+from rocktokens.select.settings import SelectorConfig
 from rocktokens.servers.settings import is_base_url
-from rocktokens.settings import (
-    Count,
-    Length,
-    Positive,
-    Seed,
-    Settings,
-    Share,
-    ShareOrAll,
-    immaterial,
-    require,
-)
+from rocktokens.settings import Count, Length, Positive, Seed, Settings, Share, immaterial, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,31 +24,20 @@ class OffPolicyConfig(Settings, section="distill.off_policy"):
     """Peak learning rate."""
     batch: Count = 128
     """Answers an optimiser step."""
-    until_accuracy: ShareOrAll | None = None
-    """Stop as soon as this share of held-out prompts is solved; unset: at the end of the epochs."""
-    evaluate_every: Count = 10
-    """For until_accuracy: steps between two evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig(Settings, section="distill.vllm"):
     """The student's rollouts by vLLM while it trains (generation=vllm); needs CUDA."""
 
-    mode: Literal["colocate", "server"] = "colocate"
-    """colocate: in the training processes, on their GPUs; server: `trl vllm-serve` elsewhere, which is given the
-    student's weights after every step."""
     url: str | None = None
-    """For server: its base URL."""
+    """Base URL of a `trl vllm-serve`, which is sent the student's weights after every step; unset: vLLM runs in the
+    training processes, on their GPUs."""
     memory: Share = 0.3
-    """For colocate: share of each GPU's memory that vLLM takes."""
-    max_length: Count | None = None
-    """For colocate: prompt and rollout together; unset: the model's context, whose cache may not fit."""
-    tensor_parallel: Count = 1
-    """For colocate: GPUs that share one copy of the student."""
+    """Without a URL: share of each GPU's memory that vLLM takes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require((self.mode == "server") == (self.url is not None), "vllm.mode=server and vllm.url go together")
         require(
             self.url is None or is_base_url(self.url),
             f"vllm.url takes a base URL such as http://127.0.0.1:8000, got {self.url!r}",
@@ -70,15 +49,11 @@ class DistillConfig(Settings, section="distill"):
     """On-policy distillation: how long, how fast, on which tokens, and what is kept."""
 
     steps: Count = 300
-    """Optimiser steps; with until=saturated the most that are taken."""
-    until: Literal["steps", "saturated"] = "steps"
-    """Stop after the steps, or earlier when the loss no longer falls."""
-    hours: Positive | None = None
-    """Stop after this many hours of training, evaluation included, whatever `until` says; unset: no limit."""
+    """Optimiser steps."""
     learning_rate: Positive = 2e-6
     """Peak learning rate."""
-    schedule: Literal["auto", "linear", "cosine", "constant"] = "auto"
-    """After the warm-up; auto: linear to 0 over fixed steps, constant until saturated."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """The learning rate after the warm-up: falling to 0 by a line or a cosine, or constant."""
     warmup: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """Share of the steps in which the learning rate rises."""
     prompts_per_step: Count = 16
@@ -134,9 +109,4 @@ class DistillConfig(Settings, section="distill"):
         require(
             self.micro_batch is None or rollouts % self.micro_batch == 0,
             f"micro_batch {self.micro_batch} does not divide the {rollouts} rollouts of a step",
-        )
-        unknown = [name for name in self.shadows if name not in SELECTOR_OPTIONS and ":" not in name]
-        require(
-            not unknown,
-            f"no selector is called {unknown[0] if unknown else ''}; there are {', '.join(SELECTOR_OPTIONS)}",
         )

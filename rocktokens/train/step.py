@@ -1,12 +1,18 @@
-"""What happens after an optimiser step: monitor, telemetry, evaluation, the step's row, and whether training stops.
+"""One optimiser step: what it cost, and what happens after it (monitor, telemetry, evaluation, the step's row).
 
-Runs as a callback of the trainer, after the optimiser and before anything is logged or saved, so that a checkpoint
-holds everything up to its own step. It reads what the trainer gathered during the step and knows no model.
+The hooks run as a callback of the trainer, after the optimiser and before anything is logged or saved, so that a
+checkpoint holds everything up to its own step. They read what the trainer gathered during the step.
+
+Shapes: R rollouts of all ranks, C columns of the completion grid, K measured rows, S shared prompts.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +20,149 @@ import numpy as np
 import pyarrow as pa
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_utils import SaveStrategy
 
 from rocktokens.select.interface import Selector, overlap
-from rocktokens.train.meter import step_flops
-from rocktokens.train.record import ALARMS, SATURATION_EVERY
+from rocktokens.tables import STEP_STAGES, TRAINING_STAGES
+from rocktokens.train.record import ALARMS, alarms
 from rocktokens.train.weights import Rows, bite, with_losses
 from rocktokens.values import Row
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState
+    from transformers import PreTrainedModel, TrainerControl, TrainerState
 
     from rocktokens.train.trainer import RockDistillationTrainer
 
 log = logging.getLogger(__name__)
 
-# training.parquet is rewritten this often, so that a run can be watched.
-WRITE_EVERY = 25
+WRITE_EVERY = 25  # steps between two writings of training.parquet, so that a run can be watched
 # Column of the step's row → name of its series in TRL's trackers.
 SERIES = {"loss_rocks": "rocks/loss", "loss_rest": "rest/loss", "kept_share": "kept_share", "accuracy": "accuracy"}
 SERIES |= {"rocks_online": "rocks/online"} | {f"alarm_{name}": f"alarm/{name}" for name in ALARMS}
+
+
+class Meter:
+    """Seconds spent in named stages since the last `take`; stages may nest, and only the innermost one runs."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._synchronise = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda: None
+        self._seconds: dict[str, float] = dict.fromkeys(STEP_STAGES, 0.0)
+        self._processor, self._processor_aside = time.process_time(), 0.0
+
+    def now(self) -> float:
+        """The clock, after the device has caught up."""
+        self._synchronise()
+        return time.perf_counter()
+
+    @contextmanager
+    def whole(self, name: str) -> Iterator[None]:
+        """Count the block under `name`, whatever stages are named inside."""
+        start, kept = self.now(), self._seconds
+        self._seconds = dict.fromkeys(STEP_STAGES, 0.0)
+        try:
+            yield
+        finally:
+            self._seconds = kept
+            self._seconds[name] += self.now() - start
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the block under `name`, less what inner stages claim."""
+        start, claimed, processor = self.now(), sum(self._seconds.values()), time.process_time()
+        try:
+            yield
+        finally:
+            if name not in TRAINING_STAGES:  # what records, evaluates or saves is no part of training's cost
+                self._processor_aside += time.process_time() - processor
+            self._seconds[name] += self.now() - start - (sum(self._seconds.values()) - claimed)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self._seconds[name] += seconds
+
+    def take(self) -> dict[str, float]:
+        """Seconds by stage, and processor seconds of training, since the last call; as columns of the record."""
+        now = time.process_time()
+        taken = {"seconds_processor": now - self._processor - self._processor_aside}
+        taken |= {f"seconds_{stage}": seconds for stage, seconds in self._seconds.items()}
+        self._processor, self._processor_aside = now, 0.0
+        self._seconds = dict.fromkeys(STEP_STAGES, 0.0)
+        return taken
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a forward pass of a model costs, read off its parameters. A mixture of experts counts its active share."""
+
+    backbone_parameters: int
+    attention_width: int
+    """Layers x heads x head width: what attention's cost grows with, per position attended to."""
+    head_elements: int
+    """Vocabulary x width."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ModelShape:
+        """The shape of a causal language model; output head and input embeddings are no part of the backbone."""
+        config, head = model.config.get_text_config(), model.get_output_embeddings().weight
+        outside = {id(head), id(model.get_input_embeddings().weight)}
+        experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+        active = getattr(config, "num_experts_per_tok", experts) / experts if experts else 1.0
+        backbone = 0.0
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in outside:
+                backbone += parameter.numel() * (active if ".experts." in name else 1.0)
+        heads = getattr(config, "num_attention_heads", 1)
+        head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(round(backbone), config.num_hidden_layers * heads * head_width, head.numel())
+
+    def backbone(self, length_R: np.ndarray) -> float:
+        """FLOPs of a forward pass without the head over sequences of these lengths, padding not counted."""
+        tokens = float(length_R.sum())
+        attended = float((length_R * (length_R + 1.0) / 2).sum())
+        return 2.0 * self.backbone_parameters * tokens + 4.0 * self.attention_width * attended
+
+    def head(self, rows: float) -> float:
+        """FLOPs of one vocabulary projection of these rows."""
+        return 2.0 * self.head_elements * rows
+
+
+def step_flops(
+    student: ModelShape,
+    teacher: ModelShape,
+    prompt_R: np.ndarray,
+    response_R: np.ndarray,
+    *,
+    kept: int,
+    measured_first: bool,
+    sampled: bool = True,
+    shared_S: np.ndarray | None = None,
+) -> dict[str, float]:
+    """FLOPs of one optimiser step by stage. A backward costs two forwards; the loss projects once and back twice.
+
+    Where a selector had losses measured first, the teacher's states of that pass serve the loss, too.
+
+    Args:
+        student: What the student's forward pass costs.
+        teacher: What the teacher's costs.
+        prompt_R: Tokens of every rollout's prompt.
+        response_R: Tokens of every rollout.
+        kept: Tokens whose loss was trained on.
+        measured_first: Whether the selector needed the losses before the step.
+        sampled: Whether the rollouts were sampled in this step.
+        shared_S: Tokens of every prompt that was not computed because another rollout of it already had been.
+    """
+    whole_R, tokens = prompt_R + response_R, float(response_R.sum())
+    shared_S = np.zeros(0) if shared_S is None else shared_S
+    student_forward, teacher_forward = (
+        shape.backbone(whole_R) - shape.backbone(shared_S) for shape in (student, teacher)
+    )
+    selecting = student_forward + teacher_forward + student.head(tokens) + teacher.head(tokens)
+    return {
+        "rollout": student_forward + student.head(tokens) if sampled else 0.0,
+        "select": selecting if measured_first else 0.0,
+        "teacher": 0.0 if measured_first else teacher_forward,
+        "student": 3.0 * student_forward,
+        "head": 3.0 * student.head(kept) + teacher.head(kept),
+    }
 
 
 class StepHooks(TrainerCallback):
@@ -43,6 +172,7 @@ class StepHooks(TrainerCallback):
         self.trainer = trainer
         self._began = self._learning_rate = 0.0
         self._rocks: list[int] = []
+        self._warned: set[str] = set()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
@@ -71,8 +201,7 @@ class StepHooks(TrainerCallback):
                 for selector in watching:
                     selector.observe(monitor)
             row: Row = {"step": step, "learning_rate": self._learning_rate}
-            row |= self._shares() | self._rollouts(trained) | self._losses(trained, others)
-            row |= self._shadows(trained, others)
+            row |= self._counts(trained) | self._losses(trained, others) | self._shadows(trained, others)
             if control.should_log:
                 row |= self._online()
             if trainer.run is not None and trainer.records_at(step):
@@ -84,23 +213,26 @@ class StepHooks(TrainerCallback):
         row["seconds"], self._began = ended - self._began, ended  # what is saved after a step counts to the next one
         row |= trainer.meter.take()
         trainer.record.rows.append(row)
-        row |= trainer.alarms.look(trainer.record, step)
+        for name, sentence in alarms(trainer.record, trainer.precision.forward).items():
+            row[f"alarm_{name}"] = 1
+            if name not in self._warned:
+                log.warning("alarm at step %d, %s: %s", step, name, sentence)
+            self._warned.add(name)
         for name, title in SERIES.items():
             if row.get(name) is not None:
                 trainer._metrics["train"][title].append(row[name])
         if trainer.options.on_step is not None and trainer.accelerator.is_main_process:
             trainer.options.on_step(row)
-        self._stop_if_enough(state, control, row)
         if trainer.run is not None and args.should_save and _due(state, WRITE_EVERY):
             trainer.record.write(trainer.run)
 
-    def _shares(self) -> Row:
-        """How many tokens there were, how many carried loss, and what the step should have cost."""
+    def _counts(self, trained: Rows) -> Row:
+        """Tokens that were sampled and that carried loss, what the step should have cost, lengths and entropy."""
         trainer = self.trainer
         assert trainer.grid is not None
-        weight_N, batch = trainer.weight_N, trainer.grid.batch
+        weight_N, batch, mask_RC = trainer.weight_N, trainer.grid.batch, trainer.grid.mask_RC
         kept = int((weight_N > 0).sum())
-        response_R = trainer.grid.mask_RC.sum(1).numpy().astype(float)
+        response_R = mask_RC.sum(1).numpy().astype(float)
         flops = step_flops(
             *trainer.shapes,
             trainer.prompt_lengths.numpy().astype(float),
@@ -110,7 +242,7 @@ class StepHooks(TrainerCallback):
             sampled=trainer.samples,
             shared_S=trainer.shared_prompts.numpy().astype(float),
         )
-        return {
+        row: Row = {
             "kept_share": kept / max(len(batch), 1),
             "weight_share": float(weight_N.double().sum()) / max(len(batch), 1),
             "ceiling": len(batch) / kept if kept else None,
@@ -121,32 +253,23 @@ class StepHooks(TrainerCallback):
             "rollouts": len(response_R),
             **{f"flops_{stage}": value for stage, value in flops.items()},
         }
+        if not len(batch):
+            return row
+        last_RC = mask_RC & (mask_RC.flip(1).cumsum(1).flip(1) == 1)  # the last position of every rollout with tokens
+        ended = torch.isin(batch.token_N[last_RC[mask_RC]], torch.tensor(list(trainer.eos_token_ids)))
+        entropy_K = trained.student_entropy_K[torch.isfinite(trained.student_entropy_K)].double()
+        total, count = self._sum(entropy_K.sum(), len(entropy_K))
+        return row | {
+            "mean_length": float(response_R[response_R > 0].mean()),
+            "truncated_share": float((~ended).double().mean()),
+            "entropy": total / count if count else None,
+        }
 
     def _sum(self, *values: Any) -> list[float]:
         """Numbers of this rank, added up over all ranks."""
         own = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
         accelerator = self.trainer.accelerator
         return accelerator.reduce(own.to(accelerator.device), reduction="sum").cpu().tolist()
-
-    def _rollouts(self, trained: Rows) -> Row:
-        """Lengths of the step's rollouts, how many have no end token, and the student's entropy, over all ranks."""
-        trainer = self.trainer
-        assert trainer.grid is not None
-        mask_RC = trainer.grid.mask_RC
-        has_tokens_R = mask_RC.any(1)
-        if not bool(has_tokens_R.any()):
-            return {}
-        token_RC = torch.zeros(mask_RC.shape, dtype=torch.long)
-        token_RC[mask_RC] = trainer.grid.batch.token_N
-        last_R = (mask_RC * torch.arange(1, mask_RC.shape[1] + 1)).argmax(1, keepdim=True)
-        ended_R = torch.isin(token_RC.gather(1, last_R).squeeze(1), torch.tensor(list(trainer.eos_token_ids)))
-        entropy_K = trained.student_entropy_K[torch.isfinite(trained.student_entropy_K)].double()
-        total, count = self._sum(entropy_K.sum(), len(entropy_K))
-        return {
-            "mean_length": float(mask_RC[has_tokens_R].sum(1).double().mean()),
-            "truncated_share": float((~ended_R[has_tokens_R]).double().mean()),
-            "entropy": total / count if count else None,
-        }
 
     def _losses(self, trained: Rows, others: Rows) -> Row:
         """The step's loss, and apart from it the mean on rocks and on the rest where all of them were measured."""
@@ -238,24 +361,6 @@ class StepHooks(TrainerCallback):
         with trainer.meter.stage("evaluate"):
             found = evaluator.accuracy(trainer.sample, trainer.accelerator)
         return {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
-
-    def _stop_if_enough(self, state: TrainerState, control: TrainerControl, row: Row) -> None:
-        """The loss no longer falls, the time is up, an alarm stops it, or the accuracy asked for is there."""
-        trainer, options = self.trainer, self.trainer.options
-        enough = trainer.alarms.stops
-        if options.hours is not None:  # every rank has a clock of its own, but they must stop together
-            enough |= self._sum(float(trainer.record.is_out_of_time(options.hours)))[0] > 0
-        if options.until_accuracy is not None and row.get("accuracy") is not None:
-            enough |= row["accuracy"] >= options.until_accuracy
-        if enough or _due(state, SATURATION_EVERY):
-            trainer.saturation = trainer.record.saturation(trainer.args, state.max_steps)
-            enough |= options.until_saturated and trainer.record.has_saturated(trainer.args, state.max_steps)
-        if not enough:
-            return
-        control.should_training_stop = True
-        control.should_save = trainer.args.save_strategy != SaveStrategy.NO
-        if trainer.run is not None and options.keep_at and state.global_step not in options.keep_at:
-            trainer.keep_model(trainer.run.checkpoint(state.global_step))  # where OPD ended
 
 
 def _due(state: TrainerState, every: int) -> bool:

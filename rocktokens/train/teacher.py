@@ -28,7 +28,7 @@ from rocktokens.divergence.fused import Head
 from rocktokens.errors import ConfigError
 from rocktokens.models.pair import head_of
 from rocktokens.models.states import Sequences, StateSource
-from rocktokens.train.meter import ModelShape
+from rocktokens.train.step import ModelShape
 from rocktokens.values import Batch
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A replicated teacher that takes more of each device than this leaves no room for training.
-REPLICA_SHARE = 0.4
-
 
 class LocalTeacher:
     """The trainer's `teacher_model`."""
@@ -48,7 +45,11 @@ class LocalTeacher:
     def __init__(self, trainer: RockDistillationTrainer) -> None:
         self.trainer = trainer
         self._model: Any = trainer.accelerator.unwrap_model(trainer.teacher_model)
-        self._refuse_sharding()
+        if trainer.is_deepspeed_enabled and trainer.args.deepspeed_plugin.zero_stage == 3:
+            raise ConfigError(
+                "DeepSpeed's ZeRO-3 cuts the teacher's output head into pieces; serve it: start vLLM with --runner "
+                "pooling and name its URL with --servers.teacher (docs/scale.md)"
+            )
         self.rows = len(self._model.get_output_embeddings().weight)
         self.shape = ModelShape.of(self._model)
 
@@ -63,25 +64,6 @@ class LocalTeacher:
         with torch.no_grad(), trainer.precision.mixed():
             found: Tensor = trainer._forward_redirection(trainer.teacher_model, model, trainer._states, model, inputs)
             return found
-
-    def _refuse_sharding(self) -> None:
-        """A teacher that sharded training cannot hold is refused, saying where it should live instead."""
-        trainer = self.trainer
-        serve = "serve it: start vLLM with --runner pooling and name its URL with --servers.teacher (docs/scale.md)"
-        if trainer.is_deepspeed_enabled and trainer.args.deepspeed_plugin.zero_stage == 3:
-            raise ConfigError(f"DeepSpeed's ZeRO-3 cuts the teacher's output head into pieces; {serve}")
-        if not trainer.is_fsdp_enabled:
-            return
-        weights = sum(p.numel() * p.element_size() for p in self._model.parameters())
-        log.info("FSDP does not shard the teacher: each process holds all of it, %.1f GB", weights / 1e9)
-        device = trainer.accelerator.device
-        if device.type == "cuda":
-            memory = torch.cuda.get_device_properties(device).total_memory
-            if weights > REPLICA_SHARE * memory:
-                raise ConfigError(
-                    f"FSDP does not shard the teacher, and its {weights / 1e9:.0f} GB would fill "
-                    f"{100 * weights / memory:.0f} % of every device; {serve}"
-                )
 
 
 class ServedTeacher:

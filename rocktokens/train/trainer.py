@@ -37,9 +37,8 @@ from rocktokens.select.interface import Selector, SelectorBatch, Uniform
 from rocktokens.settings import require
 from rocktokens.train.checkpoints import CheckpointMixin, describe_run
 from rocktokens.train.forward import Precision, base_of, can_share, completion_states, whole
-from rocktokens.train.meter import Meter, ModelShape
-from rocktokens.train.record import Alarms, Saturation, TrainingRecord
-from rocktokens.train.step import StepHooks
+from rocktokens.train.record import TrainingRecord
+from rocktokens.train.step import Meter, ModelShape, StepHooks
 from rocktokens.train.teacher import (
     LocalTeacher,
     ServedTeacher,
@@ -109,16 +108,8 @@ class RockOptions:
     """Measures accuracy on held-out prompts, the same prompts and seeds every time."""
     evaluate_every: int | None = None
     """Steps between two evaluations."""
-    until_saturated: bool = False
-    """Stop when the loss no longer falls."""
-    until_accuracy: float | None = None
-    """Stop when the evaluator measures this accuracy."""
-    hours: float | None = None
-    """Stop after this many hours of training."""
     autocast: bool = True
     """Use the mixed precision that bf16 or fp16 asks for in training forwards; False: as TRL does."""
-    alarms: Literal["warn", "stop"] | None = "warn"
-    """Whether the trainer warns of a run that goes wrong, or stops it; None: neither."""
     on_step: Callable[[Row], None] | None = None
     """Called with the record's row of every step."""
     teacher_states: StateSource | None = None
@@ -126,7 +117,6 @@ class RockOptions:
 
     def __post_init__(self) -> None:
         choices = {"normalise": ("kept", "all"), "generation": ("trl", "ours"), "kind": (None, *KINDS)}
-        choices["alarms"] = ("warn", "stop", None)
         for name, allowed in choices.items():
             given = getattr(self, name)
             require(given in allowed, f"{name} must be one of {', '.join(map(str, allowed))}, got {given!r}")
@@ -202,8 +192,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         self.monitor = options.monitor or TokenMonitor(self.vocabulary)
         self.meter = Meter(self.accelerator.device)
         self.shapes = ModelShape.of(student), self.teacher.shape
-        self.record, self.alarms = TrainingRecord(), Alarms(options.alarms, self.precision.forward)
-        self.saturation: Saturation | None = None
+        self.record = TrainingRecord()
         # What one optimiser step gathers, for the hooks after it.
         self.grid: Grid | None = None
         self.audited: SelectorBatch | None = None
@@ -237,8 +226,6 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             f"rock id {beyond[:1]} is not in the vocabulary of {vocabulary} token types ({len(beyond)} such); were the "
             "rocks found with another tokenizer?",
         )
-        top = max(selector.needs_top for selector in (self.selector, *self.shadows.values()))
-        require(top <= vocabulary, f"a selector asks for the {top} most probable of {vocabulary} token types")
         is_reverse = self.beta == 1.0 if options.kind is None else options.kind == "reverse_kl"
         require(
             self.run is None or options.telemetry_every is None or is_reverse,

@@ -24,7 +24,7 @@ QUICK = MakeConfig(
     final_readings=8,
     teach=TeachConfig(lessons=32, steps=6, batch=4, learning_rate=1e-2, warmup=1, look_every=2, target=1.0),
     layers_left_out=1,
-    heal=OffPolicyConfig(answers=16, batch=8, learning_rate=1e-3, until_accuracy=1.0, evaluate_every=1),
+    heal=OffPolicyConfig(answers=16, batch=8, learning_rate=1e-3),
     max_new_tokens=12,
 )
 

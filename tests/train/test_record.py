@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import distilling
 import numpy as np
@@ -13,9 +12,17 @@ import torch
 from scipy import stats as sps
 
 from rocktokens import RockDistillationTrainer, TokenMonitor, make_selector
-from rocktokens.train.health import change, lost_updates, mismatch, numerical_floor, repeated_share
-from rocktokens.train.meter import Meter, ModelShape, step_flops
-from rocktokens.train.record import Alarms, TrainingRecord, saturation
+from rocktokens.train.record import (
+    TrainingRecord,
+    alarms,
+    change,
+    lost_updates,
+    mismatch,
+    numerical_floor,
+    repeated_share,
+    saturation,
+)
+from rocktokens.train.step import Meter, ModelShape, step_flops
 
 # ---------------------------------------------------------------- meter
 
@@ -67,7 +74,7 @@ def test_the_slope_is_carried_over_the_remaining_steps():
     level = loss[200:].mean()
     assert (found.num_steps, found.horizon) == (100, 1000)
     assert found.fall == pytest.approx(0.01 / level)
-    assert found.still == pytest.approx(0.1 / level)
+    assert found.still_high == pytest.approx(0.1 / level)
     assert not found.saturated
     assert saturation(loss, remaining=900).saturated  # 0.09 of 0.975
     assert saturation(loss).horizon == 100  # at the end of a run: over as many steps as the window has
@@ -82,7 +89,6 @@ def test_the_line_is_that_of_an_oracle(rng):
     assert found.fall == pytest.approx(-oracle.slope * 240 / loss.mean())
     half = sps.t.ppf(0.975, 10) * oracle.stderr * 240 / loss.mean()
     assert (found.low, found.high) == (pytest.approx(found.fall - half), pytest.approx(found.fall + half))
-    assert found.p_value == pytest.approx(sps.t.cdf(oracle.slope / oracle.stderr, 10))
 
 
 def test_the_warm_up_says_nothing():
@@ -105,18 +111,11 @@ def test_training_is_not_stopped_while_there_is_more_to_gain(kind):
     assert not any(wrong for _, wrong in ends)
 
 
-def test_a_flat_loss_is_believed_its_interval_covers_and_one_test_is_not_enough(rng):
+def test_a_flat_loss_is_believed_and_its_interval_covers(rng):
     found = [saturation(1 + rng.normal(0, 0.05, 300)) for _ in range(300)]
     assert 0.92 <= np.mean([f.low <= 0 <= f.high for f in found]) <= 0.98
-    assert np.mean([f.p_value < 0.05 for f in found]) < 0.08
     assert not saturation(1 + rng.normal(0, 2, 90)).saturated  # too noisy to say
     assert saturation(np.ones(60)) is None  # 20 steps are too few
-    args = SimpleNamespace(get_warmup_steps=lambda steps: 5)
-    record = TrainingRecord()
-    record.rows = [{"step": step, "loss": 1.0} for step in range(1, 101)]
-    assert record.has_saturated(args, 100)
-    record.rows[80:] = [{"step": step, "loss": 1.0 - 0.02 * (step - 80)} for step in range(81, 101)]
-    assert not record.has_saturated(args, 100)
 
 
 def test_a_flat_loss_is_stopped():
@@ -175,67 +174,53 @@ def test_lost_updates_are_those_that_bfloat16_really_drops():
 def looked(dtype="float32", **series):
     """Alarms after 60 steps; what is not given is healthy."""
     healthy = {"mean_length": 100.0, "truncated_share": 0.02, "entropy": 0.5, "loss": 0.2, "kept_share": 1.0}
-    record, alarms = TrainingRecord(), Alarms("warn", dtype)
+    record, raised = TrainingRecord(), {}
     for step in range(60):
         row = {name: value[step] if np.ndim(value) else value for name, value in {**healthy, **series}.items()}
         record.rows.append({"step": step + 1, "tokens": 1000, "invalid": 0, **row})
-        record.rows[-1] |= alarms.look(record, step + 1)
-    return alarms, record
+        raised |= alarms(record, dtype)
+    return raised
 
 
-def test_a_healthy_course_raises_nothing(caplog):
-    alarms, _ = looked(mean_length=np.linspace(100, 180, 60), entropy=np.geomspace(0.5, 0.06, 60))
-    assert not alarms.raised
-    assert not caplog.text
+FAULTS = {
+    "length": {"mean_length": np.linspace(100, 400, 60), "truncated_share": np.linspace(0, 0.9, 60)},
+    "entropy": {"entropy": np.geomspace(0.5, 1e-3, 60)},
+    "floor": {"loss": np.geomspace(0.1, 1e-9, 60)},
+    "invalid": {"invalid": [0] * 50 + [5] * 10},
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_raises_its_alarm_and_no_other(name):
+    assert list(looked(**FAULTS[name])) == [name]
 
 
 @pytest.mark.parametrize(
-    ("name", "series", "says"),
+    "series",
     [
-        (
-            "length",
-            {"mean_length": np.linspace(100, 400, 60), "truncated_share": np.linspace(0, 0.9, 60)},
-            "cut at the length limit",
-        ),
-        ("entropy", {"entropy": np.geomspace(0.5, 1e-3, 60)}, "hardly explores"),
-        ("floor", {"loss": np.geomspace(0.1, 1e-9, 60)}, "rounding in float32"),
-        ("invalid", {"invalid": [0] * 50 + [5] * 10}, "not a number"),
+        {"mean_length": np.linspace(100, 180, 60), "entropy": np.geomspace(0.5, 0.06, 60)},
+        {"mean_length": np.linspace(100, 400, 60)},  # longer rollouts, but none is cut
+        {"loss": 0.0, "kept_share": 0.0},  # steps without loss tokens
+        {"loss": 1e-4},
     ],
 )
-def test_each_fault_raises_its_alarm_once(caplog, name, series, says):
-    alarms, record = looked(**series)
-    assert list(alarms.raised) == [name]
-    assert caplog.text.count(f", {name}: ") == 1
-    assert says in caplog.text
-    assert record.rows[-1][f"alarm_{name}"] == 1
-    assert f"alarm_{name}" not in record.rows[0]
+def test_a_healthy_course_raises_nothing(series):
+    assert not looked(**series)
 
 
 def test_the_floor_follows_the_precision_of_the_forward():
-    assert not looked(loss=1e-4)[0].raised
-    assert list(looked("bfloat16", loss=1e-4)[0].raised) == ["floor"]
+    assert list(looked("bfloat16", loss=1e-4)) == ["floor"]
 
 
-def test_longer_rollouts_alone_and_steps_without_tokens_are_no_alarm():
-    assert not looked(mean_length=np.linspace(100, 400, 60))[0].raised
-    assert not looked(loss=0.0, kept_share=0.0)[0].raised
-
-
-def test_a_diverging_model_alarms_and_stops_where_asked(tmp_path, caplog):
+def test_a_diverging_model_alarms(tmp_path, caplog):
     teacher = distilling.teacher()
     with torch.no_grad():
         teacher.get_output_embeddings().weight[5] = torch.inf
-
-    def run(max_steps, **settings):
-        args = distilling.arguments(tmp_path, max_steps=max_steps)
-        models = (distilling.student(), teacher)
-        return distilling.trained(RockDistillationTrainer, tmp_path, models=models, args=args, **settings)
-
-    warned = run(1)
-    assert "alarm at step 1, invalid" in caplog.text
-    assert warned.state.log_history[0]["alarm/invalid"] == 1
-    assert run(3, alarms="stop").state.global_step == 1
-    assert not run(1, alarms=None).alarms.raised
+    args = distilling.arguments(tmp_path, max_steps=1)
+    trainer = distilling.trained(RockDistillationTrainer, tmp_path, models=(distilling.student(), teacher), args=args)
+    assert "alarm at step 1, invalid: " in caplog.text
+    assert trainer.record.rows[0]["alarm_invalid"] == 1
+    assert trainer.state.log_history[0]["alarm/invalid"] == 1
 
 
 def test_lengths_entropy_and_cut_rollouts_are_recorded(tmp_path):
