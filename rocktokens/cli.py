@@ -362,8 +362,7 @@ class Check:
 
     def run(self, place: Any = None) -> None:
         """Print the findings."""
-        from rocktokens.check.findings import report
-        from rocktokens.check.stage import check
+        from rocktokens.check import check, report
 
         how: dict[str, Any] = {"probe": self.probe, "learning_rate": self.learning_rate}
         report(check(self.path, self.pair, self.prompts, self.rollouts, self.servers, **how), as_json=self.json)

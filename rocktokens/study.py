@@ -442,7 +442,7 @@ def dry_run(config: StudyConfig) -> list[str]:
     """Lines that say what the study would do and take, estimated from the models' shapes; nothing is run."""
     import psutil
 
-    from rocktokens.check.needs import needs_of
+    from rocktokens.check import needs_of
     from rocktokens.progress import clock
     from rocktokens.stage import resolve
 

@@ -13,16 +13,11 @@ import pytest
 import tiny_smollm2
 import torch
 from tiny import save_model, tiny_model
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rocktokens import Run
-from rocktokens.check import pair as pairs
-from rocktokens.check import prompts as prompts_
-from rocktokens.check import run as runs
-from rocktokens.check import stage
-from rocktokens.check.needs import memory_and_time, needs_of
-from rocktokens.check.pair import Side
-from rocktokens.check.stage import check
+from rocktokens import check as checks
+from rocktokens.check import Side, check, memory_and_time, needs_of
 from rocktokens.interop.import_ import import_dump
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -32,9 +27,7 @@ from rocktokens.sample.settings import RolloutConfig
 
 def side(tokenizer=None, *, ends=None, rows=400) -> Side:
     tokenizer = tokenizer or tiny_smollm2.chat_tokenizer()
-    ends = ends if ends is not None else tokenizer.eos_token_id
-    config = Qwen2Config(vocab_size=rows, eos_token_id=ends, hidden_size=32, num_attention_heads=2)
-    return Side("model", tokenizer, config, GenerationConfig(eos_token_id=ends))
+    return Side("model", tokenizer, rows, {tokenizer.eos_token_id} if ends is None else ends)
 
 
 def with_template(change) -> Side:
@@ -50,34 +43,38 @@ def status(finding) -> str:
 
 
 OTHER_TURN = with_template(lambda text: text.replace("<|im_end|>", "<|endoftext|>"))
-BARE = side(distilling.tokenizer(), ends=1, rows=64)
+BARE = side(distilling.tokenizer(), rows=64)
 
 
 @pytest.mark.parametrize(
     ("made", "expected", "says"),
     [
-        (pairs.end_tokens(side(), side()), "fine", ""),
-        (pairs.end_tokens(side(ends=[2, 0]), side(ends=[0, 2])), "fine", ""),
-        (pairs.end_tokens(side(), side(ends=[2, 0])), "wrong", "the teacher with"),
-        (pairs.end_tokens(side(ends=0), side(ends=0)), "wrong", "generation config"),
-        (pairs.end_tokens(OTHER_TURN, OTHER_TURN), "wrong", "ends a turn with <|endoftext|>"),
-        (pairs.chat_template(side(), side()), "fine", ""),
-        (pairs.chat_template(BARE, BARE), "fine", "plain text"),
-        (pairs.chat_template(side(), with_template(lambda text: text + "{# a comment #}")), "note", ""),
-        (pairs.chat_template(side(), with_template(lambda text: text.replace("\n", " "))), "wrong", "student …"),
-        (pairs.chat_template(side(), with_template(lambda text: None)), "wrong", "Only the student"),
-        (pairs.chat_template(side(), with_template(lambda text: text + "{{ tools | length }}")), "wrong", "student …"),
-        (pairs.chat_template(side(), with_template(lambda text: text + "{% if tools %}x{% endif %}")), "wrong", "tool"),
-        (pairs.tokenizers(side(), side()), "fine", ""),
-        (pairs.tokenizers(side(), BARE), "wrong", "id 0 is '<|endoftext|>' for the student, '<pad>'"),
-        (pairs.vocabulary(side(), side()), "fine", ""),
-        (pairs.vocabulary(side(), side(rows=448)), "fine", ""),
-        (pairs.vocabulary(side(), side(rows=300)), "wrong", ""),
-        (pairs.sampling(RolloutConfig()), "fine", ""),
-        (pairs.sampling(RolloutConfig(top_p=1.0)), "fine", ""),
-        (pairs.sampling(RolloutConfig(temperature=0.7)), "wrong", "temperature 0.7"),
-        (pairs.sampling(RolloutConfig(top_p=0.9)), "wrong", "top-p 0.9"),
-        (pairs.sampling(RolloutConfig(top_k=20)), "wrong", "top-k 20"),
+        (checks.end_tokens(side(), side()), "fine", ""),
+        (checks.end_tokens(side(ends={2, 0}), side(ends={0, 2})), "fine", ""),
+        (checks.end_tokens(side(), side(ends={2, 0})), "wrong", "the teacher with"),
+        (checks.end_tokens(side(ends={0}), side(ends={0})), "wrong", "generation config"),
+        (checks.end_tokens(OTHER_TURN, OTHER_TURN), "wrong", "ends a turn with <|endoftext|>"),
+        (checks.chat_template(side(), side()), "fine", ""),
+        (checks.chat_template(BARE, BARE), "fine", "plain text"),
+        (checks.chat_template(side(), with_template(lambda text: text + "{# a comment #}")), "note", ""),
+        (checks.chat_template(side(), with_template(lambda text: text.replace("\n", " "))), "wrong", "student …"),
+        (checks.chat_template(side(), with_template(lambda text: None)), "wrong", "Only the student"),
+        (checks.chat_template(side(), with_template(lambda text: text + "{{ tools | length }}")), "wrong", "student …"),
+        (
+            checks.chat_template(side(), with_template(lambda text: text + "{% if tools %}x{% endif %}")),
+            "wrong",
+            "tool",
+        ),
+        (checks.tokenizers(side(), side()), "fine", ""),
+        (checks.tokenizers(side(), BARE), "wrong", "id 0 is '<|endoftext|>' for the student, '<pad>'"),
+        (checks.vocabulary(side(), side()), "fine", ""),
+        (checks.vocabulary(side(), side(rows=448)), "fine", ""),
+        (checks.vocabulary(side(), side(rows=300)), "wrong", ""),
+        (checks.sampling(RolloutConfig()), "fine", ""),
+        (checks.sampling(RolloutConfig(top_p=1.0)), "fine", ""),
+        (checks.sampling(RolloutConfig(temperature=0.7)), "wrong", "temperature 0.7"),
+        (checks.sampling(RolloutConfig(top_p=0.9)), "wrong", "top-p 0.9"),
+        (checks.sampling(RolloutConfig(top_k=20)), "wrong", "top-k 20"),
     ],
 )
 def test_pairs(made, expected, says):
@@ -98,7 +95,7 @@ def test_memory_to_distil_counts_float32_weights_gradients_and_moments(tmp_path,
     assert full.score_bytes - half.score_bytes >= 2 * (own + theirs)
     assert half.distill_bytes >= 16 * own + 2 * theirs
     assert status(memory_and_time(pair, rollouts)) == "fine"
-    monkeypatch.setattr("rocktokens.check.needs.free_memory", lambda device: 1000)
+    monkeypatch.setattr("rocktokens.models.devices.free_memory", lambda device: 1000)
     assert status(memory_and_time(pair, rollouts)) == "wrong"
 
 
@@ -112,22 +109,22 @@ def sums(count):
 
 
 def test_answers_in_prompts():
-    assert status(prompts_.answers_in_prompts(sums(200))) == "fine"
+    assert status(checks.answers_in_prompts(sums(200))) == "fine"
     leaking = [replace(prompt, text=f"{prompt.text} (answer: {prompt.answer})") for prompt in sums(200)]
-    assert status(prompts_.answers_in_prompts(leaking)) == "wrong"
+    assert status(checks.answers_in_prompts(leaking)) == "wrong"
     choice = [replace(prompt, text="A, B, C or D?", answer="ABCD"[i % 4]) for i, prompt in enumerate(sums(200))]
-    assert status(prompts_.answers_in_prompts(choice)) == "fine"  # every prompt holds every answer
-    assert status(prompts_.answers_in_prompts(sums(3))) == "not checked"
+    assert status(checks.answers_in_prompts(choice)) == "fine"  # every prompt holds every answer
+    assert status(checks.answers_in_prompts(sums(3))) == "not checked"
 
 
 def test_duplicates_and_enough_prompts():
-    assert status(prompts_.duplicates({"train": ["a", "b"], "detection": ["c"]})) == "fine"
-    found = prompts_.duplicates({"train": ["What is 1?", "b"], "detection": ["what  is 1?"]})
+    assert status(checks.duplicates({"train": ["a", "b"], "detection": ["c"]})) == "fine"
+    found = checks.duplicates({"train": ["What is 1?", "b"], "detection": ["what  is 1?"]})
     assert status(found) == "wrong"
     assert "train and detection" in found.sentence
-    assert status(prompts_.duplicates({"train": ["a", "a", "b"], "detection": ["c"]})) == "note"
-    assert status(prompts_.enough(200, 200)) == "fine"
-    assert status(prompts_.enough(20, 200)) == "wrong"
+    assert status(checks.duplicates({"train": ["a", "a", "b"], "detection": ["c"]})) == "note"
+    assert status(checks.enough(200, 200)) == "fine"
+    assert status(checks.enough(20, 200)) == "wrong"
 
 
 def test_answers_that_the_checker_cannot_read(tmp_path):
@@ -135,9 +132,9 @@ def test_answers_that_the_checker_cannot_read(tmp_path):
     rows = [{"prompt": f"w{3 + i % 60} w{3 + i // 60}", "answer": "nobody knows" if i % 2 else "7"} for i in range(400)]
     config = PromptsConfig(source=str(file), checker="math")
     file.write_text("\n".join(map(json.dumps, rows)))
-    assert status(prompts_.prompt_findings(config, distilling.tokenizer())[0]) == "wrong"
+    assert status(checks.prompt_findings(config, distilling.tokenizer())[0]) == "wrong"
     file.write_text("\n".join(json.dumps(row | {"answer": "7"}) for row in rows))
-    assert status(prompts_.prompt_findings(config, distilling.tokenizer())[0]) == "fine"
+    assert status(checks.prompt_findings(config, distilling.tokenizer())[0]) == "fine"
 
 
 # With the models
@@ -148,19 +145,19 @@ def test_teacher_ahead(student, teacher, expected):
     asked = [Prompt(f"p{i}", (1,), "", "w3") for i in range(100)]
     right = {"student": student, "teacher": teacher}
     ids = {who: [(3,) if i < count else (4,) for i in range(100)] for who, count in right.items()}
-    found = stage.teacher_ahead(asked, ids, distilling.tokenizer(), lambda text, answer: text == answer)
+    found = checks.teacher_ahead(asked, ids, distilling.tokenizer(), lambda text, answer: text == answer)
     assert status(found) == expected
     assert "[" in found.number
-    assert status(stage.teacher_ahead(asked, ids, distilling.tokenizer(), None)) == "not checked"
+    assert status(checks.teacher_ahead(asked, ids, distilling.tokenizer(), None)) == "not checked"
 
 
 def test_length_limit_and_learning_rate():
-    assert status(stage.length_limit([False] * 30 + [True] * 2, 64)) == "fine"
-    assert status(stage.length_limit([False] * 10 + [True] * 22, 64)) == "wrong"
+    assert status(checks.length_limit([False] * 30 + [True] * 2, 64)) == "fine"
+    assert status(checks.length_limit([False] * 10 + [True] * 22, 64)) == "wrong"
     model = distilling.student()
-    assert status(stage.resolution(model, 2e-6)) == "fine"
-    assert status(stage.resolution(model.bfloat16(), 2e-6)) == "wrong"
-    assert status(stage.resolution(model.bfloat16(), 1e-1)) == "fine"
+    assert status(checks.resolution(model, 2e-6)) == "fine"
+    assert status(checks.resolution(model.bfloat16(), 2e-6)) == "wrong"
+    assert status(checks.resolution(model.bfloat16(), 1e-1)) == "fine"
 
 
 # A run
@@ -181,13 +178,13 @@ UNSAID = [row | {"truncated": None} for row in rollout_rows(50)]
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (runs.truncation(rollout_rows(100, truncated=5), {1}), "fine"),
-        (runs.truncation(rollout_rows(100, truncated=60), {1}), "wrong"),
-        (runs.truncation(UNSAID, {1}), "fine"),
-        (runs.truncation(UNSAID, {2}), "wrong"),
-        (runs.truncation(UNSAID, set()), "not checked"),
-        (runs.repetition(rollout_rows(100, looping=2)), "fine"),
-        (runs.repetition(rollout_rows(100, looping=40)), "wrong"),
+        (checks.truncation(rollout_rows(100, truncated=5), {1}), "fine"),
+        (checks.truncation(rollout_rows(100, truncated=60), {1}), "wrong"),
+        (checks.truncation(UNSAID, {1}), "fine"),
+        (checks.truncation(UNSAID, {2}), "wrong"),
+        (checks.truncation(UNSAID, set()), "not checked"),
+        (checks.repetition(rollout_rows(100, looping=2)), "fine"),
+        (checks.repetition(rollout_rows(100, looping=40)), "wrong"),
     ],
 )
 def test_rollouts(made, expected):
@@ -212,16 +209,16 @@ def test_over_training(tmp_path, name, series):
     for expected, given in (("fine", {}), ("wrong", {key: list(value) for key, value in series.items()})):
         run = Run.create(tmp_path / expected)
         run.write("training", pa.table({"step": list(range(1, 41)), **columns, **given}))
-        assert status(of(runs.run_findings(run, None), name)) == expected
+        assert status(of(checks.run_findings(run, None), name)) == expected
 
 
 def test_unreadable_rollouts(tmp_path):
     run = Run.create(tmp_path / "run")
-    assert status(runs.checker(run)) == "not checked"
+    assert status(checks.readable_rollouts(run)) == "not checked"
     for unreadable, expected in ((2, "fine"), (30, "wrong")):
         counts = {"math_verify": 100 - unreadable, "last_number": 0, "unreadable": unreadable}
         run.finish("sample", {"checked_by": counts})
-        assert status(runs.checker(run)) == expected
+        assert status(checks.readable_rollouts(run)) == expected
 
 
 # An imported dump

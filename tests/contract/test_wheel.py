@@ -59,7 +59,7 @@ def test_the_installed_program_runs_outside_of_the_checkout(installed, tmp_path)
     where = run(bin_ / "python", "-c", "import rocktokens; print(rocktokens.__file__)", cwd=tmp_path)
     assert str(bin_.parent) in where
     assert rocktokens.__version__ in run(bin_ / "rocktokens", "--version", cwd=tmp_path)
-    assert "The pair fits" in run(bin_ / "rocktokens", "check", cwd=tmp_path)
+    assert "no fault" in run(bin_ / "rocktokens", "check", cwd=tmp_path)
     flags = ["--rollouts.num-rollouts", "1", "--prompts.limit", "8", "--rollouts.max-new-tokens", "40"]
     run(bin_ / "rocktokens", "sample", "run", *flags, cwd=tmp_path)
     run(bin_ / "rocktokens", "score", "run", cwd=tmp_path)

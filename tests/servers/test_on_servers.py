@@ -15,7 +15,7 @@ from standin_server import StandIn
 from rocktokens.causal.graft import run_graft as graft
 from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
-from rocktokens.check.stage import server_findings
+from rocktokens.check import server_findings
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig

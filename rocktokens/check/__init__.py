@@ -1,1 +1,0 @@
-"""Does a pair fit, what will a run need, what is wrong with it."""
