@@ -132,22 +132,22 @@ def run_geometry(rows: int) -> dict[str, float]:
     """Gradient geometry at 152k vocabulary × 5k types, streamed: memory whatever the number of occurrences."""
     import torch
 
-    from rocktokens.geometry.gradients import GeometryConfig, GradientGeometry
+    from rocktokens.geometry.gradients import GradientGeometry
 
     rng = np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    geometry = GradientGeometry(VOCAB, GeometryConfig())
+    geometry = GradientGeometry(VOCAB)
     batch = 16
     start = time.perf_counter()
     for begin in range(0, rows, batch):
         token_N = (np.arange(begin, begin + batch) % NUM_TYPES).astype(np.int64)
         grad_NV = torch.from_numpy(rng.standard_normal((batch, VOCAB), dtype=np.float32))
         geometry.update(torch.from_numpy(token_N), grad_NV)
-    table = geometry.result()
+    table = geometry.table({})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "rows": rows,
-        "types": len(table.token_id_T),
+        "types": len(table),
         "seconds": time.perf_counter() - start,
         "peak_mb": peak,
         "before_mb": before,
@@ -159,11 +159,11 @@ def run_geometry_error(rows: int) -> dict[str, float]:
     """Sketched against exact cosines at 152k vocabulary, gradients of simulated language models, 100 types."""
     import torch
 
-    from rocktokens.geometry.gradients import GeometryConfig, GradientGeometry, logit_gradient
+    from rocktokens.geometry.gradients import GradientGeometry
 
     rng = np.random.default_rng(1)
-    exact = GradientGeometry(VOCAB, GeometryConfig(exact_vocab=VOCAB))
-    sketched = [GradientGeometry(VOCAB, GeometryConfig(seed=seed)) for seed in range(2)]
+    exact = GradientGeometry(VOCAB, exact_vocab=VOCAB)
+    sketched = [GradientGeometry(VOCAB, seed=seed) for seed in range(2)]
     base_V = rng.standard_normal(VOCAB, dtype=np.float32)
     bias_TV = rng.standard_normal((100, VOCAB), dtype=np.float32)
     for begin in range(0, rows, 25):
@@ -171,14 +171,14 @@ def run_geometry_error(rows: int) -> dict[str, float]:
         logits_NV = 2 * base_V + 2 * rng.standard_normal((25, VOCAB), dtype=np.float32) + bias_TV[token_N]
         student_NV = torch.from_numpy(logits_NV)
         teacher_NV = student_NV + 0.5 * torch.from_numpy(rng.standard_normal((25, VOCAB), dtype=np.float32) + base_V)
+        ratio_NV = student_NV.log_softmax(-1) - teacher_NV.log_softmax(-1)
+        p_NV = student_NV.softmax(-1)
+        grad_NV = p_NV * (ratio_NV - (p_NV * ratio_NV).sum(-1, keepdim=True))
         for geometry in (exact, *sketched):
-            geometry.update(
-                torch.from_numpy(token_N), logit_gradient(student_NV.log_softmax(-1), teacher_NV.log_softmax(-1))
-            )
-    truth = exact.result()
-    names = ("cos_balanced_T", "cos_global_T", "cos_others_T")
-    errors = [np.abs(getattr(g.result(), name) - getattr(truth, name)) for g in sketched for name in names]
-    error = np.concatenate(errors)
+            geometry.update(torch.from_numpy(token_N), grad_NV)
+    truth, found = exact.table({}), [geometry.table({}) for geometry in sketched]
+    names = ("cos_balanced", "cos_global", "cos_others")
+    error = np.concatenate([np.abs(own[name].to_numpy() - truth[name].to_numpy()) for own in found for name in names])
     return {"rows": rows, "error_median": float(np.median(error)), "error_95": float(np.quantile(error, 0.95))}
 
 

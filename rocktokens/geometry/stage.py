@@ -16,7 +16,7 @@ from rocktokens.values import Json
 
 def geometry(path: Path, *, again: bool = False) -> Run:
     """Which way the token types' gradients point and how much they pull, from what scoring gathered."""
-    from rocktokens.geometry.gradients import GradientGeometry, compare_groups
+    from rocktokens.geometry.gradients import compare_groups, gathered
 
     with working_on(path):
         run = open_run(path)
@@ -26,22 +26,18 @@ def geometry(path: Path, *, again: bool = False) -> Run:
             return run
         with reading(path / "run.json", f"run `rocktokens detect {path} --again`"):
             groups = {name: np.array(ids, dtype=np.int64) for name, ids in run.facts("detect")["groups"].items()}
-            rocks = groups["rocks"]
-        gathered = run.path / "gradients.safetensors"
-        if not gathered.exists():
+        file = run.path / "gradients.safetensors"
+        if not file.exists():
             raise ConfigError(f"{path} holds no gradients; score it again: `rocktokens score {path} --again`")
-        with reading(gathered, f"score it again: `rocktokens score {path} --again`"):
-            result = GradientGeometry.restore(run.read_tensors("gradients")).result()
-        comparisons = [row._asdict() for row in compare_groups(result, groups)]
-        rock_T = np.isin(result.token_id_T, rocks)
-        facts: Json = {
-            "sketched": result.sketched,
-            "pooled_types": result.num_pooled_types,
-            "rock_grad_share": float(result.grad_share_T[rock_T].sum()),
-            "rock_position_share": float(result.position_share_T[rock_T].sum()),
-            "comparisons": comparisons,
-        }
-        stage.publish({"geometry": result.table(groups)}, facts)
+        run.verify(file)
+        with reading(file, f"score it again: `rocktokens score {path} --again`"):
+            gradients = gathered([file])
+            table = gradients.table(groups)
+        rocks = table.filter(np.array(table["group"].to_pylist()) == "rocks")
+        held = {name: float(np.sum(rocks[name].to_numpy())) for name in ("grad_share", "position_share")}
+        comparisons = compare_groups(table)
+        facts: Json = {"sketched": gradients.sketched, "comparisons": comparisons}
+        stage.publish({"geometry": table}, facts | {f"rock_{name}": share for name, share in held.items()})
         columns = (
             Column("measure", "metric"),
             Column("groups", "groups"),
@@ -51,10 +47,10 @@ def geometry(path: Path, *, again: bool = False) -> Run:
             Column("", "p_value", p_value),
         )
         rows = [{**row, "groups": f"{row['first']} / {row['second']}"} for row in comparisons]
-        held = (
-            f"Rocks hold {percent(facts['rock_grad_share'])} of the gradient norm on "
-            f"{percent(facts['rock_position_share'])} of the positions."
+        said = (
+            f"Rocks hold {percent(held['grad_share'])} of the gradient norm on {percent(held['position_share'])} of "
+            "the positions."
         )
         title = "Gradients of the groups of token types (Mann–Whitney)"
-        console().print(Table(columns, rows, title=title, caption=[held]))
+        console().print(Table(columns, rows, title=title, caption=[said]))
         return run

@@ -228,10 +228,9 @@ def _geometry(run: Run, rng: np.random.Generator, report: Any, table: pa.Table) 
     noise = torch.from_numpy(rng.normal(size=(len(token_N), len(VOCABULARY))))
     size = torch.from_numpy(np.array(table["grad_norm"], dtype=float))[:, None]
     geometry.update(token_N, (direction[token_N] + 2 * noise + 0.5) * size)
-    result = geometry.result()
-    run.write("geometry", result.table(report.groups))
-    comparisons = [row._asdict() for row in compare_groups(result, report.groups)]
-    run.finish("geometry", {"sketched": False, "pooled_types": 0, "comparisons": comparisons})
+    found = geometry.table(report.groups)
+    run.write("geometry", found)
+    run.finish("geometry", {"sketched": False, "comparisons": compare_groups(found)})
 
 
 def _training(run: Run, rng: np.random.Generator) -> None:
