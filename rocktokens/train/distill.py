@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from transformers.trainer_callback import PrinterCallback
 from rocktokens.errors import DataError
 from rocktokens.models.devices import TINY_PARAMETERS
 from rocktokens.models.pair import Pair, no_bars
-from rocktokens.progress import Work, progress
+from rocktokens.progress import progress
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.run import failing
@@ -49,7 +49,6 @@ from rocktokens.train.trainer import (
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
-    from rocktokens.models.states import StateSource
     from rocktokens.run import Run
 
 # Rollouts in one forward and backward pass of a model too large to take a whole step at once.
@@ -92,7 +91,7 @@ def distill(
         problems: held-out prompts on which accuracy is measured, if `check` is given too.
         check: `check(text, answer)` says whether a rollout is right.
         show: show a progress bar and, at the end, where the time went.
-        on_step: given the record's row of every optimiser step, in place of the progress bar.
+        on_step: called with the record's row of every optimiser step where no progress is shown.
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
@@ -100,6 +99,27 @@ def distill(
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if config.off_policy.answers is not None:
         off_policy(config, pair, prompts, run, show=show)
+    sharded = "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED"))
+    generation: Any = {"auto": "trl" if sharded else "ours", "vllm": "trl"}.get(config.generation, config.generation)
+    evaluator = None
+    if problems and check is not None:
+        length = config.max_new_tokens
+        evaluator = Evaluator(problems, check, pair.tokenizer, max_new_tokens=length, num_rollouts=1, seed=config.seed)
+    is_reverse = config.loss == "reverse_kl"
+    options = RockOptions(
+        shadows={name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows},
+        normalise=config.normalise,
+        kind=None if is_reverse else config.loss,
+        audit_every=config.audit_every,
+        telemetry_every=config.telemetry_every if is_reverse else None,
+        keep_at=frozenset(round(config.steps * i / config.keep) for i in range(config.keep + 1)),
+        generation=generation,
+        rollouts_per_prompt=config.rollouts_per_prompt,
+        evaluator=evaluator,
+        evaluate_every=config.evaluate_every or max(1, config.steps // 10),
+        on_step=on_step,
+        teacher_states=_served_states(pair),
+    )
     arguments = _arguments(
         config,
         pair,
@@ -116,23 +136,6 @@ def distill(
     adapter = None
     if config.lora_rank is not None:
         adapter = LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear")
-    sharded = "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED"))
-    generation: Any = {"auto": "trl" if sharded else "ours", "vllm": "trl"}.get(config.generation, config.generation)
-    watcher = _StepProgress("on-policy distillation", config.steps, show=show and processes().is_main_process)
-    options = RockOptions(
-        shadows={name: selector_of(SelectorConfig(name=name), rocks, bypass) for name in config.shadows},
-        normalise=config.normalise,
-        kind=None if config.loss == "reverse_kl" else config.loss,
-        audit_every=config.audit_every,
-        telemetry_every=config.telemetry_every if config.loss == "reverse_kl" else None,
-        keep_at=frozenset(round(config.steps * i / config.keep) for i in range(config.keep + 1)),
-        generation=generation,
-        rollouts_per_prompt=config.rollouts_per_prompt,
-        evaluator=_evaluator(config, pair, problems, check),
-        evaluate_every=config.evaluate_every or max(1, config.steps // 10),
-        on_step=on_step or watcher,
-        teacher_states=_served_states(pair),
-    )
     with failing(run.path):  # TRL makes its output directory, and the run keeps the tokenizer
         trainer = RockDistillationTrainer(
             pair.student,
@@ -146,12 +149,26 @@ def distill(
             rocks=rocks or None,
             options=options,
         )
-    _train(trainer, watcher)
-    monitor = trainer.monitor.gathered()
+    ended = _train(trainer, run, "on-policy distillation", show=show)
+    monitor, record = trainer.monitor.gathered(), trainer.record
     if trainer.args.should_save:
         run.write("monitor", monitor.table())
-    facts = _facts(config, trainer) | {"monitor_rocks": monitor.rocks()}
-    return Distilled(trainer.model, trainer.record, facts)
+    facts: Json = {
+        "steps": trainer.state.global_step,
+        "saturated": None if ended is None else ended.saturated,
+        "saturation": None if ended is None else ended._asdict(),
+        "selector": trainer.selector.name,
+        "normalise": config.normalise,
+        "vocabulary": trainer.vocabulary,
+        "summary": record.summary(),
+        "monitor_rocks": monitor.rocks(),
+    }
+    evaluated = np.flatnonzero(~np.isnan(record.column("accuracy")))
+    for name, index in (("accuracy_before", 0), ("accuracy_after", -1)):
+        if len(evaluated):
+            row = record.rows[evaluated[index]]
+            facts[name] = {key: row[key] for key in ("step", "accuracy", "accuracy_low", "accuracy_high")}
+    return Distilled(trainer.model, record, facts)
 
 
 def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run: Run, *, show: bool = True) -> None:
@@ -190,8 +207,6 @@ def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run
         lr_scheduler_type="linear",
         save_steps=min(100, max(1, steps // 10)),
     )
-    watcher = _StepProgress("off-policy distillation", steps, show=show and state.is_main_process)
-    options = RockOptions(on_step=watcher, teacher_states=_served_states(pair))
     trainer = OffPolicyTrainer(
         pair.student,
         pair.teacher,
@@ -199,9 +214,9 @@ def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run
         Dataset.from_list(rows),
         processing_class=pair.tokenizer,
         run=run,
-        options=options,
+        options=RockOptions(teacher_states=_served_states(pair)),
     )
-    _train(trainer, watcher)
+    _train(trainer, run, "off-policy distillation", show=show)
     trainer.keep_model(final)
 
 
@@ -250,92 +265,42 @@ def _vllm(config: DistillConfig) -> dict[str, object]:
     return {"use_vllm": True, "vllm_gpu_memory_utilization": config.vllm.memory, **where}
 
 
-def _served_states(pair: Pair) -> StateSource | None:
+def _served_states(pair: Pair) -> Any:
+    """Where a served teacher's states come from; None for a teacher in this process."""
     return pair.remote.states if pair.teacher is None and pair.remote is not None else None
 
 
-def _evaluator(
-    config: DistillConfig, pair: Pair, problems: Sequence[Prompt], check: Checker | None
-) -> Evaluator | None:
-    """Accuracy on held-out prompts, where there are some with answers to check."""
-    if not problems or check is None:
-        return None
-    return Evaluator(
-        problems,
-        check,
-        pair.tokenizer,
-        max_new_tokens=config.max_new_tokens,
-        num_rollouts=1,
-        seed=config.seed,
-    )
+def _train(trainer: RockDistillationTrainer, run: Run, title: str, *, show: bool) -> Saturation | None:
+    """Train from the newest complete checkpoint, or from the start, with a progress bar and an account at the end.
 
-
-def _train(trainer: RockDistillationTrainer, watcher: _StepProgress) -> None:
-    """Continue from the newest complete checkpoint, or start; show progress and, at the end, give the account."""
+    Returns the slope test on the steps after the warm-up: while the rate rises, little is learned.
+    """
     trainer.remove_callback(PrinterCallback)
-    found = last_complete_checkpoint(str(trainer.args.output_dir))
-    with no_bars(), watcher.showing():
+    show = show and trainer.accelerator.is_main_process
+    args, record = trainer.args, trainer.record
+    found = last_complete_checkpoint(str(args.output_dir))
+    with no_bars(), ExitStack() as stack:
+        if show:
+            work = stack.enter_context(progress(title, args.max_steps, "steps"))
+
+            def show_step(row: Row) -> None:
+                if not work.done and row["step"] > 1:  # an earlier run took the steps before
+                    work.resumed(row["step"] - 1)
+                work(row["step"] - work.done)
+                said = f"loss {row['loss']:.4f}"
+                for name in ("rocks", "rest"):
+                    said += f", {name} {row[f'loss_{name}']:.3f}" if row.get(f"loss_{name}") is not None else ""
+                said += f", {row['tokens'] / max(row['seconds'], 1e-9):.0f} tokens/s"
+                for own in [own for own in record.rows if own.get("accuracy") is not None][-1:]:
+                    ends = f"[{own['accuracy_low']:.1%}, {own['accuracy_high']:.1%}]"
+                    said += f", accuracy {own['accuracy']:.1%} {ends}"
+                work.say(said, now=row.get("accuracy") is not None)
+
+            trainer.options = replace(trainer.options, on_step=show_step)
         trainer.train(str(found) if found is not None else None)
-    if trainer.run is not None and trainer.args.should_save:
-        trainer.record.write(trainer.run)
-    if watcher.show:
-        show_account(watcher.title, trainer.record, _saturation(trainer))
-
-
-def _saturation(trainer: RockDistillationTrainer) -> Saturation | None:
-    """The slope test on the steps after the warm-up: while the rate rises, little is learned."""
-    warmup = trainer.args.get_warmup_steps(trainer.args.max_steps)
-    return saturation(trainer.record.column("loss")[trainer.record.column("step") > warmup])
-
-
-class _StepProgress:
-    """A bar with loss, rate and time left, from the row of every step; everything goes to standard error."""
-
-    def __init__(self, title: str, steps: int, *, show: bool) -> None:
-        self.title, self.steps, self.show = title, steps, show
-        self._work: Work | None = None
-        self._accuracy = ""
-
-    @contextmanager
-    def showing(self) -> Iterator[None]:
-        """Show the bar inside the block."""
-        if not self.show:
-            yield
-            return
-        with progress(self.title, self.steps, "steps") as self._work:
-            yield
-
-    def __call__(self, row: Row) -> None:
-        work = self._work
-        if work is None:
-            return
-        if not work.done and row["step"] > 1:  # an earlier run took the steps before
-            work.resumed(row["step"] - 1)
-        if row.get("accuracy") is not None:
-            self._accuracy = f", accuracy {row['accuracy']:.1%} [{row['accuracy_low']:.1%}, {row['accuracy_high']:.1%}]"
-        said = f"loss {row['loss']:.4f}"
-        for name in ("rocks", "rest"):
-            said += f", {name} {row[f'loss_{name}']:.3f}" if row.get(f"loss_{name}") is not None else ""
-        work(row["step"] - work.done)
-        rate = row["tokens"] / max(row["seconds"], 1e-9)
-        work.say(f"{said}, {rate:.0f} tokens/s{self._accuracy}", now=row.get("accuracy") is not None)
-
-
-def _facts(config: DistillConfig, trainer: RockDistillationTrainer) -> Json:
-    """What the manifest says of a distillation."""
-    record, ended = trainer.record, _saturation(trainer)
-    facts: Json = {
-        "steps": trainer.state.global_step,
-        "saturated": None if ended is None else ended.saturated,
-        "saturation": None if ended is None else ended._asdict(),
-        "selector": trainer.selector.name,
-        "normalise": config.normalise,
-        "vocabulary": trainer.vocabulary,
-        "summary": record.summary(),
-    }
-    evaluated = np.flatnonzero(~np.isnan(record.column("accuracy")))
-    for name, index in (("accuracy_before", 0), ("accuracy_after", -1)):
-        if len(evaluated):
-            row = record.rows[evaluated[index]]
-            facts[name] = {key: row[key] for key in ("step", "accuracy", "accuracy_low", "accuracy_high")}
-    return facts
+    if args.should_save:
+        record.write(run)
+    ended = saturation(record.column("loss")[record.column("step") > args.get_warmup_steps(args.max_steps)])
+    if show:
+        show_account(title, record, ended)
+    return ended

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -155,16 +156,6 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     return wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else model
 
 
-def whole(head: Head, dtype: torch.dtype) -> Head:
-    """A head sharded by FSDP2, gathered once, differentiably; any other as it is."""
-    if not isinstance(head.weight_VH, torch.distributed.tensor.DTensor):
-        return head
-    bias_V = head.bias_V
-    if isinstance(bias_V, torch.distributed.tensor.DTensor):
-        bias_V = bias_V.full_tensor()
-    return replace(head, weight_VH=head.weight_VH.full_tensor().to(dtype), bias_V=bias_V)
-
-
 class Precision:
     """Number formats of a trainer's forward passes; `autocast=False` leaves training forwards as TRL has them."""
 
@@ -195,8 +186,11 @@ class Precision:
         return self._mixed if self._mixed is torch.bfloat16 and device.type == "cuda" else None
 
     def factors(self, head: Head, states: Tensor, device: torch.device) -> tuple[Head, Tensor]:
-        """A head and its hidden states in the dtype of their product, differentiably; sums stay float32."""
+        """A head and its hidden states, whole and in the dtype of their product, differentiably; sums stay float32."""
+        if isinstance(head.weight_VH, DTensor):  # sharded by FSDP2: gathered once
+            bias_V = head.bias_V.full_tensor() if isinstance(head.bias_V, DTensor) else head.bias_V
+            head = replace(head, weight_VH=head.weight_VH.full_tensor().to(states.dtype), bias_V=bias_V)
         dtype = self.product(device)
-        if dtype is None:
-            return head, states
-        return replace(head, weight_VH=head.weight_VH.to(dtype)), states.to(dtype)
+        if dtype is not None:
+            head, states = replace(head, weight_VH=head.weight_VH.to(dtype)), states.to(dtype)
+        return head, states.to(head.weight_VH.device)

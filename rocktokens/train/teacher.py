@@ -112,18 +112,16 @@ class StateMemory:
 
     def __init__(self) -> None:
         self._state_by_row: dict[int, Tensor] = {}
-        self.records = False
-        """Whether states are kept as they are made."""
 
-    def states(self, teacher: LocalTeacher | ServedTeacher, inputs: Batch) -> Tensor:
+    def states(self, teacher: LocalTeacher | ServedTeacher, inputs: Batch, *, keep: bool) -> Tensor:
         """The teacher's states of a micro-batch; from memory, once, where all of its rollouts are there."""
         rows = inputs["row"].tolist() if "row" in inputs else []
-        if rows and not self.records and all(row in self._state_by_row for row in rows):
+        if rows and not keep and all(row in self._state_by_row for row in rows):
             width = inputs["completion_ids"].shape[1]
             kept = [self._state_by_row.pop(row)[:width] for row in rows]
             return torch.stack([nn.functional.pad(state_CG, (0, 0, 0, width - len(state_CG))) for state_CG in kept])
         found_BCG = teacher.states(inputs)
-        if self.records:
+        if keep:
             self._state_by_row |= dict(zip(rows, found_BCG))
         return found_BCG
 

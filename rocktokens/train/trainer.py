@@ -36,7 +36,7 @@ from rocktokens.seeds import derive_seed
 from rocktokens.select.interface import Selector, SelectorBatch, Uniform
 from rocktokens.settings import require
 from rocktokens.train.checkpoints import CheckpointMixin, describe_run
-from rocktokens.train.forward import Precision, base_of, can_share, completion_states, whole
+from rocktokens.train.forward import Precision, base_of, can_share, completion_states
 from rocktokens.train.record import TrainingRecord
 from rocktokens.train.step import Meter, ModelShape, StepHooks
 from rocktokens.train.teacher import (
@@ -197,7 +197,6 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         self.grid: Grid | None = None
         self.audited: SelectorBatch | None = None
         self.weight_N, self.denominator = torch.zeros(0), 0.0
-        self.top, self.choices = 0, list[TopChoices]()  # most probable tokens that a measuring pass keeps
         self.trained: list[Rows] = []
         """Rows whose loss was trained on in this step, on this rank."""
         self.others: list[Rows] = []
@@ -219,48 +218,41 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         return None
 
     def _check_settings(self) -> None:
-        options, vocabulary = self.options, self.vocabulary
+        options, vocabulary, each = self.options, self.vocabulary, self.options.rollouts_per_prompt
         beyond = sorted(v for v in {*self.rocks, *self.selector.token_ids} if not 0 <= v < vocabulary)
-        require(
-            not beyond,
-            f"rock id {beyond[:1]} is not in the vocabulary of {vocabulary} token types ({len(beyond)} such); were the "
-            "rocks found with another tokenizer?",
-        )
-        is_reverse = self.beta == 1.0 if options.kind is None else options.kind == "reverse_kl"
-        require(
-            self.run is None or options.telemetry_every is None or is_reverse,
-            f"occurrences record the reverse KL; beta = {self.beta}, kind = {options.kind} trains another divergence: "
-            "set beta=1.0 or telemetry_every=None",
-        )
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        each = options.rollouts_per_prompt
-        divides = rows * self.accelerator.num_processes % each == 0
-        require(divides, f"{rows} rollouts per step cannot be divided into {each} per prompt")
-        require(
-            each == 1 or not isinstance(self.train_dataset, IterableDataset),
-            f"rollouts_per_prompt = {each} needs a dataset with a length, but this one is a stream. Repeat its rows "
-            "yourself, or load it whole.",
-        )
+        is_reverse = self.beta == 1.0 if options.kind is None else options.kind == "reverse_kl"
         sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
-        require(  # our sampler cannot keep the ranks of a sharded model in step
-            options.evaluator is None or not sharded,
-            "evaluation while training needs the whole student on every rank; leave it out",
-        )
-        if options.generation == "trl":
-            return
-        limited = self.max_completion_length is not None
-        require(limited, "generation='ours' needs a limit for its rollouts; set max_completion_length")
-        not_ours = {
-            "vLLM": self.use_vllm,
-            "tools": bool(self.tools),
-            "images": self._is_vlm,
-            "min_p": self.min_p is not None,
-            "repetition_penalty": self.repetition_penalty != 1.0,
-            "generation_kwargs": bool(self.args.generation_kwargs),
-            "a sharded model": sharded,
+        refused = {
+            f"rock id {beyond[:1]} is not in the vocabulary of {vocabulary} token types ({len(beyond)} such); were the "
+            "rocks found with another tokenizer?": bool(beyond),
+            f"occurrences record the reverse KL; beta = {self.beta}, kind = {options.kind} trains another divergence: "
+            "set beta=1.0 or telemetry_every=None": bool(self.run and options.telemetry_every and not is_reverse),
+            f"{rows} rollouts per step cannot be divided into {each} per prompt": bool(
+                rows * self.accelerator.num_processes % each
+            ),
+            f"rollouts_per_prompt = {each} needs a dataset with a length, but this one is a stream. Repeat its rows "
+            "yourself, or load it whole.": each > 1 and isinstance(self.train_dataset, IterableDataset),
+            "evaluation while training needs the whole student on every rank; leave it out": sharded
+            and options.evaluator is not None,
         }
-        for name, used in not_ours.items():
-            require(not used, f"our sampler does not do {name}; use generation='trl'")
+        if options.generation == "ours":
+            no_limit = "generation='ours' needs a limit for its rollouts; set max_completion_length"
+            refused[no_limit] = self.max_completion_length is None
+            not_ours = {
+                "vLLM": self.use_vllm,
+                "tools": self.tools,
+                "images": self._is_vlm,
+                "min_p": self.min_p is not None,
+                "repetition_penalty": self.repetition_penalty != 1.0,
+                "generation_kwargs": self.args.generation_kwargs,
+                "a sharded model": sharded,  # it cannot keep the ranks in step
+            }
+            refused |= {
+                f"our sampler does not do {name}; use generation='trl'": bool(used) for name, used in not_ours.items()
+            }
+        for sentence, holds in refused.items():
+            require(not holds, sentence)
 
     # Rollouts
 
@@ -388,17 +380,15 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         """
         images = "pixel_values" in output
         require(not images, f"selector {self.selector.name} needs losses, which is not supported with images")
-        size, parts = self.args.per_device_train_batch_size, []
-        self.top, self.choices, self.memory.records = top, [], keep
+        size, parts, choices = self.args.per_device_train_batch_size, list[Rows](), list[TopChoices]()
         student = self.accelerator.unwrap_model(self.model_wrapped)
         for start in range(0, len(output["row"]), size):
             part = {key: output[key][start : start + size] for key in PASSED_ON if key in output}
-            _, rows = self._forward_redirection(
-                self.model_wrapped, student, self._divergence, student, part, loss_mask(part).float(), 1.0
-            )
+            given = (student, part, loss_mask(part).float(), 1.0, top, keep)
+            _, rows, found = self._forward_redirection(self.model_wrapped, student, self._divergence, *given)
             parts.append(rows)
-        joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*self.choices))) if self.choices else None
-        self.top, self.choices, self.memory.records = 0, [], False
+            choices += [found] if found is not None else []
+        joined = TopChoices(*(torch.cat(column).cpu() for column in zip(*choices))) if choices else None
         return Rows.joined(parts), joined
 
     # Loss
@@ -431,42 +421,41 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         else:
             # DDP and FSDP average gradients over ranks; dividing here makes that average a sum.
             denominator = self.denominator / self.accelerator.num_processes
-        found, rows = self._divergence(unwrapped_student, inputs, weight_BC, denominator)
+        found, rows, _ = self._divergence(unwrapped_student, inputs, weight_BC, denominator)
         if self.model.training:
             self.trained.append(rows)
         entropy = torch.nansum(found.student_entropy_N)
         return found.loss, entropy, torch.tensor(len(rows.token_K), device=found.loss.device)
 
     def _divergence(
-        self, unwrapped_student: PreTrainedModel, inputs: Batch, weight_BC: Tensor, denominator: Tensor | float
-    ) -> tuple[Divergence, Rows]:
+        self,
+        unwrapped_student: PreTrainedModel,
+        inputs: Batch,
+        weight_BC: Tensor,
+        denominator: Tensor | float,
+        top: int = 0,
+        keep: bool = False,
+    ) -> tuple[Divergence, Rows, TopChoices | None]:
         """Fused divergence of the rows with a weight; on telemetry steps the other rows are measured too."""
         with self.meter.stage("teacher"):  # first, while no activations of the student exist
-            teacher_BCG = self.memory.states(self.teacher, inputs)
+            teacher_BCG = self.memory.states(self.teacher, inputs, keep=keep)
         with self.precision.mixed():  # a block of its own: autocast remembers casts made without grad
             student_BCH = self._states(unwrapped_student, inputs)
         with self.meter.stage("head"):
-            student, teacher = (
-                whole(head_of(unwrapped_student), student_BCH.dtype),
-                whole(self.teacher.head(), teacher_BCG.dtype),
-            )
-            is_one = student.weight_VH.device == teacher.weight_VH.device
+            heads = head_of(unwrapped_student), self.teacher.head()
+            device = heads[0].weight_VH.device
+            is_one = device == heads[1].weight_VH.device
             require(is_one, "both output heads must be on one device; set their device_map so")
-            at = weight_BC.to(student.weight_VH.device)
-            student, student_BCH = self.precision.factors(student, student_BCH, at.device)
-            teacher, teacher_BCG = self.precision.factors(teacher, teacher_BCG, at.device)
-            measure = partial(self._rows, heads=(student, teacher), inputs=inputs)
-            found, rows = measure(student_BCH, teacher_BCG, weight_BC=at, keep_BC=at > 0, denominator=denominator)
+            student, teacher = map(self.precision.factors, heads, (student_BCH, teacher_BCG), (device, device))
+            at = weight_BC.to(device)
+            measured = self._rows(student, teacher, inputs, at, at > 0, denominator, top)
         records = "loss_weight" in inputs and self.records_at(self.state.global_step + 1)
         if self.model.training and records and not self.selector.needs_losses:
             with self.meter.stage("telemetry"), torch.no_grad():
-                dropped_BC = (loss_mask(inputs).to(at.device) > 0) & (at == 0)
-                ones_BC = torch.ones_like(at)
-                _, others = measure(
-                    student_BCH.detach(), teacher_BCG, weight_BC=ones_BC, keep_BC=dropped_BC, denominator=1.0
-                )
+                dropped_BC = (loss_mask(inputs).to(device) > 0) & (at == 0)
+                _, others, _ = self._rows(student, teacher, inputs, torch.ones_like(at), dropped_BC, 1.0)
                 self.others.append(others._replace(weight_K=torch.zeros(len(others.token_K))))
-        return found, rows
+        return measured
 
     def _states(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
         """Hidden states that predict each completion token."""
@@ -476,48 +465,46 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
 
     def _rows(
         self,
-        student_BCH: Tensor,
-        teacher_BCG: Tensor,
-        heads: tuple[Head, Head],
+        student: tuple[Head, Tensor],
+        teacher: tuple[Head, Tensor],
         inputs: Batch,
         weight_BC: Tensor,
         keep_BC: Tensor,
         denominator: Tensor | float,
-    ) -> tuple[Divergence, Rows]:
+        top: int = 0,
+    ) -> tuple[Divergence, Rows, TopChoices | None]:
         """Rows outside `keep_BC` leave here, before either vocabulary projection."""
-        student, teacher = heads
-        device, beta = student.weight_VH.device, self.beta
+        (own, student_BCH), (other, teacher_BCG) = student, teacher
         row_K, column_K = keep_BC.nonzero(as_tuple=True)
-        token_K = inputs["completion_ids"].to(device)[row_K, column_K]
-        choices = TopChoices.empty(len(token_K), self.top, device) if self.top else None
+        token_K = inputs["completion_ids"].to(keep_BC.device)[row_K, column_K]
+        weight_K = weight_BC[row_K, column_K]
+        choices = TopChoices.empty(len(token_K), top, keep_BC.device) if top else None
         # Half of the rows that scoring takes at once, because in training all activations exist at the same time.
         usual = CHUNK_ELEMENTS // self.vocabulary
         found = fused_divergence(
-            student_BCH.to(device)[row_K, column_K],
-            student.weight_VH,
-            teacher_BCG.to(device)[row_K, column_K],
-            teacher.weight_VH,
+            student_BCH[row_K, column_K],
+            own.weight_VH,
+            teacher_BCG[row_K, column_K],
+            other.weight_VH,
             token_N=token_K,
-            weight_N=weight_BC[row_K, column_K],
-            kind=self.options.kind or ("reverse_kl" if beta == 1 else "forward_kl" if beta == 0 else "jsd"),
-            beta=beta,
+            weight_N=weight_K,
+            kind=self.options.kind or {1.0: "reverse_kl", 0.0: "forward_kl"}.get(self.beta, "jsd"),
+            beta=self.beta,
             temperature=self.temperature,
-            student_bias=student.bias_V,
-            teacher_bias=teacher.bias_V,
-            student_softcap=student.softcap,
-            teacher_softcap=teacher.softcap,
-            student_scale=student.scale,
-            teacher_scale=teacher.scale,
+            student_bias=own.bias_V,
+            teacher_bias=other.bias_V,
+            student_softcap=own.softcap,
+            teacher_softcap=other.softcap,
+            student_scale=own.scale,
+            teacher_scale=other.scale,
             chunk=max(96, usual // 2 // 16 * 16) if usual >= 96 else None,
             denominator=denominator,
             cross_entropy=self.cross_entropy,
             top=choices,
         )
-        if choices is not None:
-            self.choices.append(choices)
-        rollout_K = inputs["row"].to(device)[row_K] if "row" in inputs else row_K
-        columns = (rollout_K, column_K, token_K, weight_BC[row_K, column_K], *found[1:])
-        return found, Rows(*(column.detach().cpu() for column in columns if column is not None))
+        rollout_K = inputs["row"].to(keep_BC.device)[row_K] if "row" in inputs else row_K
+        columns = (rollout_K, column_K, token_K, weight_K, *found[1:])
+        return found, Rows(*(column.detach().cpu() for column in columns if column is not None)), choices
 
 
 class OffPolicyTrainer(RockDistillationTrainer):

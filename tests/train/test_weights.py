@@ -63,7 +63,7 @@ def test_the_teacher_runs_once_over_every_rollout_whatever_the_selector_needs(tm
 
 def test_states_from_memory_train_what_fresh_ones_train(tmp_path, monkeypatch):
     kept = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector("tip"), generation="ours")
-    monkeypatch.setattr(StateMemory, "states", lambda self, teacher, inputs: teacher.states(inputs))
+    monkeypatch.setattr(StateMemory, "states", lambda self, teacher, inputs, keep: teacher.states(inputs))
     fresh = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector("tip"), generation="ours")
     assert distilling.furthest(distilling.parameters(kept), distilling.parameters(fresh)) < 1e-6
 
