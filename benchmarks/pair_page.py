@@ -18,7 +18,7 @@ from typing import Any
 
 from rocktokens import open_run
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import answer
+from rocktokens.report.conclusions import verdict
 from rocktokens.show import estimate, interval, percent, plural, points
 
 HEADING, MARKER = "## The study\n", "<!-- below: written by hand -->\n"
@@ -204,7 +204,8 @@ def section(run_path: Path, late: Path | None = None) -> str:
     if late is not None and open_run(late).done("compare"):
         parts.append("### Comparison, late\n\n" + comparison(Facts(open_run(late))))
     if run.done("detect"):
-        parts.append("### The report's own words\n\n" + "\n".join(f"- {line}" for line in answer(facts)) + "\n")
+        said = (f"- {tile.question} {tile.value}, {tile.answer}. {tile.detail}" for tile in verdict(facts).tiles)
+        parts.append("### The report's own words\n\n" + "\n".join(said) + "\n")
     return HEADING + "\n" + "\n".join(parts) + "\n"
 
 

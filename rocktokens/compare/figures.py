@@ -209,24 +209,6 @@ def _curves(facts: Facts, x: str, unit: str) -> dict[str, Json]:
     return curves
 
 
-def accuracy_seconds(facts: Facts) -> Figure | None:
-    """Accuracy against wall-clock seconds for every regime."""
-    curves, table = _curves(facts, "seconds_total", "s"), facts.table("compare")
-    if not curves or table is None:
-        return None
-    return Figure(
-        name="accuracy_seconds",
-        title="What does training without them cost, and save?",
-        sentence=compare_sentence(facts),
-        estimator=f"Every regime starts from the same checkpoint with the same prompts, seeds and schedule. {CURVES} "
-        "Seconds are wall-clock seconds of training. " + str(facts.stage("compare").get("estimators") or ""),
-        rows=table,
-        data=list(curves.values()),
-        layout=layout("seconds of training", ACCURACY, height=400, xaxis={"rangemode": "tozero"}),
-        notes=tuple(facts.stage("compare").get("verdicts", ())),
-    )
-
-
 def accuracy_tokens(facts: Facts) -> Figure | None:
     """Accuracy against tokens sampled and scored, one curve per regime; where one of them samples less."""
     curves, table = _curves(facts, "tokens_total", "tokens"), facts.table("compare")
@@ -244,22 +226,6 @@ def accuracy_tokens(facts: Facts) -> Figure | None:
         data=list(curves.values()),
         layout=layout("tokens sampled, and scored by the teacher", ACCURACY, height=420, xaxis={"rangemode": "tozero"}),
     )
-
-
-def compare_sentence(facts: Facts) -> str:
-    """Each regime's change of accuracy against uniform, and its share of uniform's seconds."""
-    found = finals(facts)
-    base = found.get("uniform")
-    if not base:
-        return "No uniform regime was trained, so nothing can be set against it."
-    first_ones = ("freeze", "random", "prefix")
-    said = [
-        f"{regime} {interval(estimate(row, 'delta'), points)} points in {interval(estimate(row, 'seconds_ratio'))}×"
-        for regime, row in sorted(found.items(), key=lambda item: item[0] not in first_ones)
-        if regime != "uniform"
-    ]
-    start = f"Uniform training ended at {percent(base['accuracy'])} in {number(base['seconds'], 0)} s"
-    return f"{start}; against it, with their share of its time: {listed(said, 4)}." if said else f"{start}."
 
 
 # ---------------------------------------------------------------- where the time went

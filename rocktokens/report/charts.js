@@ -119,7 +119,7 @@
 
   async function start() {
     try { await unpack(); } catch (error) {
-      for (const chart of charts) chart.querySelector(".waiting").textContent = "This browser cannot unpack the charts; the rows below hold every number.";
+      for (const chart of charts) chart.querySelector(".waiting").textContent = "This browser cannot unpack the charts; the CSV files hold every number.";
       root.dataset.ready = "without charts";
       return;
     }
@@ -132,6 +132,8 @@
   }
   let wait = 0;
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(redraw, 150); });
+  // A chart in a closed part has no width; it is drawn anew when the part is opened.
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", () => { if (part.open) redraw(); });
   addEventListener("beforeprint", () => { printing = true; applyTheme(); redraw(); });
   addEventListener("afterprint", () => { printing = false; applyTheme(); redraw(); });
   matchMedia("print").addEventListener("change", ({ matches }) => { printing = matches; applyTheme(); redraw(); });

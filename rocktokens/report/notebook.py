@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: the verdict card, and any figure of the report.
+"""What a notebook shows of a run: the verdict, and any figure of the report.
 
 `Run` finds this module by its name when a notebook asks it for HTML, because it imports nothing from above.
 """
@@ -10,31 +10,28 @@ import re
 from html import escape
 from typing import Any
 
+from markupsafe import Markup
+
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import said_accuracies, verdict
-from rocktokens.report.page import resource, templates
+from rocktokens.report.conclusions import verdict
+from rocktokens.report.page import resource
 from rocktokens.report.stage import FIGURES
 from rocktokens.run import Run
 from rocktokens.show import visible
 
 # The report's light colours by the names that figures use, from the stylesheet that the page has them from.
 COLOURS = dict(re.findall(r"--(\w+): (#\w+);", resource("report.css").partition("}")[0]))
-TONES = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
-CARD = """{% macro badge(tone, text) %}<span style="color:{{ tones[tone] }};border:1.5px solid {{ tones[tone] }};
-border-radius:999px;padding:0 .6em;white-space:nowrap">{{ text }}</span>{% endmacro %}
-<div class="rocktokens-run"><h3>{{ found.title | prose }}</h3>
-<p>{{ badge(found.tone, found.label) }} {{ found.line | prose }}</p><table>
-{% for tile in found.tiles %}<tr><td>{{ tile.question }}</td><td>{{ badge(tile.tone, tile.chip) }}</td>
-<td><b>{{ tile.value }}</b></td><td style="text-align:left">{{ tile.detail | prose }}</td></tr>{% endfor %}
-</table>{% if accuracies %}<p>Accuracy: {{ accuracies }}</p>{% endif %}<p>{{ path }}</p></div>"""
 
 
 def run_html(run: Run) -> str:
-    """A run's verdict card."""
+    """A run's verdict: the title, and the four questions in a table."""
     found = verdict(Facts(run))
-    card = templates().from_string(CARD)
-    return card.render(found=found, tones=TONES, accuracies=said_accuracies(found), path=visible(str(run.path)))
+    colours = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
+    head = Markup('<h3>{}</h3><p><b style="color:{}">{}</b> {}</p>')
+    return head.format(found.title, colours[found.tone], found.label, visible(str(run.path))) + found.table().html(
+        tools=False
+    )
 
 
 def plot(run: Run, name: str) -> Any:

@@ -18,28 +18,39 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import all_accuracies, answer, verdict
-from rocktokens.report.method import method
-from rocktokens.report.tables import (
-    accuracies_table,
-    census_table,
-    costly_table,
-    footprints_table,
-    regimes_table,
-    rocks_table,
-)
-from rocktokens.show import Column, Figure, Table, interval, number, percent, plural, significant, text, to_csv, visible
+from rocktokens.report.conclusions import verdict
+from rocktokens.report.tables import census_table, costly_table, footprints_table, regimes_table, rocks_table
+from rocktokens.show import Figure, at_home, interval, percent, plural, significant, to_csv, visible
 from rocktokens.values import Json, Row
 
 REPORT = "report.html"
 EMBED_CSV_BYTES = 150_000
-SHOWN_ROWS = 40
 CHIPS = 24
+# Section → (title, its figures). A section without anything to show is left out.
+SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "verdict": ("Verdict", ()),
+    "viewer": ("Read the rollouts", ()),
+    "cost": ("What they cost", ("footprint", "funnel", "clusters")),
+    "learn": ("Do they learn", ("training_loss", "persistence", "gradients", "alignment")),
+    "needed": ("Does the student need them", ("knockouts", "grafts")),
+    "without": ("What training without them does", ("accuracy_tokens",)),
+    "appendix": ("Appendix", ("sensitivity", "time")),
+}
+METHOD = (
+    "Student samples rollouts; teacher and student are scored on the same prefixes at every kept checkpoint, from full "
+    "distributions in float32. The loss is reverse KL per token, in nats.",
+    "A rock is a token type whose loss is high before and after OPD and recurs in similar contexts. Rocks are chosen "
+    "on one half of the prompts; every number about them is measured on the other half, with 95 % intervals from a "
+    "bootstrap over prompts.",
+    "Enrichment is the share of the loss over the share of the positions: 1 means merely frequent.",
+    "A knock-out bans a token at inference and resumes the baseline where it was first used; a placebo arm resumes at "
+    "the same places with nothing banned and gives the noise floor. Neutral is proven by an equivalence test, never "
+    "assumed.",
+)
 
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'"
 # What only a header can say, a page's own element cannot: nobody may show the page inside theirs.
@@ -63,7 +74,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"prose": prose, "visible": visible, "interval": interval, "plural": plural}
-    found.globals |= {"percent": percent, "number": number, "chips": CHIPS}
+    found.globals |= {"percent": percent, "chips": CHIPS}
     return found
 
 
@@ -131,16 +142,20 @@ def as_json(value: Any) -> str:
 
 def page(facts: Facts, figures: list[Figure], viewer: Json | None) -> str:
     """The whole report."""
-    found = verdict(facts)
-    rocks, costly, all_found = rocks_table(facts), costly_table(facts), all_accuracies(facts)
-    by_name = {figure.name: figure for figure in figures}
-    sections = {"verdict": "Verdict", "answer": "In five sentences"}
-    sections |= {"footprint": by_name["footprint"].title} if "footprint" in by_name else {}
-    if facts.rocks or costly.data:
-        sections["rocks"] = "The rocks" if facts.rocks else "Costly, but no rocks"
-    sections |= {"viewer": "Read the rollouts"} if viewer is not None else {}
-    sections |= {figure.name: figure.title for figure in figures}
-    sections["method"] = "Method and settings"
+    shown = {figure.name: {"figure": figure, "href": _csv(figure)} for figure in figures}
+    tables = {
+        "cost": {"": rocks_table(facts), "Costly, but not proven to be rocks": costly_table(facts)},
+        "needed": {"": census_table(facts)},
+        "without": {"": regimes_table(facts)},
+        "appendix": {"Footprints of every definition and control": footprints_table(facts)},
+    }
+    tables = {name: {title: table for title, table in own.items() if table.data} for name, own in tables.items()}
+    sections = {}
+    for name, (title, names) in SECTIONS.items():
+        own = [shown[figure] for figure in names if figure in shown]
+        if own or tables.get(name) or name in ("verdict", "appendix") or (name == "viewer" and viewer is not None):
+            sections[name] = {"title": title, "figures": own, "tables": tables.get(name, {})}
+    compared = facts.stage("compare")
     return (
         templates()
         .get_template(REPORT)
@@ -153,20 +168,11 @@ def page(facts: Facts, figures: list[Figure], viewer: Json | None) -> str:
             viewer_packed="" if viewer is None else Markup(packed(as_json(viewer))),
             sections=sections,
             facts=facts,
-            found=found,
+            found=verdict(facts),
             sizes=_sizes(facts),
-            sentences=answer(facts),
-            accuracies=accuracies_table(all_found) if len(all_found) > 1 else None,
-            figures={figure.name: _figure(figure) for figure in figures},
-            more={
-                "footprint": footprints_table(facts),
-                "accuracy_seconds": regimes_table(facts),
-                "knockouts": census_table(facts),
-            },
-            overlaps=[(a, b, number(value)) for a, b, value in facts.stage("detect").get("overlaps") or []],
-            rocks=rocks,
-            costly=costly,
-            method=method(facts),
+            says={"without": [*compared.get("verdicts", ()), compared.get("estimators", "")]},
+            method=METHOD,
+            **appendix(facts),
             **viewer_values(viewer),
         )
     )
@@ -188,27 +194,39 @@ def _sizes(facts: Facts) -> list[str]:
     return sizes + ([f"checkpoints {', '.join(map(str, facts.steps))}"] if len(facts.steps) > 1 else [])
 
 
-def _figure(figure: Figure) -> Json:
-    """A figure with its rows as a table and as CSV: inside the page where they are few, else a file next to it."""
-    schema = figure.rows.schema
-    shown = [name for name in schema.names if not pa.types.is_nested(schema.field(name).type)]
-    columns = []
-    for name in shown:
-        kind = schema.field(name).type
-        form = (
-            (significant, {"digits": 4}) if pa.types.is_floating(kind) else (text,) if pa.types.is_integer(kind) else ()
-        )
-        columns.append(Column(name, name, *form))
-    head = figure.rows.select(shown).slice(0, SHOWN_ROWS).to_pylist()
-    rows, count = to_csv(figure.rows), len(figure.rows)
-    href = f"figures/{figure.name}.csv"
-    if len(rows) <= EMBED_CSV_BYTES:
-        href = "data:text/csv;charset=utf-8;base64," + base64.b64encode(rows.encode()).decode()
+def _csv(figure: Figure) -> str:
+    """Where a figure's rows are: inside the page if they are few, else in a file next to it."""
+    rows = to_csv(figure.rows).encode()
+    if len(rows) > EMBED_CSV_BYTES:
+        return f"figures/{figure.name}.csv"
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(rows).decode()
+
+
+def appendix(facts: Facts) -> Json:
+    """Notes of the stages, and every recorded value by section, without the reader's home directory."""
+    notes = [str(note) for stage in facts.stages for note in facts.stage(stage).get("notes") or []]
+    detect = facts.stage("detect")
+    values = {
+        "Thresholds": {**(detect.get("thresholds") or {}), **{name: detect.get(name) for name in ("k", "signal")}},
+        **{f"Settings: {name}": facts.config[name] for name in facts.sections},
+        "Versions": facts.run.manifest.get("versions", {}),
+        **{f"Stage: {name}": _plain(facts.stage(name)) for name in facts.stages},
+    }
     return {
-        "figure": figure,
-        "href": href,
-        "table": Table(columns, head, name=figure.name, ids="token_id" if "token_id" in shown else None),
-        "summary": f"First {SHOWN_ROWS} of {count} rows"
-        if count > SHOWN_ROWS
-        else f"{plural(count, 'row')} as a table",
+        "notes": [visible(note) for note in dict.fromkeys([*notes, *facts.notes])],
+        "values": {
+            visible(name): _shown(own if isinstance(own, dict) else {name: own}) for name, own in values.items()
+        },
+    }
+
+
+def _plain(values: Json) -> Json:
+    return {key: value for key, value in values.items() if isinstance(value, str | int | float)}
+
+
+def _shown(values: Json) -> dict[str, str]:
+    return {
+        visible(str(key)): significant(value) if isinstance(value, float) else at_home(visible(str(value)))
+        for key, value in values.items()
+        if value is not None
     }

@@ -25,7 +25,6 @@ from rocktokens.train import figures as distill
 
 log = logging.getLogger(__name__)
 
-# The order of the report; the rollout viewer stands after the footprint.
 FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "footprint": detect.footprint,
     "funnel": detect.funnel,
@@ -36,7 +35,6 @@ FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "alignment": geometry.alignment,
     "knockouts": causal.knockouts,
     "grafts": causal.grafts,
-    "accuracy_seconds": compare.accuracy_seconds,
     "accuracy_tokens": compare.accuracy_tokens,
     "time": compare.time_spent,
     "sensitivity": detect.sensitivity,

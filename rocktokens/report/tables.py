@@ -1,13 +1,11 @@
-"""The page's own tables: footprints, rocks, other costly types, census, regimes, accuracies."""
+"""The page's own tables: footprints, rocks, other costly types, census, regimes."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from rocktokens.causal.figures import census_rows, verdicts_by_token
 from rocktokens.compare.figures import finals
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import Accuracy, decisions
+from rocktokens.report.conclusions import decisions
 from rocktokens.show import NONE, Column, Table, estimate, interval, number, percent, points, text
 from rocktokens.values import Row
 
@@ -155,10 +153,3 @@ def regimes_table(facts: Facts) -> Table:
         Column("seeds", "num_seeds", number, {"digits": 0}),
     ]
     return Table(columns, rows, name="regimes")
-
-
-def accuracies_table(found: Sequence[Accuracy]) -> Table:
-    """Every accuracy with what it was measured on."""
-    rows = [{"name": name, "value": interval(value, percent), "where": where} for name, value, where in found]
-    columns = [Column("accuracy of", "name"), Column("value", "value", text), Column("measured on", "where")]
-    return Table(columns, rows, name="accuracies")

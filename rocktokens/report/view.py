@@ -23,13 +23,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-import numpy as np
 from markupsafe import Markup, escape
 
 from rocktokens.detect.figures import footprint_row
 from rocktokens.errors import ConfigError, RockTokensError, RunError
 from rocktokens.facts import Facts, understood
-from rocktokens.progress import clock
 from rocktokens.report.conclusions import verdict
 from rocktokens.report.live import live_data
 from rocktokens.report.page import (
@@ -47,8 +45,7 @@ from rocktokens.report.page import (
 from rocktokens.report.stage import decoder_of, report
 from rocktokens.report.viewer import Decode, payload, rollout_list
 from rocktokens.run import MANIFEST, open_run
-from rocktokens.show import NONE, Column, Table, at_home, interval, number, percent, text, visible
-from rocktokens.stats import Estimate, accuracy_estimate
+from rocktokens.show import Column, Table, at_home, interval, percent, text, visible
 from rocktokens.values import Row
 
 log = logging.getLogger(__name__)
@@ -137,76 +134,43 @@ def of_another(html: bytes, run: Path) -> bytes:
     return re.sub(rb"(<body[^>]*>)|$", lambda found: found[0] + said.encode(), html, count=1)
 
 
-def index_page(folder: str, runs: dict[str, Facts], have: dict[str, bool]) -> tuple[str, str]:
-    """The runs of a folder: a card and a row each."""
+def index_page(folder: str, runs: dict[str, Path]) -> tuple[str, str]:
+    """The runs of a folder, a row each."""
     shown, failed = [], {}
-    for name, facts in runs.items():
+    for name, path in runs.items():
         try:
-            with understood(facts.run.path):
-                shown.append(_listed(name, facts, have[name]))
+            with understood(path):
+                shown.append(_listed(name, Facts.of(path)))
         except RockTokensError as error:  # one run that cannot be shown must not hide the others
             failed[name] = str(error)
-    shares = {"of loss": "share_loss", "of positions": "share_positions"}
     columns = [
         Column("run", "link"),
         Column("verdict", "badge"),
-        Column("last change", "changed"),
-        Column("took", "took", text),
-        Column("rocks", "rocks", number, {"digits": 0}),
-        *(Column(title, key, percent, interval=True) for title, key in shares.items()),
-        Column("enrichment", "enrichment", number, interval=True),
+        Column("", "title"),
+        Column("of loss", "share_loss", percent, interval=True),
         Column("accuracy", "accuracy", text),
         Column("student / teacher", "pair"),
-        Column("not run", "not_run"),
+        Column("last change", "changed"),
     ]
-    return served(
-        "index.html",
-        "tables.js",
-        title=f"Runs in {visible(folder)}",
-        runs=shown,
-        failed=failed,
-        table=Table(columns, shown, name="runs"),
-    )
+    table = Table(columns, shown, name="runs")
+    return served("index.html", "tables.js", title=f"Runs in {visible(folder)}", failed=failed, table=table)
 
 
-def _listed(name: str, facts: Facts, has_report: bool) -> Row:
+def _listed(name: str, facts: Facts) -> Row:
     """What the list shows of a run."""
     found, at = verdict(facts), f"/run/{quote(name)}"
-    row = footprint_row(facts) if facts.types else {}
-    after = next((item.value for item in found.accuracies if item.name == "after"), sampled_accuracy(facts))
-    link = Markup('<a href="{}"><bdi>{}</bdi></a>{}').format(
-        f"{at}/{REPORT if has_report else 'live'}", visible(name), "" if has_report else " (no report yet)"
-    )
-    try:  # how long the stages took, where `study` recorded it
-        took = clock(sum(map(float, json.loads((facts.run.path / "times.json").read_text(encoding="utf-8")).values())))
-    except (OSError, ValueError, AttributeError, TypeError):
-        took = NONE
+    report = inside(facts.run.path, REPORT) is not None
+    links = {REPORT: name, "rollouts": "rollouts", "live": "live"} if report else {"live": name, "rollouts": "rollouts"}
+    shown = (Markup('<a href="{}/{}"><bdi>{}</bdi></a>').format(at, to, visible(text)) for to, text in links.items())
     return {
-        **row,
-        "name": name,
-        "found": found,
-        "link": link,
-        "links": [(f"{at}/{REPORT}", "report")] * has_report
-        + [(f"{at}/rollouts", "all rollouts"), (f"{at}/live", "live")],
+        **(footprint_row(facts) if facts.rocks else {}),
+        "link": Markup(" ").join(shown),
         "badge": Markup('<span class="badge {}">{}</span>').format(found.tone, found.label),
-        "changed": datetime.fromtimestamp((facts.run.path / MANIFEST).stat().st_mtime).strftime("%Y-%m-%d %H:%M"),
-        "took": took,
-        "rocks": len(facts.rocks) if facts.types else None,
-        "accuracy": interval(after, percent),
+        "title": found.title,
+        "accuracy": interval(found.accuracies.get("after"), percent),
         "pair": Markup("<bdi>{}</bdi> / <bdi>{}</bdi>").format(*facts.pair),
-        "not_run": ", ".join(facts.not_run) or "none",
+        "changed": datetime.fromtimestamp((facts.run.path / MANIFEST).stat().st_mtime).strftime("%Y-%m-%d %H:%M"),
     }
-
-
-def sampled_accuracy(facts: Facts) -> Estimate | None:
-    """Share of right answers among the sampled rollouts, with an interval over prompts."""
-    if not {"prompt_id", "correct"} <= set(facts.columns("rollouts")):
-        return None
-    rows = facts.ask(
-        "select avg(correct::int) as share from rollouts where correct is not null group by prompt_id order by share"
-    )
-    share_P = np.array([row["share"] for row in rows])
-    return accuracy_estimate(share_P, rng=np.random.default_rng(0)) if len(share_P) else None
 
 
 def rollouts_page(facts: Facts, page: int, decode: Decode | None) -> tuple[str, str] | None:
@@ -331,9 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
             there = f"/run/{quote(name)}/{REPORT if inside(path, REPORT) else 'live'}"
             self._send(HTTPStatus.FOUND, b"", KINDS[".html"], DATA_POLICY, [("Location", there)])
             return
-        found = {name: Facts.of(path) for name, path in runs.items()}
-        have = {name: inside(path, REPORT) is not None for name, path in runs.items()}
-        self._page(HTTPStatus.OK, *index_page(self.server.folder.resolve().name, found, have))
+        self._page(HTTPStatus.OK, *index_page(self.server.folder.resolve().name, runs))
 
     def _missing(self) -> None:
         self._page(HTTPStatus.NOT_FOUND, *message_page("Nothing here", "There is no such run, report or figure."))

@@ -123,14 +123,12 @@
     $("outcome").textContent = `${judged}${rollout.answer !== null ? " (reference " + rollout.answer + ")" : ""} · ${rollout.id} · ${other ? tokens.length : rollout.length} positions${cut}${part}` +
       (other ? ` · ${other.title}, other from position ${other.at} on` : "");
     const values = other ? [] : columns(rollout)[state.column] ?? [];
-    const kept = other || rollout.source !== "rollouts" ? null : data.overlays[Number($("overlay").value)]?.kept[rollout.index];
     const scored = !other && rollout.source === "rollouts";
     tokens.forEach((type, index) => {
       const token = element("span", data.types[type].flow, scored ? `t ${level(values[index])}` : "t");
       if (data.types[type].rock) token.classList.add("rock");
       if (other && index >= other.at) token.classList.add("other");
       if (!other && hits.has(index)) token.classList.add("hit");
-      if ($("overlay").value !== "" && kept) { token.dataset.weight = kept[index]; token.classList.toggle("dropped", kept[index] === "0"); }
       token.tabIndex = -1;
       token.dataset.index = index;
       token.setAttribute("role", "button");
@@ -327,10 +325,9 @@
   for (const id of ["cluster", "type", "answered", "source"]) $(id).addEventListener("change", filter);
   $("order").addEventListener("change", () => filter());
   $("column").addEventListener("change", () => { state.column = $("column").value; render(state.token); });
-  $("overlay").addEventListener("change", () => render(state.token));
   $("other").addEventListener("change", () => { state.other = Number($("other").value); render(); });
   $("step").addEventListener("input", () => step(Number($("step").value)));
-  $("clear").addEventListener("click", () => { for (const id of ["search", "cluster", "type", "answered", "order", "overlay"]) $(id).value = ""; filter(); });
+  $("clear").addEventListener("click", () => { for (const id of ["search", "cluster", "type", "answered", "order"]) $(id).value = ""; filter(); });
   $("link").addEventListener("click", async () => {
     const address = location.href.split("#")[0] + fragment();
     $("link").dataset.copied = address;
@@ -345,8 +342,6 @@
     .forEach(({ type, index }) => option($("type"), index, `${type.rock ? "◆ " : ""}${type.text}`));
   const measured = new Set(data.rollouts.flatMap((rollout) => Object.keys(rollout.columns)));
   for (const key of ["kl", "kl_pre", "log_ratio", "student_entropy", "teacher_entropy", "grad_norm"]) if (measured.has(key)) option($("column"), key, data.titles[key]);
-  data.overlays.forEach((overlay, index) => option($("overlay"), index, overlay.title));
-  $("overlay-label").hidden = !data.overlays.length;
   $("source-label").hidden = !data.census.length;
   $("step-label").hidden = data.steps.length < 2;
   $("step").max = data.steps.length - 1;

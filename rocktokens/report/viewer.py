@@ -8,15 +8,12 @@ data fit, and the page says how many of how many it shows. `rocktokens view` pag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rocktokens.causal.figures import ARMS, verdicts_by_token
-from rocktokens.errors import RockTokensError
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import decisions
 from rocktokens.report.page import as_json, packed
 from rocktokens.score.shown import MAX_LENGTH, shown_rollouts
 from rocktokens.show import estimate, interval, points, visible
@@ -56,22 +53,18 @@ def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] 
     """
     columns = facts.columns("rollouts")
     missing = [name for name in ("prompt_id", "rollout_id", "token_ids") if name not in columns]
+    if columns and missing:
+        facts.notes.append(f"the rollout viewer was left out: no column {', '.join(missing)}")
     if missing or not facts.steps:
-        if columns and missing:
-            facts.notes.append(f"the rollout viewer was left out: no column {', '.join(missing)}")
         return None
-    everything = rollout_list(facts)
+    everything, census = rollout_list(facts), names is None
     if names is None:
         # Scoring kept both models' most probable tokens for the same rollouts.
         right, lengths = ([row[key] for row in everything] for key in ("correct", "length"))
-        names = [
-            everything[place]["rollout_id"] for place in shown_rollouts(right, [length or 0 for length in lengths])
-        ]
-        census = True
-    else:
-        census = False
-    whole = facts.query(f"select * from rollouts where rollout_id in ({quoted(names)})") if names else None
-    by_name = {row["rollout_id"]: row for row in ([] if whole is None else whole.to_pylist())}
+        places = shown_rollouts(right, [length or 0 for length in lengths])
+        names = [everything[place]["rollout_id"] for place in places]
+    rows = facts.ask(f"select * from rollouts where rollout_id in ({quoted(names)})") if names else []
+    by_name = {row["rollout_id"]: row for row in rows}
     scores = _scores(facts, list(by_name))
     chosen = [by_name[name] for name in names if name in scores]
     if not chosen:
@@ -84,7 +77,6 @@ def payload(facts: Facts, decode: Decode | None = None, *, names: Sequence[str] 
         "titles": TITLES,
         "rollouts": rollouts,
         "census": census_rollouts(facts, types, decode) if census else [],
-        "overlays": overlays(facts, rollouts, types),
         "total": len(everything),
         "steps": slider_steps(facts),
         "definition": facts.definition,
@@ -131,11 +123,6 @@ class Types:
     def place(self, token_id: int) -> int:
         """Where a token type stands in the page's list."""
         return self._place.setdefault(token_id, len(self._place))
-
-    def ids(self, places: Iterable[int]) -> list[int]:
-        """Token ids by place."""
-        known = list(self._place)
-        return [known[place] for place in places]
 
     def rows(self) -> list[Row]:
         """What the page knows about each."""
@@ -267,54 +254,6 @@ def _add_top_tokens(facts: Facts, rollouts: list[Row], types: Types) -> None:
 def _flat(rows: list[Row], who: str, types: Types) -> dict[str, list[Any]]:
     ids = [types.place(token_id) for row in rows for token_id in row[f"{who}_top_ids"]]
     return {"ids": ids, "logprobs": [rounded(value, 3) for row in rows for value in row[f"{who}_top_logprobs"]]}
-
-
-def overlays(facts: Facts, rollouts: list[Row], types: Types) -> list[Json]:
-    """What selectors would keep, the shown rollouts taken as the rollouts of one step; none without torch.
-
-    Each has a title and, per rollout, a string with one digit per position: the weight in ninths.
-    """
-    try:
-        import torch
-    except ImportError:
-        return []
-    from rocktokens.select.interface import SelectorBatch, make_selector
-
-    lengths = [len(rollout["tokens"]) for rollout in rollouts]
-    longest = int(facts.config.get("rollouts", {}).get("max_new_tokens") or max(lengths))
-
-    def joined(name: str) -> torch.Tensor:
-        values = [v for rollout in rollouts for v in rollout["columns"].get(name, [None] * len(rollout["tokens"]))]
-        return torch.tensor([0.0 if value is None else value for value in values], dtype=torch.float64)
-
-    batch = SelectorBatch(
-        token_N=torch.tensor(types.ids(place for rollout in rollouts for place in rollout["tokens"])),
-        rollout_N=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)),
-        position_N=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
-        step=1,
-        length_limit=max(longest, max(lengths)),
-        value_N=joined("kl"),
-        student_entropy_N=joined("student_entropy"),
-    )
-    skipped = sorted(token_id for token_id, (decision, _) in decisions(facts).items() if decision == "skip")
-    wanted: list[tuple[str, str, Json]] = [
-        ("freeze: the bypass list left out", "freeze", {"rocks": skipped}),
-        ("freeze_rocks: all rocks left out", "freeze", {"rocks": sorted(facts.rock_ids)}),
-        ("entropy: the top 20 % by student entropy", "entropy", {"keep": 0.2}),
-        ("divergence: the top 20 % by KL", "divergence", {"keep": 0.2}),
-        ("prefix: the first half of the length limit", "prefix", {"keep": 0.5}),
-    ]
-    found = []
-    for title, name, options in wanted:
-        if options.get("rocks") == []:
-            continue
-        try:
-            weight_N = make_selector(name, **options).weights(batch).clamp(0, 1).numpy()
-        except RockTokensError:  # the selector refuses this batch
-            continue
-        digits = "".join(str(round(9 * float(weight))) for weight in weight_N)
-        found.append({"title": title, "kept": [digits[a:b] for a, b in pairwise(np.cumsum([0, *lengths]))]})
-    return found
 
 
 def census_rollouts(facts: Facts, types: Types, decode: Decode | None) -> list[Row]:

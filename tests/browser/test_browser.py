@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import STATES, verdict
+from rocktokens.report.conclusions import LABELS, verdict
 from rocktokens.report.stage import REPORT, report
 from rocktokens.report.view import Viewer
 from rocktokens.run import open_run
@@ -69,22 +69,22 @@ def severe(driver) -> list[dict]:
 
 def test_card_says_the_verdict_and_the_page_asks_nobody(driver, reports, tmp_path):
     """Two states (tests/report has all); hostile texts show as themselves and run nothing."""
-
+    learning = {"class": "learning"}
     known = {"verdict": "costs", "delta": -0.05, "delta_low": -0.06, "delta_high": -0.04}
     changes = {
         "keep": ("compare_summary", lambda row: row | known if row["regime"].startswith("freeze") else row),
-        "no rocks": ("types", lambda row: row | {name: False for name in row if name.startswith("in_")}),
+        "none": ("types", lambda row: row | {name: False for name in row if name.startswith("in_")} | learning),
     }
     size(driver, 1280)
     prefer(driver, "light")
     for state, (table, make) in changes.items():
-        run = open_run(shutil.copytree(reports["whole"], tmp_path / state.replace(" ", "_")))
+        run = open_run(shutil.copytree(reports["whole"], tmp_path / state))
         run.write(table, pa.Table.from_pylist([make(row) for row in run.read(table).to_pylist()]))
         run.finish("score", run.facts("score"))  # records the new file
         report(run.path, again=True)
         visit(driver, (run.path / REPORT).as_uri())
         assert one(driver, "#verdict .card").get_attribute("data-state") == state
-        assert one(driver, "#verdict .line .badge").text == STATES[state][0]
+        assert one(driver, "#verdict .line .badge").text == LABELS[state]
         assert len(many(driver, "#verdict .tile")) == 4
         assert one(driver, "h1").text == verdict(Facts(run)).title
     visit(driver, (reports["hostile"] / REPORT).as_uri())
@@ -123,10 +123,7 @@ def test_viewer_shows_the_numbers_and_top_five_of_parquet(page, reports):
             assert [int(cell.get_attribute("data-token")) for cell in cells[offset::2]] == top[place][f"{who}_top_ids"]
             assert values == [pytest.approx(value, rel=6e-3) for value in top[place][f"{who}_top_logprobs"]]
             assert cells[offset].text.startswith(f"{100 * math.exp(values[0]):.0f}")
-    # What a selector would keep is laid over; a continuation of the census stands in place.
-    overlay = Select(one(page, "#overlay"))
-    overlay.select_by_visible_text(next(item.text for item in overlay.options if item.text.startswith("freeze_rocks")))
-    assert len(many(page, "#tokens .dropped")) == len(many(page, "#tokens .rock")) > 0
+    # A continuation of the census stands in place.
     Select(one(page, "#source")).select_by_value("census")
     Select(one(page, "#other")).select_by_index(1)
     assert many(page, "#tokens .other")
@@ -159,7 +156,7 @@ def test_deep_link_opens_the_token_it_was_made_for(page, reports):
     assert one(page, "#step-name").text == "step 50"
     page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     assert "position=6" in page.current_url
-    chip = one(page, "#rocks a.token")
+    chip = one(page, "#cost a.token")
     page.execute_script("arguments[0].click()", chip)
     time.sleep(0.2)
     page.execute_script("arguments[0].focus()", one(page, "#tokens .hit"))
@@ -173,7 +170,7 @@ def test_sort_filter_and_copy(page):
     assert costliest in one(page, "#outcome").text
     one(page, "#search").send_keys("no such words anywhere")
     assert one(page, "#count").text == "No rollout matches"
-    block = one(page, "#knockouts .table")
+    block = one(page, "#needed .table")
     head = next(item for item in many(block, "th button") if item.text.startswith("Δ"))
     place = page.execute_script("return arguments[0].closest('th').cellIndex", head)
     page.execute_script("arguments[0].click()", head)
@@ -200,10 +197,10 @@ def test_phone_never_scrolls_sideways_and_tables_show_that_they_are_wider(page):
     assert page.execute_script(TOO_WIDE) == []
     charts = "return [...document.querySelectorAll('.chart svg.main-svg')].map((s) => s.getBoundingClientRect().right)"
     assert max(page.execute_script(charts)) <= 390
-    assert one(page, "#rocks .table .cue").is_displayed()
-    page.execute_script("const s = document.querySelector('#rocks .scroll'); s.scrollLeft = s.scrollWidth")
+    assert one(page, "#cost .table .cue").is_displayed()
+    page.execute_script("const s = document.querySelector('#cost .table .scroll'); s.scrollLeft = s.scrollWidth")
     time.sleep(0.2)
-    assert not one(page, "#rocks .table .cue").is_displayed()
+    assert not one(page, "#cost .table .cue").is_displayed()
     screenshot(page, "report_phone")
 
 

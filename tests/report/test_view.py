@@ -82,7 +82,7 @@ def test_the_folder_lists_its_runs_with_verdict_and_date(server, folder):
     assert "two &lt;b&gt;" in page
     assert "<b>" not in page
     assert "link" not in re.findall(r"/run/([^/]*)/", page)
-    assert page.count('class="card"') == 2
+    assert page.count('class="badge none">Not tested') == 2
     assert re.search(r"20\d\d-\d\d-\d\d \d\d:\d\d", page)
 
 
