@@ -1,11 +1,11 @@
 """A pool of base URLs that serve one model: which server is asked next, how much is in flight, what happens on failure.
 
-A request that meets a 5xx status or a lost connection is sent again unchanged, its seed included, to another server
-where there is one: the seed and not the server decides the draw. A 4xx status, or a 501, is the request's own fault and
-is raised with the server's text. This module knows HTTP and JSON; what is asked is vllm.py's and states.py's business.
+A request that meets a 5xx status or a lost connection is sent again unchanged, its seed included, to another server if
+there is one: the seed and not the server decides the draw. A 4xx status, or a 501, is the request's own fault and is
+raised with the server's text. This module knows HTTP and JSON; what is asked is up to vllm.py and states.py.
 
-Requests run in one event loop, in a thread of its own, so that all pools of a process share it and work of one pool may
-await another's answers (a graft asks the student's servers and the teacher's).
+All pools of a process share one event loop, in a thread of its own, so that work of one pool may await another's
+answers (a graft asks the student's servers and the teacher's).
 """
 
 from __future__ import annotations
@@ -34,19 +34,14 @@ R = TypeVar("R")
 
 # The environment variable whose value is sent as a bearer token, for servers started with --api-key.
 KEY_VARIABLE = "ROCKTOKENS_API_KEY"
-# Statuses below 500 that say "not now" rather than "not this"; and the one above that says "never".
-PASSING, NEVER = (408, 425, 429), 501
-PROBE_SECONDS = 30.0
-LONGEST_PAUSE = 30.0
-# How much busier than the idlest server a prefix's own server may be before the request goes elsewhere.
-AFFINITY_SLACK = 0.25
+PASSING, NEVER = (408, 425, 429), 501  # below 500 and yet "not now" rather than "not this"; above and yet "never"
+PROBE_SECONDS, LONGEST_PAUSE = 30.0, 30.0
+AFFINITY_SLACK = 0.25  # of the concurrency: how much busier than the idlest a prefix's own server may be
 DEAD_ENGINE = (
     "The engine behind it has died. On vLLM's CPU build a seeded request whose prompt is cut into chunks does that "
     "('CPU Generator does not use offset'): start the server with --max-num-batched-tokens 16384 and keep "
-    "--servers.prompt-tokens at or below that number."
+    "--servers.prompt-tokens at or below that number. "
 )
-# vLLM's words about an engine that is gone while the server still answers.
-GONE = ("enginedead", "enginecore", "engine is dead", "engine core", "does not use offset")
 
 
 class Refused(ConfigError):
@@ -64,18 +59,11 @@ class Reply(NamedTuple):
     body: bytes
     url: str
 
-    def json(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
-
     def text(self) -> str:
         """The server's error message in one line."""
         text = self.body.decode("utf-8", "replace")
-        try:
+        with suppress(ValueError, AttributeError):  # not JSON, or no object: the text as it is
             said = json.loads(text)
-        except ValueError:
-            said = None
-        if isinstance(said, dict):
             inner = said.get("error", said.get("detail", said))
             text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
         return " ".join(text.split())[:500]
@@ -98,13 +86,11 @@ class ServedModel(NamedTuple):
 @dataclass
 class _Server:
     url: str
-    requests: int = 0
-    """In flight now."""
-    prompt_tokens: int = 0
-    failures: int = 0
-    """In a row."""
+    requests: int = 0  # in flight now
+    prompt_tokens: int = 0  # in flight now
+    failures: int = 0  # in a row
     down_until: float = 0.0
-    answered: int = 0
+    has_answered: bool = False
     model: ServedModel | None = None
 
 
@@ -131,7 +117,7 @@ def wait_for(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 class ServerPool:
-    """Servers of one model. Use it as a block, or call `close`, so that its connections end."""
+    """Servers of one model; as a block it ends its connections."""
 
     def __init__(self, urls: Sequence[str], config: ServersConfig | None = None, *, pause: float = 1.0) -> None:
         self.config = config or ServersConfig()
@@ -161,13 +147,7 @@ class ServerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every connection."""
         wait_for(self._client.aclose())
-
-    # What is served
 
     def models(self) -> list[ServedModel]:
         """What each server serves, asked once; one that does not answer, or is not ready, is refused by its URL."""
@@ -183,7 +163,8 @@ class ServerPool:
     def context(self) -> int | None:
         """Tokens that every server takes, prompt and rollout together; None where none of them says."""
         known = [server.model for server in self._servers if server.model is not None]
-        known = known if len(known) == len(self._servers) else self.models()
+        if len(known) < len(self._servers):  # asked inside the loop, too, but only once all are known
+            known = self.models()
         return min((model.context for model in known if model.context is not None), default=None)
 
     def require(self, tokens: int, what: str = "a prompt with its rollout") -> None:
@@ -205,32 +186,25 @@ class ServerPool:
                     f"nobody answers at {server.url} ({error or type(error).__name__}); start the server, wait until "
                     "it is ready, or correct the URL"
                 ) from error
-            if not reply.passes:
+            if not reply.passes or attempt == self.config.retries:
                 break
-            if attempt == self.config.retries:
-                raise self._given_up(server, f"{server.url}/v1/models answers {reply.status}: {reply.text()}")
             await asyncio.sleep(self._pause_after(attempt + 1))
         try:
-            entry = reply.json()["data"][0]
+            entry = json.loads(reply.body)["data"][0]
             root, context = entry.get("root"), entry.get("max_model_len")
             return ServedModel(str(entry["id"]), root and str(root), None if context is None else int(context))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{server.url}/v1/models names no model ({reply.status}: {reply.text()[:100]}); is it a vLLM server? A "
-                f"key, where it wants one, belongs into the environment variable {KEY_VARIABLE}"
+                f"{server.url}/v1/models names no model ({reply.status}: {reply.text()[:100]}); is it a vLLM server, "
+                f"and ready? If it wants a key, set the environment variable {KEY_VARIABLE}"
             ) from error
-
-    # Asking
 
     def map(
         self, work: Callable[[J], Awaitable[R]], jobs: Sequence[J], *, progress: Callable[[int], None] | None = None
     ) -> list[R]:
         """`await work(job)` for every job, as many at once as the servers take; results in order.
 
-        Args:
-            work: asks this pool, or others, and returns the job's result. The first error ends all that is in flight.
-            jobs: what is worked on.
-            progress: told of every job that is done.
+        The first error ends everything in flight. `progress` is called after every job.
         """
 
         async def everything() -> list[R]:
@@ -270,7 +244,7 @@ class ServerPool:
         await self._models()
         home = zlib.crc32(json.dumps(list(prefix[:256])).encode()) % len(self._servers)
         failed: set[str] = set()
-        for attempt in range(self.config.retries + 1):
+        for _ in range(self.config.retries + 1):
             server = await self._take(home, len(prefix), failed)
             assert server.model is not None
             asked, failing = {"model": server.model.name, **body}, False
@@ -289,16 +263,10 @@ class ServerPool:
             finally:
                 await self._give_back(server, len(prefix), failed=failing)
             failed.add(server.url)
-            home += attempt + 1  # elsewhere, where there is an elsewhere
-        raise self._given_up(server, last)
-
-    def _given_up(self, server: _Server, last: str) -> RunError:
-        """The error once a request has failed for good; `last`: what this server said, or did, the last time."""
-        attempts = self.config.retries + 1
-        died = server.answered or any(word in last.lower() for word in GONE)
-        return RunError(
-            f"{last}; given up after {attempts} attempt{'s' if attempts > 1 else ''}. "
-            f"{f'{DEAD_ENGINE} ' if died else ''}Finished parts stay: repair the servers and repeat the command."
+        hint = DEAD_ENGINE if server.has_answered else ""
+        raise RunError(
+            f"{last}; given up after {self.config.retries + 1} attempts. {hint}Finished parts stay: repair the servers "
+            "and repeat the command."
         )
 
     def _pause_after(self, failures: int) -> float:
@@ -341,7 +309,7 @@ class ServerPool:
             server.failures += 1
             server.down_until = now + self._pause_after(server.failures)
         elif not failed:
-            server.failures, server.answered = 0, server.answered + 1
+            server.failures, server.has_answered = 0, True
         async with self._turn:
             self._turn.notify_all()
 

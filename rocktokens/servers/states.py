@@ -1,26 +1,25 @@
-"""A teacher that lives elsewhere: its last hidden states from vLLM servers, and its output head from its own weights.
+"""A served teacher: its last hidden states from vLLM servers, and its output head from its own weights.
 
-Servers started with `--runner pooling` return the states after the final norm, L x H numbers a sequence; with the head,
-which is read here from the teacher's safetensors, full-vocabulary divergences are exact up to the precision on the
-wire. States are used and let go, never stored.
+Servers started with `--runner pooling` return the states after the final norm, L x H numbers per sequence. With the
+head, read here from the teacher's safetensors, full-vocabulary divergences are exact up to the precision on the wire.
+States are never stored.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rocktokens.divergence.fused import Head
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.states import Sequences
-from rocktokens.servers.pool import Reply, ServerPool, wait_for
+from rocktokens.servers.pool import Reply, ServerPool
 from rocktokens.servers.settings import Wire
 
 HOW_TO_SERVE = (
     'Start it with: --runner pooling --convert embed --pooler-config \'{"task":"token_embed","use_activation":false}\''
 )
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # A normalised state has length 1 up to the wire's precision; states after a final norm have about the width's root.
 UNIT_TOLERANCE = 1e-2
 
@@ -45,21 +44,18 @@ class ServedStates:
         return self.model_context if self.model_context is not None else self.pool.context
 
     def response_states(self, sequences: Sequences) -> Tensor:
-        """One request a sequence; float32 on the CPU, sequence after sequence."""
+        """One request per sequence; float32 on the CPU, sequence after sequence."""
         self.check(sequences)
 
         async def ask(index: int) -> Tensor:
             # The last token's own state predicts nothing that was sampled.
             ids, start = sequences.ids[index][:-1], sequences.starts[index]
-            return (await self._states(ids, f"rollout {sequences.name(index)}"))[start - 1 :]
+            return (await self.states(ids, f"rollout {sequences.name(index)}"))[start - 1 :]
 
         return torch.cat(self.pool.map(ask, range(len(sequences.ids))))
 
-    def states(self, ids: tuple[int, ...], what: str = "a sequence") -> Tensor:
+    async def states(self, ids: tuple[int, ...], what: str) -> Tensor:
         """All states of one sequence, (L, H). `what`: how errors name it."""
-        return wait_for(self._states(ids, what))
-
-    async def _states(self, ids: tuple[int, ...], what: str) -> Tensor:
         body = {
             "input": list(ids),
             "task": "token_embed",
@@ -83,19 +79,15 @@ class ServedStates:
 
     def _read(self, reply: Reply, length: int, what: str) -> Tensor:
         width, size = self.head.weight_VH.shape[1], len(reply.body)
-        wanted = length * width * BYTES[self.wire]
+        wanted = length * width * DTYPES[self.wire].itemsize
         if size != wanted:
             raise DataError(
                 f"{reply.url} returned {size:,} bytes of states for {what}, and {length} tokens of width {width} in "
                 f"{self.wire} are {wanted:,}: another model is served, or one that ignores embed_dtype (pass "
                 f"--servers.wire float32). {HOW_TO_SERVE}"
             )
-        if self.wire == "bfloat16":
-            state_N = torch.frombuffer(bytearray(reply.body), dtype=torch.bfloat16).float()
-        else:
-            kind = np.dtype("<f4") if self.wire == "float32" else np.dtype("<f2")
-            state_N = torch.from_numpy(np.frombuffer(reply.body, kind).astype(np.float32))
-        state_LH = state_N.reshape(length, width)
+        # A bytearray, because torch warns of memory that it cannot write to.
+        state_LH = torch.frombuffer(bytearray(reply.body), dtype=DTYPES[self.wire]).float().reshape(length, width)
         if not bool(torch.isfinite(state_LH).all()):
             raise DataError(
                 f"{reply.url} returned states that are not numbers for {what}; the served model's precision "

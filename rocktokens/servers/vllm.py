@@ -14,6 +14,7 @@ Lengths. A server shortens a request that does not fit its context and says noth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 from rocktokens.errors import DataError, RunError
@@ -22,12 +23,9 @@ from rocktokens.seeds import derive_seed
 from rocktokens.servers.pool import ServerPool
 
 BAN_BIAS = -100.0
-# vLLM's GPU sampler keeps room for this many biases a request; further bans rest on redrawing alone, which is exact.
-MOST_BIASES = 1000
-# Ends of a request that are banned ids: to save what would follow one, and no more than a server looks at quickly.
-MOST_STOPS = 100
-# Draws of one place in a row that were all banned, after which something other than chance is at work.
-MOST_REDRAWS = 2000
+MOST_BIASES = 1000  # what vLLM's GPU sampler has room for; further bans rest on redrawing alone, which is exact
+MOST_STOPS = 100  # banned ids that end a request: no more than a server looks at quickly
+MOST_REDRAWS = 2000  # of one place in a row, after which something other than chance is at work
 
 
 class VllmEngine:
@@ -47,11 +45,26 @@ class VllmEngine:
         ban_bias: float = BAN_BIAS,
     ) -> None:
         self.pool, self.eos_ids, self.vocabulary = pool, tuple(sorted(set(eos_ids))), vocabulary
-        self.temperature, self.greedy, self.top_k, self.top_p = temperature, greedy, top_k, top_p
-        self.model_context, self.ban_bias = model_context, ban_bias
+        self.model_context, self.greedy, self.ban_bias = model_context, greedy, ban_bias
         self.exact_resume = greedy or (top_k is None and top_p is None)
         self.redraws = 0
         """Places drawn again so far because a banned or padding id had come."""
+        # Every setting is sent: a server fills what is missing from the model's generation config.
+        self.settings: dict[str, object] = {
+            "temperature": 0.0 if greedy else temperature,
+            "top_p": 1.0 if top_p is None or greedy else top_p,
+            "top_k": 0 if top_k is None or greedy else top_k,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "n": 1,
+            "ignore_eos": True,  # end tokens are among the stop ids, so that they stay in the answer
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "add_special_tokens": False,
+            "stream": False,
+        }
 
     @property
     def context(self) -> int | None:
@@ -62,7 +75,7 @@ class VllmEngine:
     def generate(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Continuation]:
-        """One continuation a request, in order; each is a request of its own to one of the servers."""
+        """One continuation per request, in order."""
         for request in requests:
             self.check(request)
         return self.pool.map(self.complete, requests, progress=progress)
@@ -82,24 +95,27 @@ class VllmEngine:
         self.pool.require(tokens if self.model_context is None else min(tokens, self.model_context))
 
     async def complete(self, request: Request) -> Continuation:
-        """One continuation."""
+        """One continuation: the server's draw, and again from where it drew an id that is not allowed."""
         room = request.max_new_tokens
         if self.context is not None:
             room = min(room, self.context - len(request.prefix))
         banned = frozenset(request.banned)
+        # Banned ids end a request too: what would follow one is thrown away anyhow, of these and of further ones.
+        stops = [*self.eos_ids, *sorted(banned - set(self.eos_ids))[:MOST_STOPS]]
         done: list[int] = []
         met: list[int] = []  # ids that were thrown away, the last one first
         again = 0  # redraws of this place in a row
         while True:
-            seed = stream_seed(request)
+            seed, prefix = stream_seed(request), (*request.prefix, *done)
             if done or again:
                 seed = derive_seed(seed, "redraw", len(done), again)
-            prefix = (*request.prefix, *done)
             biased = list(dict.fromkeys([*met, *sorted(banned)]))[:MOST_BIASES]
-            body = self._body(prefix, room - len(done), seed, request.banned, biased)
-            reply = await self.pool.post("/v1/completions", body, prefix=prefix)
+            body = {"prompt": list(prefix), "max_tokens": room - len(done), "seed": seed, "stop_token_ids": stops}
+            if biased:
+                body["logit_bias"] = {str(token): self.ban_bias for token in biased}
+            reply = await self.pool.post("/v1/completions", {**self.settings, **body}, prefix=prefix)
             try:
-                choice = reply.json()["choices"][0]
+                choice = json.loads(reply.body)["choices"][0]
                 drawn, reason = list(choice["token_ids"]), choice.get("finish_reason")
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise RunError(
@@ -116,47 +132,17 @@ class VllmEngine:
                         f"(finish_reason {reason!r}); see the server's log"
                     )
                 return Continuation(tuple(done), truncated=not ended)
-            again = 1 if allowed else again + 1
+            thrown, again = drawn[allowed], 1 if allowed else again + 1
             self.redraws += 1
-            thrown = drawn[allowed]
-            lowered = thrown in biased
             # A place that is drawn again and again, or a greedy draw that a bias does not change: not chance.
-            if thrown < 0 or again > MOST_REDRAWS or (self.greedy and lowered):
+            if thrown < 0 or again > MOST_REDRAWS or (self.greedy and thrown in biased):
                 kind = "unknown" if thrown < 0 else "banned" if thrown < self.vocabulary else "padding"
-                why = f" although its logit is lowered by {-self.ban_bias:g}" if lowered else ""
+                why = f" although its logit is lowered by {-self.ban_bias:g}" if thrown in biased else ""
                 raise RunError(
                     f"{reply.url} draws {kind} token {thrown}{why}, after {again} draws of one place; its distribution "
                     "there is degenerate"
                 )
             met.insert(0, thrown)
-
-    def _body(
-        self, prefix: Sequence[int], room: int, seed: int, banned: Sequence[int], biased: Sequence[int]
-    ) -> dict[str, object]:
-        # Every setting is sent: a server fills what is missing from the model's generation config.
-        body: dict[str, object] = {
-            "prompt": list(prefix),
-            "max_tokens": room,
-            "temperature": 0.0 if self.greedy else self.temperature,
-            "top_p": 1.0 if self.top_p is None or self.greedy else self.top_p,
-            "top_k": 0 if self.top_k is None or self.greedy else self.top_k,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "n": 1,
-            "seed": seed,
-            "ignore_eos": True,
-            # Banned ids end a request too: what would follow one is thrown away anyhow, of these and of further ones.
-            "stop_token_ids": [*self.eos_ids, *sorted(set(banned) - set(self.eos_ids))[:MOST_STOPS]],
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-            "add_special_tokens": False,
-            "stream": False,
-        }
-        if biased:
-            body["logit_bias"] = {str(token): self.ban_bias for token in biased}
-        return body
 
 
 def stream_seed(request: Request) -> int:

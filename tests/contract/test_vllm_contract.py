@@ -32,8 +32,8 @@ from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Request
 from rocktokens.sample.sampler import Sampler
 from rocktokens.score.scoring import Rollout, score
+from rocktokens.servers.connect import own_logprobs, served_logprobs
 from rocktokens.servers.pool import ServerPool
-from rocktokens.servers.probe import own_logprobs, served_logprobs
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import ServedStates
 from rocktokens.servers.vllm import VllmEngine

@@ -16,9 +16,8 @@ from rocktokens.models.pair import head_of, read_head
 from rocktokens.models.settings import PairConfig
 from rocktokens.models.states import LocalStates, Sequences
 from rocktokens.score.scoring import Rollout, score
-from rocktokens.servers.connect import open_states
+from rocktokens.servers.connect import open_states, probe, states_logprobs
 from rocktokens.servers.pool import ServerPool
-from rocktokens.servers.probe import probe, probe_ids, states_logprobs
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import ServedStates
 
@@ -96,13 +95,13 @@ def test_the_probe_of_a_served_teacher(tmp_path):
     """Another model, a directory that is another checkpoint, and answers that are no numbers are refused by URL."""
     right = tiny.save_model(tmp_path / "step=1", TEACHER)
     other = tiny.save_model(tmp_path / "step=2", tiny.tiny_model("qwen3", seed=9, width=48))
-    ids = probe_ids(tiny.tiny_tokenizer(), tiny.VOCABULARY)
+    facts = SimpleNamespace(tokenizer=tiny.tiny_tokenizer(), vocabulary=tiny.VOCABULARY)
 
     def probed(name, root="model", verify=None, **trouble):
         with StandIn(TEACHER, pooling=True, root=root, **trouble) as server:
             pool = ServerPool([server.url], ServersConfig(verify=verify), pause=0.01)
-            ask = lambda one: states_logprobs(ServedStates(one, head_of(TEACHER)), ids)  # noqa: E731
-            return probe(pool, ask, ids, name, PairConfig())
+            ask = lambda one, ids: states_logprobs(ServedStates(one, head_of(TEACHER)), ids)  # noqa: E731
+            return probe(pool, facts, name, PairConfig(), ask)
 
     assert probed(right).served == "model"
     assert probed(other, verify=False).logprobs == pytest.approx(probed(right).logprobs, abs=1e-4)  # told not to look
