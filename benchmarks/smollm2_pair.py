@@ -227,13 +227,18 @@ class _Making:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     ) -> tuple[Any, dict[str, int]]:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
-        from rocktokens.models.pair import end_tokens
+        from rocktokens.models.pair import end_ids
         from rocktokens.prompts.checkers import MathChecker
         from rocktokens.sample.accuracy import Evaluator, sample_with
         from rocktokens.sample.sampler import Sampler
 
         checker = MathChecker()
-        sampler = Sampler(model, eos_ids=end_tokens(model, tokenizer), pad_id=tokenizer.pad_token_id, batch_size=256)
+        sampler = Sampler(
+            model,
+            eos_ids=end_ids(model.generation_config.eos_token_id, tokenizer),
+            pad_id=tokenizer.pad_token_id,
+            batch_size=256,
+        )
         limit = self.config.max_new_tokens
         evaluator = Evaluator(prompts, checker, tokenizer, max_new_tokens=limit, seed=self.config.seed)
         return evaluator.accuracy(sample_with(sampler)), dict(checker.counts)

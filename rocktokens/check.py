@@ -373,9 +373,9 @@ def memory_and_time(config: PairConfig, rollouts: RolloutConfig) -> Finding:
     """Does the pair fit into this machine, and how long will it take at least?"""
     import torch
 
-    from rocktokens.models.devices import choose_device, free_memory
+    from rocktokens.models.devices import choose_device, memory
 
-    needs, free = needs_of(config, rollouts), free_memory(torch.device(choose_device(config.device)))
+    needs, (free, _) = needs_of(config, rollouts), memory(choose_device(config.device))
     sentence = (
         f"{needs.student_parameters / 1e6:,.1f} M parameters (student) and {needs.teacher_parameters / 1e6:,.1f} M "
         f"(teacher). 1,000 response tokens take at least {needs.sample_seconds:.2g} s to sample."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -20,19 +21,14 @@ TINY_PARAMETERS = 20_000_000
 
 def choose_device(device: str) -> str:
     """The device a setting of `auto` stands for."""
-    if device != "auto":
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
-        return _own_cuda() if device == "cuda" else device
-    if torch.cuda.is_available():
-        return _own_cuda()
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _own_cuda() -> str:
-    """One device a process: torchrun numbers the processes of a machine, --workers shows each one device."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
     rank = os.environ.get("LOCAL_RANK")
-    return "cuda" if rank is None else f"cuda:{int(rank) % max(torch.cuda.device_count(), 1)}"
+    if device == "cuda" and rank is not None:  # torchrun numbers its processes; --workers shows each one device only
+        return f"cuda:{int(rank) % max(torch.cuda.device_count(), 1)}"
+    return device
 
 
 def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:
@@ -47,7 +43,7 @@ def choose_threads(threads: int | None, *models: PreTrainedModel) -> int:
 
 
 def warn_of_slow_products(*models: PreTrainedModel) -> None:
-    """Say so where 16-bit weights are multiplied by a processor that has no instructions for it."""
+    """Warn about 16-bit weights on a processor that has no instructions for them."""
     for model in models:
         weight = next(model.parameters())
         narrow = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
@@ -60,19 +56,9 @@ def warn_of_slow_products(*models: PreTrainedModel) -> None:
             return
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes free on a device: a GPU's own, the machine's otherwise."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def total_memory() -> int:
-    """Bytes of the device that models are loaded on: a GPU's own, the machine's otherwise."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+def memory(device: str) -> tuple[int, int]:
+    """Bytes free, and bytes in total, on a device: a GPU's own, the machine's otherwise."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(torch.device(device))
+    machine = psutil.virtual_memory()
+    return int(machine.available), int(machine.total)

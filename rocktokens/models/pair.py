@@ -93,7 +93,7 @@ class PairFacts:
 
 
 def pair_facts(config: PairConfig) -> PairFacts:
-    """Check that two models fit, by their tokenizers and configurations."""
+    """Check that two models fit, by their tokenizers and configurations alone."""
     tokenizer, num_types = check_tokenizers(config)
     student, teacher = (model_config(name, config).get_text_config() for name in (config.student, config.teacher))
     vocabulary = min(int(student.vocab_size), int(teacher.vocab_size))
@@ -110,7 +110,7 @@ def pair_facts(config: PairConfig) -> PairFacts:
         raise ConfigError(
             f"generation_config.json of {config.student} is damaged ({error}); restore or remove it"
         ) from error
-    eos_ids = _end_ids(named, tokenizer)
+    eos_ids = end_ids(named, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     return PairFacts(tokenizer, vocabulary, eos_ids, int(pad_id), context_of(config.student, config))
 
@@ -123,23 +123,20 @@ def context_of(name: str, config: PairConfig) -> int | None:
 def load_pair(config: PairConfig, *, with_teacher: bool = True, trains: bool = False) -> Pair:
     """Load both models and check that they fit.
 
-    Args:
-        config: Which models, and how they are loaded.
-        with_teacher: Whether the teacher's weights are loaded; without them only its tokenizer and configuration are
-            read, and the pair's `teacher` is None.
-        trains: Whether the student's weights will be trained: they are then float32 whatever `dtype` says, because
-            small updates vanish in 16 bits (at a rate of 2e-6 only 1 % of bfloat16 weights move).
+    Without `with_teacher` only the teacher's tokenizer and configuration are read. A student that `trains` is float32
+    whatever `dtype` says.
     """
     facts = pair_facts(config)
-    student = load_model(config.student, replace(config, dtype="float32") if trains else config)
-    loaded = {"student": student}
+    # Small updates vanish in 16 bits: at a rate of 2e-6 only 1 % of bfloat16 weights move.
+    loaded = {"student": load_model(config.student, replace(config, dtype="float32") if trains else config)}
     if with_teacher:
         loaded["teacher"] = load_model(config.teacher, config)
     for name, model in loaded.items():
         check_head(name, model, facts.vocabulary)
     choose_threads(config.threads, *loaded.values())
     warn_of_slow_products(*loaded.values())
-    return Pair(student, loaded.get("teacher"), facts.tokenizer, facts.vocabulary, facts.eos_ids, facts.pad_id)
+    models = loaded["student"], loaded.get("teacher")
+    return Pair(*models, facts.tokenizer, facts.vocabulary, facts.eos_ids, facts.pad_id)
 
 
 def model_config(name: str, config: PairConfig) -> Any:
@@ -166,10 +163,10 @@ def load_model(name: str, config: PairConfig) -> PreTrainedModel:
     missing = sorted(loaded[1]["missing_keys"])
     if missing:  # transformers has filled them with random numbers
         raise ConfigError(
-            f"the weights of {name} lack {missing[0]}, one of {len(missing)}; the model is half-written or another "
-            "model's configuration lies beside it. Copy or download it again."
+            f"the weights of {name} lack {missing[0]}, one of {len(missing)}; the model is half-written or has another "
+            "model's config.json. Copy or download it again."
         )
-    if "gguf_file" in options:  # its weights are plain by now; transformers would go on refusing to train or save it
+    if "gguf_file" in options:  # its weights are plain by now, but transformers would still refuse to train or save it
         model.hf_quantizer = None  # type: ignore[assignment]
         for described in (model.config, model.config.get_text_config()):
             if hasattr(described, "quantization_config"):
@@ -186,37 +183,36 @@ def _dtype(config: PairConfig) -> Any:
 
 
 def load_tokenizer(name: str, config: PairConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside a model."""
+    """A model's tokenizer."""
     source, options = _source(name, config, ("tokenizer.json", "tokenizer_config.json", "config.json"))
     with _named_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(source, **options)
 
 
-Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
-
-
-def check_tokenizers(config: PairConfig, loaded: Tokenizers | None = None) -> tuple[PreTrainedTokenizerBase, int]:
+def check_tokenizers(
+    config: PairConfig, loaded: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
+) -> tuple[PreTrainedTokenizerBase, int]:
     """Refuse tokenizers that differ in content; returns the student's, and the number of token types both know."""
     student, teacher = loaded or (load_tokenizer(config.student, config), load_tokenizer(config.teacher, config))
     ours, theirs = _token_types(student, config.student), _token_types(teacher, config.teacher)
     different = sorted(id_ for id_ in ours.keys() | theirs.keys() if ours.get(id_) != theirs.get(id_))
+    specials = {
+        name: (getattr(student, name), getattr(teacher, name)) for name in ("bos_token", "eos_token", "unk_token")
+    }
+    unequal = next((name for name, (own, their) in specials.items() if own != their), None)
+    probe = "Rock tokens: 3 + 4 = 7, so\n\\(x\\) is 7."
+    said = None
     if different:
         one, two = (repr(own[different[0]]) if different[0] in own else "no token" for own in (ours, theirs))
+        said = f"id {different[0]} is {one} for the student, {two} for the teacher, one of {len(different)}"
+    elif unequal is not None:
+        said = "{}: {!r} for the student, {!r} for the teacher".format(unequal, *specials[unequal])
+    elif student(probe)["input_ids"] != teacher(probe)["input_ids"]:
+        said = "they have one vocabulary but split text differently (merges or normalisation)"
+    if said is not None:
         raise ConfigError(
-            f"the tokenizers differ: id {different[0]} is {one} for the student, {two} for the teacher, one of "
-            f"{len(different)}; per-token divergence needs one vocabulary. Choose a teacher of the same family."
-        )
-    for special in ("bos_token", "eos_token", "unk_token"):
-        if getattr(student, special) != getattr(teacher, special):
-            raise ConfigError(
-                f"the tokenizers differ in their {special}: {getattr(student, special)!r} for the student, "
-                f"{getattr(teacher, special)!r} for the teacher. Choose a teacher of the same tokenizer family."
-            )
-    probe = "Rock tokens: 3 + 4 = 7, so\n\\(x\\) is 7."
-    if student(probe)["input_ids"] != teacher(probe)["input_ids"]:
-        raise ConfigError(
-            "the tokenizers have one vocabulary but split text differently (merges or normalisation); "
-            "choose a teacher of the same tokenizer family"
+            f"the tokenizers differ: {said}; per-token divergence needs one vocabulary. "
+            "Choose a teacher of the same tokenizer family."
         )
     return student, max(ours) + 1
 
@@ -230,12 +226,8 @@ def _token_types(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[int, str
     return types
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every id that ends a response: the generation config's (one or several) and the tokenizer's."""
-    return _end_ids(model.generation_config.eos_token_id if model.generation_config is not None else None, tokenizer)
-
-
-def _end_ids(named: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_ids(named: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends a response: those of the generation config and the tokenizer's."""
     ids = set(named if isinstance(named, list) else [] if named is None else [named])
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
@@ -253,15 +245,11 @@ def head_of(model: PreTrainedModel) -> Head:
 def head_from(config: Any, weight_VH: Tensor, bias_V: Tensor | None) -> Head:
     """An output head with what a model's configuration says of scaling and capping its logits."""
     config = config.get_text_config()
-    scale = 1.0
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(config, name, None) is not None:
-            scale = float(getattr(config, name))
-            break
-    else:
-        divisor = getattr(config, "logits_scaling", None)
-        if divisor is not None:
-            scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
+    factors = [getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")]
+    scale = float(next((factor for factor in factors if factor is not None), 1.0))
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is not None and not any(factor is not None for factor in factors):
+        scale = float(divisor) if config.model_type == "hyperclovax" else 1 / float(divisor)
     return Head(weight_VH, bias_V, getattr(config, "final_logit_softcapping", None), scale)
 
 

@@ -1,8 +1,7 @@
 """Where a model's last hidden states come from: a model in this process, or one that is served elsewhere.
 
 Scoring and training need, for every token of a rollout, the state that predicts it, and the output head that turns
-states into logits; whose memory the rest of the model takes is not their business. The served source is in
-servers/states.py; this interface knows no transport.
+states into logits. The served source is in servers/states.py; this interface knows no transport.
 
 Shapes: B sequences, T positions, N response positions of all sequences, H width.
 """
@@ -22,8 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from rocktokens.divergence.fused import Head
 from rocktokens.models.pair import head_of, hidden_states
 
-# What several texts begin with is computed once; one forward pass more costs something, too: below these numbers of
-# tokens it does not pay.
+# A beginning that several texts share is computed once. Below these numbers of tokens the extra pass does not pay.
 LEAST_LENGTH, LEAST_TOKENS = 8, 256
 
 
@@ -35,7 +33,7 @@ class Sequences:
     starts: tuple[int, ...]
     """Length of each prompt: the index of the first token that is predicted."""
     names: tuple[str, ...] = ()
-    """Of the rollouts, for messages."""
+    """Names of the rollouts, for messages."""
 
     def name(self, index: int) -> str:
         """How messages call one of them."""
@@ -76,64 +74,39 @@ class LocalStates:
     ahead = False
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    @property
-    def head(self) -> Head:
-        """The model's own output head."""
-        return head_of(self.model)
-
-    @property
-    def context(self) -> int | None:
-        """The model's longest sequence."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.model, self.head = model, head_of(model)
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def response_states(self, sequences: Sequences) -> Tensor:
         """One forward pass over all sequences together, and one over what all of them begin with."""
         device: torch.device = self.model.get_input_embeddings().weight.device  # type: ignore[assignment, union-attr]
-        input_BT = padded(sequences.ids).to(device)
+        ids = [torch.tensor(own) for own in sequences.ids]
+        input_BT = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
         common = worth_sharing(sequences.ids, most=min(sequences.starts) - 1)
-        trunk = self._trunk(input_BT[:1, :common]) if common else None
-        if trunk is None:
-            common, state_BTH = 0, hidden_states(self.model, input_BT)
-        else:
+        trunk = DynamicCache(config=self.model.config) if common else None
+        if trunk is not None and trunk.layers and all(type(layer) is DynamicLayer for layer in trunk.layers):
+            hidden_states(self.model, input_BT[:1, :common], past=trunk)
             trunk.batch_repeat_interleave(len(sequences.ids))
             state_BTH = hidden_states(self.model, input_BT[:, common:], past=trunk)
+        else:  # nothing to share, or a model that does not keep keys and values by position
+            common, state_BTH = 0, hidden_states(self.model, input_BT)
         row_N, column_N = sequences.places()
         return state_BTH[row_N.to(state_BTH.device), column_N.to(state_BTH.device) - common]
 
-    def _trunk(self, input_1T: Tensor) -> DynamicCache | None:
-        """Keys and values of these tokens; None where the model does not keep them by position."""
-        trunk = DynamicCache(config=self.model.config)
-        if not trunk.layers or not all(type(layer) is DynamicLayer for layer in trunk.layers):
-            return None
-        hidden_states(self.model, input_1T, past=trunk)
-        return trunk
-
 
 class RememberedStates:
-    """States of texts that are asked for again and again, as where many students are scored on the same rollouts.
+    """States of texts that are asked for repeatedly: many students are scored on the same rollouts.
 
-    Kept as long as they fit into `most_bytes`; what does not fit is asked for anew.
+    Kept as long as they fit into `most_bytes`; the rest is computed again.
     """
 
     def __init__(self, source: StateSource, *, most_bytes: int = 512 * 2**20) -> None:
         self.source, self.room = source, most_bytes
-        self.ahead = source.ahead
+        self.ahead, self.head, self.context = source.ahead, source.head, source.context
         self._known: dict[Sequences, Tensor] = {}
 
-    @property
-    def head(self) -> Head:
-        """The output head."""
-        return self.source.head
-
-    @property
-    def context(self) -> int | None:
-        """Tokens that a sequence may have."""
-        return self.source.context
-
     def response_states(self, sequences: Sequences) -> Tensor:
-        """As the source gives them, the first time."""
+        """The source's states, asked for once."""
         known = self._known.get(sequences)
         if known is None:
             known = self.source.response_states(sequences)
@@ -144,27 +117,14 @@ class RememberedStates:
 
 
 def worth_sharing(texts: Sequence[Sequence[int]], most: int | None = None) -> int:
-    """Tokens at the beginning of all texts that are better computed once; 0 where it does not pay.
-
-    Args:
-        texts: Token ids.
-        most: At most this many; every text keeps at least one token of its own anyway.
-    """
+    """Tokens at the beginning of all texts that are better computed once, at most `most`; 0 where it does not pay."""
     if len(texts) < 2:
         return 0
-    first, last = min(map(tuple, texts)), max(map(tuple, texts))  # in order: whatever these two share, all share
+    first, last = min(map(tuple, texts)), max(map(tuple, texts))  # whatever the first and last in order share, all do
     common = next((place for place, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))
     longest = max(map(len, texts))
     common = min(common, longest - 1, longest if most is None else most)
     return common if common >= LEAST_LENGTH and common * (len(texts) - 1) >= LEAST_TOKENS else 0
-
-
-def padded(ids: Sequence[Sequence[int]]) -> Tensor:
-    """Sequences as one grid, filled up with 0 on the right."""
-    input_BT = torch.zeros((len(ids), max(map(len, ids))), dtype=torch.long)
-    for row, sequence in enumerate(ids):
-        input_BT[row, : len(sequence)] = torch.tensor(sequence)
-    return input_BT
 
 
 def source_of(teacher: PreTrainedModel | StateSource) -> StateSource:

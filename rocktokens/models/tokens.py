@@ -1,4 +1,4 @@
-"""The tokenizer that names a run's tokens: a copy in the run itself, else the one beside the pair's student."""
+"""The tokenizer that names a run's tokens: a copy in the run itself, else the student's."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ FOLDER = "tokenizer"
 
 
 def run_tokenizer(run: Run) -> Any | None:
-    """The run's tokenizer; None, with a word in the log, where it cannot be loaded."""
-    known = run.manifest["config"].get("pair") or {}
-    own = run.path / FOLDER
-    source = str(own) if own.is_dir() else str(known.get("student") or "")
-    if not source:
-        return None
+    """The run's tokenizer; None, with a warning, where it cannot be loaded."""
+    source = str(run.path / FOLDER) if (run.path / FOLDER).is_dir() else _student(run)
     try:
         from rocktokens.models.pair import load_tokenizer
 
-        return load_tokenizer(source, PairConfig(trust_remote_code=is_granted("model code")))
+        return load_tokenizer(source, PairConfig(trust_remote_code=is_granted("model code"))) if source else None
     except (RockTokensError, ImportError) as error:
         log.warning("tokens are named by their ids: %s", error)
         return None
 
 
+def _student(run: Run) -> str:
+    return str((run.manifest["config"].get("pair") or {}).get("student") or "")
+
+
 class Spelling:
-    """What turns token ids into text, from a tokenizer.json: no transformers, no torch."""
+    """Token ids to text by a tokenizer.json alone: no transformers, no torch."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -50,9 +50,8 @@ class Spelling:
 
 
 def spelling(run: Run) -> Any | None:
-    """What names the run's tokens: its own tokenizer.json or the student's, else its tokenizer by transformers."""
-    for folder in (run.path / FOLDER, Path((run.manifest["config"].get("pair") or {}).get("student") or "-")):
-        path = folder / "tokenizer.json"
+    """The run's tokenizer.json or the student's where there is one, else its tokenizer by transformers."""
+    for path in (run.path / FOLDER / "tokenizer.json", Path(_student(run) or "-") / "tokenizer.json"):
         if path.is_file():
             with reading(path, "restore it"):
                 return Spelling(path)

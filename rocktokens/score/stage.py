@@ -117,11 +117,11 @@ def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, servers: 
 
 def _groups(run: Run, steps: list[int], place: Place) -> Iterator[list[int]]:
     """As many students at once as memory allows, so that the teacher runs as seldom as possible."""
-    from rocktokens.models.devices import total_memory
+    from rocktokens.models.devices import choose_device, memory
 
     folders = [run.checkpoint(step) for step in steps]
     size = max((sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders), default=0)
-    at_once = max(1, int(STUDENTS_MEMORY_SHARE * total_memory() / place.workers // max(size, 1)))
+    at_once = max(1, int(STUDENTS_MEMORY_SHARE * memory(choose_device("auto"))[1] / place.workers // max(size, 1)))
     yield from (steps[start : start + at_once] for start in range(0, len(steps), at_once))
 
 

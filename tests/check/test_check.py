@@ -95,7 +95,7 @@ def test_memory_to_distil_counts_float32_weights_gradients_and_moments(tmp_path,
     assert full.score_bytes - half.score_bytes >= 2 * (own + theirs)
     assert half.distill_bytes >= 16 * own + 2 * theirs
     assert status(memory_and_time(pair, rollouts)) == "fine"
-    monkeypatch.setattr("rocktokens.models.devices.free_memory", lambda device: 1000)
+    monkeypatch.setattr("rocktokens.models.devices.memory", lambda device: (1000, 1000))
     assert status(memory_and_time(pair, rollouts)) == "wrong"
 
 

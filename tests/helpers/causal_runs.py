@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tiny import save_model, tiny_model
+from transformers import AutoTokenizer
 
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -18,25 +18,14 @@ def save_tiny_pair(folder: Path, *, width: int = 16) -> PairConfig:
     """Student and teacher of random weights that speak the world's vocabulary."""
     world = get_world("arithmetic")
     tokenizer = AutoTokenizer.from_pretrained(world.student_path)
+    shape = {"intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": width // 2}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     names = {}
     for seed, who in enumerate(("student", "teacher")):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=len(world.vocabulary),
-            hidden_size=width,
-            intermediate_size=width,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            initializer_range=0.3,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
+        model = tiny_model(
+            seed=seed, width=width, vocabulary=len(world.vocabulary), initializer_range=0.3, **shape, **ends
         )
-        LlamaForCausalLM(config).save_pretrained(folder / who)
-        tokenizer.save_pretrained(folder / who)
-        names[who] = str(folder / who)
+        names[who] = save_model(folder / who, model, tokenizer)
     return PairConfig(**names)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from tiny import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.models.pair import Pair
 from rocktokens.prompts.tasks import Prompt
@@ -34,22 +35,10 @@ def tokenizer(ids: Sequence[int] = range(3, VOCABULARY)) -> PreTrainedTokenizerF
 
 def model(seed: int, width: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, **settings: Any) -> Any:
     """A Llama with random weights large enough for its choices to matter."""
-    torch.manual_seed(seed)
-    shape = {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "eos_token_id": EOS,
-        "pad_token_id": PAD,
-        "bos_token_id": None,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.3,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**shape, **settings})).eval()
+    shape = {"num_hidden_layers": layers, "max_position_embeddings": 64, "tie_word_embeddings": True}
+    ends = {"eos_token_id": EOS, "pad_token_id": PAD, "bos_token_id": None}
+    shape |= {"initializer_range": 0.3, **ends, **settings}
+    return tiny_model(seed=seed, width=width, vocabulary=vocabulary, **shape)
 
 
 def student(**settings: Any) -> Any:

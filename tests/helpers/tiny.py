@@ -6,30 +6,62 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCABULARY = 64
 CONTEXT = 96
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# What each family has of its own: windows shorter than the tests' texts, caps that the logits meet, scales, tied heads,
+# projections, experts, and layers that are no attention (convolution, linear attention, state space).
+ALL_FAMILIES = {
+    "llama": {},
+    "qwen3": {},
+    "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 6},
+    "mistral": {"sliding_window": 6},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "gpt_neox": {},
+    "phi": {},
+    "phi3": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 16},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 4.0},
+    "qwen2": {},
+    "qwen3_moe": MOE,
+    "mixtral": {"num_local_experts": 4},
+    "gemma": {},
+    "gemma3_text": {"final_logit_softcapping": 3.0},
+    "olmo2": {},
+    "smollm3": {"tie_word_embeddings": True},
+    "stablelm": {},
+    "starcoder2": {},
+    "glm4": {},
+    "llama4_text": {"num_local_experts": 2, "intermediate_size_mlp": 64, "attention_chunk_size": 4},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 32, **MOE,
+    },
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+}  # fmt: skip
 FAMILIES = ("llama", "qwen3", "gemma2", "mistral")
 
 
 def tiny_model(
     family: str = "llama", *, seed: int = 0, width: int = 32, vocabulary: int = VOCABULARY, **options
 ) -> PreTrainedModel:
-    """A random causal model whose logits spread over several nats, so that choices are clear and caps matter."""
+    """A random causal model of any family that transformers knows.
+
+    Its logits spread over several nats, so that choices are clear and caps matter; with `initializer_range` its weights
+    are as transformers draws them.
+    """
     shape = {
         "vocab_size": vocabulary,
         "hidden_size": width,
@@ -44,18 +76,13 @@ def tiny_model(
         "pad_token_id": 2,
         "tie_word_embeddings": False,
     }
-    made = {
-        "llama": (LlamaForCausalLM, LlamaConfig, {}),
-        "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
-        "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
-        # A window shorter than the tests' texts, and a cap that the logits meet.
-        "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"final_logit_softcapping": 3.0, "sliding_window": 6}),
-        "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 6}),
-    }
-    kind, config, extra = made[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind(config(**{**shape, **extra, **options}))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(family, **{**shape, **ALL_FAMILIES.get(family, {}), **options})
+        )
+        if "initializer_range" in options:
+            return model.eval()
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
@@ -110,3 +137,18 @@ def prompts(count: int, *, vocabulary: int = VOCABULARY, shortest: int = 1, long
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=g).tolist()
     return [tuple(torch.randint(3, vocabulary, (length,), generator=g).tolist()) for length in lengths]
+
+
+def generated(model, prefix, limit: int, eos_ids, **options) -> tuple[int, ...]:
+    """What `generate` gives for this prompt alone, without padding."""
+    with torch.no_grad():
+        output = model.generate(
+            torch.tensor([prefix]),
+            attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=list(eos_ids),
+            pad_token_id=2,
+            **options,
+        )
+    return tuple(output[0, len(prefix) :].tolist())

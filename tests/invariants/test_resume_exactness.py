@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import FAMILIES, tiny_model
 from tiny import prompts as random_prompts
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from rocktokens.causal.baseline import Baseline, BaseRollout
 from rocktokens.causal.census import BannedSet
@@ -158,19 +158,12 @@ def test_grafts_follow_the_law_of_direct_simulation(seed, redraw):
 # ---------------------------------------------------------------- the same with a transformer behind it
 
 
-def tiny(seed: int, vocabulary: int = 6) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.8,
+def tiny(seed: int) -> PreTrainedModel:
+    shape = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    return tiny_model(
+        seed=seed, width=16, vocabulary=6, max_position_embeddings=32, initializer_range=0.8, **shape, **ends
     )
-    return LlamaForCausalLM(config).eval()
 
 
 def model_law(mixes, vocabulary, limit, prompt):

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
-from tiny import VOCABULARY, save_model, tiny_model, tiny_tokenizer
+from tiny import ALL_FAMILIES, VOCABULARY, generated, save_model, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.divergence.fused import fused_divergence
 from rocktokens.errors import ConfigError
@@ -22,7 +21,7 @@ from rocktokens.models.devices import choose_device, choose_threads
 from rocktokens.models.pair import (
     check_head,
     check_tokenizers,
-    end_tokens,
+    end_ids,
     head_of,
     hidden_states,
     load_model,
@@ -89,91 +88,26 @@ def test_pad_falls_back_to_an_end_token(tmp_path):
 def test_no_end_token_anywhere_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
-    model = tiny_model()
-    model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match="eos_token"):
-        end_tokens(model, tokenizer)
+        end_ids(None, tokenizer)
 
 
 # --- from hidden state to logits, as each family does it ---
 
-SHAPE = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
-# Families with something of their own at the end: scale, cap, bias, tied head, projection.
-OTHER_FAMILIES = {
-    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "GPTNeoX": {},
-    "Phi": {},
-    "Phi3": {},
-    "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 16},
-    "Bloom": {"n_layer": 2, "n_head": 4},
-    "Cohere": {"logit_scale": 0.25},
-    "Cohere2": {"logit_scale": 0.25},
-    "Granite": {"logits_scaling": 4.0},
-    "Qwen2": {"tie_word_embeddings": True},
-    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
-    "Mixtral": {"num_local_experts": 4},
-    "Gemma": {"head_dim": 8},
-    "Gemma3": {"head_dim": 8, "final_logit_softcapping": 3.0},
-    "Olmo2": {},
-    "SmolLM3": {},
-    "StableLm": {},
-    "Starcoder2": {},
-    "Glm4": {"head_dim": 8},
-    "Llama4Text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 64, "attention_chunk_size": 4},
-    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 4},
-    "DeepseekV3": {
-        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-        "moe_intermediate_size": 32, "first_k_dense_replace": 1,
-    },
-    # Layers that are no attention: convolution, linear attention, state space.
-    "Lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    "Qwen3Next": {
-        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "head_dim": 8,
-    },
-    "FalconH1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8},
-}  # fmt: skip
 
-
-def family(name: str) -> transformers.PreTrainedModel:
-    """A random tiny model of any family that transformers knows, its head scaled so that logits spread."""
-    config_name = f"{name}TextConfig" if name == "Gemma3" else f"{name}Config"
-    config = getattr(transformers, config_name)(**{**SHAPE, **OTHER_FAMILIES[name]})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-@pytest.mark.parametrize("name", OTHER_FAMILIES)
-def test_our_last_step_gives_the_models_own_log_probabilities(name):
-    model = family(name)
-    check_head("student", model, 50)
-    head = head_of(model)
-    text = torch.tensor([[3, 4, 5, 6, 7, 8, 9]])
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_every_family_has_its_own_log_probabilities_and_its_own_greedy_tokens(family):
+    """Our last step against the model's own logits; our decoder, with prompts of three lengths, against `generate`."""
+    model = tiny_model(family)
+    check_head("student", model, VOCABULARY)
+    head, text = head_of(model), torch.tensor([[3, 4, 5, 6, 7, 8, 9]])
     with torch.no_grad():
         own = model(text).logits[0].log_softmax(-1)
         result = fused_divergence(
             hidden_states(model, text)[0],
             head.weight_VH,
             torch.zeros(7, 3),
-            torch.zeros(50, 3),
+            torch.zeros(VOCABULARY, 3),
             token_N=torch.arange(7) + 10,
             student_bias=head.bias_V,
             student_softcap=head.softcap,
@@ -182,33 +116,18 @@ def test_our_last_step_gives_the_models_own_log_probabilities(name):
     expected = own[torch.arange(7), torch.arange(7) + 10]
     torch.testing.assert_close(result.student_logprob_N, expected, rtol=1e-4, atol=1e-4)
 
-
-@pytest.mark.parametrize("name", OTHER_FAMILIES)
-def test_greedy_equals_generate_in_other_families(name):
-    model = family(name)
     prefixes = [(3,), (4, 5, 6, 7), (8, 9)]
     engine = Sampler(model, eos_ids=(1,), pad_id=2, greedy=True)
-    got = engine.generate([Request(prefix, 12, 0) for prefix in prefixes])
-    for prefix, answer in zip(prefixes, got):
-        with torch.no_grad():
-            own = model.generate(
-                torch.tensor([prefix]),
-                attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
-                max_new_tokens=12,
-                do_sample=False,
-                eos_token_id=1,
-                pad_token_id=2,
-            )
-        assert answer.token_ids == tuple(own[0, len(prefix) :].tolist())
+    for prefix, answer in zip(prefixes, engine.generate([Request(prefix, 12, 0) for prefix in prefixes])):
+        assert answer.token_ids == generated(model, prefix, 12, (1,))
 
 
-@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
 def test_a_family_whose_state_the_sampler_cannot_keep_is_refused(name):
     """transformers would run it without a state, and every token would be drawn from the one before it alone."""
-    sizes = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "expand": 2} if name == "Mamba2" else {}
-    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **sizes})
-    engine = Sampler(AutoModelForCausalLM.from_config(config), eos_ids=(1,), pad_id=2)
-    with pytest.raises(ConfigError, match=f"a {name.lower()} model keeps its state in a way"):
+    sizes = {"state_size": 8, "head_dim": 16, "n_groups": 1, "expand": 2, "num_heads": 4} if name == "mamba2" else {}
+    engine = Sampler(tiny_model(name, **sizes), eos_ids=(1,), pad_id=2)
+    with pytest.raises(ConfigError, match=f"a {name} model keeps its state in a way"):
         engine.generate([Request((3, 4), 3, 0)])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tiny import CONTEXT, FAMILIES, VOCABULARY, prompts, tiny_model
+from tiny import CONTEXT, FAMILIES, VOCABULARY, generated, prompts, tiny_model
 
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.sample.kv_decoder import Decoder
@@ -36,21 +36,6 @@ def sampler(model, **options) -> Sampler:
 
 def requests(prefixes, limit: int = 16, **options) -> list[Request]:
     return [Request(prefix, limit, seed, **options) for seed, prefix in enumerate(prefixes)]
-
-
-def generated(model, prefix, limit: int, eos_ids, **options) -> tuple[int, ...]:
-    """What `generate` gives for this prompt alone, without padding."""
-    with torch.no_grad():
-        output = model.generate(
-            torch.tensor([prefix]),
-            attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
-            max_new_tokens=limit,
-            do_sample=False,
-            eos_token_id=list(eos_ids),
-            pad_token_id=PAD,
-            **options,
-        )
-    return tuple(output[0, len(prefix) :].tolist())
 
 
 # --- greedy equals generate ---
