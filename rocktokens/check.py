@@ -371,8 +371,6 @@ def needs_of(config: PairConfig, rollouts: RolloutConfig) -> Needs:
 
 def memory_and_time(config: PairConfig, rollouts: RolloutConfig) -> Finding:
     """Does the pair fit into this machine, and how long will it take at least?"""
-    import torch
-
     from rocktokens.models.devices import choose_device, memory
 
     needs, (free, _) = needs_of(config, rollouts), memory(choose_device(config.device))
