@@ -5,7 +5,6 @@ check = make_checker(PromptsConfig(source="mine.jsonl"))     # check(rollout_tex
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import re
@@ -37,18 +36,19 @@ TIMEOUT_SECONDS = 5  # of one symbolic comparison, and of one regular expression
 
 def make_checker(config: PromptsConfig) -> Checker | None:
     """The function that compares a response with an answer; None: accuracy is not measured."""
-    if config.checker == "none":
-        return None
-    if config.checker == "auto" and config.source in world_names():
-        return get_world(config.source).check
-    if config.checker == "auto" and is_gym_source(config.source):
-        return gym_checker(config.source)
-    if config.checker in ("auto", "math"):
-        return MathChecker()
-    if config.checker == "exact":
-        return lambda text, answer: " ".join(text.split()) == " ".join(answer.split())
-    if config.checker == "regex":
-        return _regex_checker(config.pattern or "")
+    match config.checker:
+        case "none":
+            return None
+        case "auto" if config.source in world_names():
+            return get_world(config.source).check
+        case "auto" if is_gym_source(config.source):
+            return gym_checker(config.source)
+        case "auto" | "math":
+            return MathChecker()
+        case "exact":
+            return lambda text, answer: text.split() == answer.split()
+        case "regex":
+            return _regex_checker(config.pattern or "")
     return _function_by_path(config.checker)
 
 
@@ -64,7 +64,7 @@ class MathChecker:
         # Without a signal-based timeout (outside the main thread) math-verify warns at every call.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self.counts: Counter[str] = Counter(math_verify=0, last_number=0, unreadable=0)
-        self._answers: dict[str, list[Any]] = {}
+        self._answers: dict[str, list[Any] | None] = {}
         self._known: dict[tuple[str, str], tuple[str, bool]] = {}  # sympy reads a repeated text once
 
     def __call__(self, text: str, answer: str) -> bool:
@@ -77,12 +77,11 @@ class MathChecker:
     def _decide(self, text: str, answer: str) -> tuple[str, bool]:
         from math_verify import verify
 
-        try:
-            expected, found = self._read_answer(answer), _read_formulas(text)
-            if expected and found:
-                return "math_verify", bool(verify(expected, found, timeout_seconds=_timeout()))
-        except TooLongToRead:
+        expected, found = self._read_answer(answer), _read_formulas(text)
+        if expected is None or found is None:
             return "unreadable", False
+        if expected and found:
+            return "math_verify", bool(verify(expected, found, timeout_seconds=_timeout()))
         expected_number, found_number = _last_number(answer), _last_number(text)
         if expected_number is None or found_number is None:
             return "unreadable", False
@@ -90,12 +89,10 @@ class MathChecker:
 
     def readable(self, answer: str) -> bool:
         """Whether an answer can be compared at all."""
-        try:
-            return bool(self._read_answer(answer)) or _last_number(answer) is not None
-        except TooLongToRead:
-            return False
+        found = self._read_answer(answer)
+        return bool(found) or (found is not None and _last_number(answer) is not None)
 
-    def _read_answer(self, answer: str) -> list[Any]:
+    def _read_answer(self, answer: str) -> list[Any] | None:
         if answer not in self._answers:
             # Reference answers are mostly bare LaTeX, which math-verify reads only between delimiters; a plain word
             # between them it would take for a product of letters.
@@ -121,21 +118,18 @@ def how_checked(checker: Checker | None, texts: list[str], answers: list[str | N
     return {"checked_by": {how: checker.counts[how] - before[how] for how in checker.counts}}
 
 
-def _read_formulas(text: str) -> list[object]:
+def _read_formulas(text: str) -> list[Any] | None:
+    """The formulas of a text; None where reading it takes too long."""
     from math_verify import parse
     from math_verify.errors import TimeoutException
 
     try:
         found = parse(text, parsing_timeout=_timeout(), raise_on_error=True)
     except TimeoutException:
-        raise TooLongToRead from None
+        return None
     except Exception:  # sympy raises whatever a formula makes it stumble over; such a text holds no formula
         return []
     return [formula for formula in found if not isinstance(formula, str)]
-
-
-class TooLongToRead(Exception):
-    """math-verify did not finish reading a text in time: it equals nothing."""
 
 
 def _timeout() -> int | None:
@@ -179,10 +173,8 @@ def _regex_checker(pattern: str) -> Checker:
 
 def _function_by_path(path: str) -> Checker:
     module_name, _, name = path.partition(":")
-    near = difflib.get_close_matches(path, NAMED_CHECKERS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    known = f"There are: {', '.join(NAMED_CHECKERS)}, or package.module:function."
-    require(bool(name), f"no checker is called {path!r}.{hint} {known}")
+    known = f"{', '.join(NAMED_CHECKERS)}, or package.module:function"
+    require(bool(name), f"no checker is called {path!r}; there are {known}.")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's own file in the directory of the command
     try:

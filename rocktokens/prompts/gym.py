@@ -9,11 +9,12 @@ wrote as Python, and some give full marks to wrong answers.
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
+import msgspec
 import yaml
 
 from rocktokens.errors import ConfigError
@@ -23,10 +24,11 @@ from rocktokens.settings import require
 PREFIX = "reasoning-gym:"
 BLOCK = 1000  # prompts generated from one seed before the next seed is taken
 MOST_REPEATS = 2000  # a task that repeats itself this many times in a row has no more to give
-OURS = {"seed": "prompts.seed", "size": "prompts.limit"}  # the task's own settings that ours replace
+OURS = ("seed", "size")  # the task's own settings that prompts.seed and prompts.limit replace
 
 
 # ---------------------------------------------------------------- reading answers
+#
 # The last of: an <answer> element; a \boxed formula; what follows `####`, "answer is" or "answer:"; and where the
 # rollout has none of these, its last number, fraction or line. The first kind that occurs is taken.
 
@@ -111,21 +113,16 @@ def is_gym_source(source: str) -> bool:
 
 
 def gym_rows(source: str, options: Sequence[str], seed: int) -> Iterator[tuple[str, str, str]]:
-    """Distinct prompts of a task as (name, question, answer); ends where the task has no more to give.
+    """Distinct prompts of a task as (name, question, answer); ends when the task has no more to give.
 
-    Args:
-        source: `reasoning-gym:NAME`.
-        options: The task's own settings as KEY=VALUE.
-        seed: Another seed gives other prompts, in another order.
+    `options` are the task's own settings as KEY=VALUE. Another seed gives other prompts, in another order.
     """
-    name = _task_name(source)
+    name, seen, repeats, block = _task_name(source), set[str](), 0, 0
     try:
         import reasoning_gym
     except ImportError:
         raise ConfigError(f"{source} needs the package reasoning-gym: `pip install rocktokens[tasks]`") from None
     settings = _read_options(name, options)
-    seen: set[str] = set()
-    repeats, block = 0, 0
     while True:
         first = derive_seed("reasoning-gym", name, seed, block) % 2**31
         for number in range(BLOCK):
@@ -159,26 +156,21 @@ def _task_name(source: str) -> str:
 
 
 def _read_options(name: str, options: Sequence[str]) -> dict[str, object]:
-    """A task's settings by name, checked against the types of their defaults: the package itself checks no types."""
+    """A task's settings by name, checked against the types of its settings class: the package checks no types."""
     from reasoning_gym.factory import DATASETS
 
-    defaults = vars(DATASETS[name][1]())
-    found: dict[str, object] = {}
+    settings, found = DATASETS[name][1], dict[str, object]()
+    known = [own.name for own in dataclasses.fields(settings) if own.name not in OURS]
     for option in options:
         key, equals, written = option.partition("=")
-        require(bool(equals), f"prompts.options are KEY=VALUE, got {option!r}")
-        require(key not in OURS, f"prompts.options cannot set {key}; use {OURS.get(key)}")
-        near = difflib.get_close_matches(key, defaults, n=1) or [one for one in defaults if one not in OURS]
-        require(key in defaults, f"{PREFIX}{name} has no setting {key!r}; did you mean {' or '.join(near)}?")
+        takes = f"{PREFIX}{name} takes options as KEY=VALUE, where KEY is one of {', '.join(known)}"
+        require(bool(equals) and key in known, f"{takes}; got {option!r}")
         try:
-            value = yaml.safe_load(written)
+            found[key] = yaml.safe_load(written)
         except yaml.YAMLError:
             raise ConfigError(f"prompts.options: {option!r} is not YAML; signs need quotes, as in ['+', '*']") from None
-        default = defaults[key]
-        wanted = list if isinstance(default, list | tuple) else type(default)
-        if type(value) is int and wanted is float:
-            value = float(value)
-        fits = default is None or isinstance(default, str) or type(value) is wanted
-        require(fits, f"{PREFIX}{name}: {key} must be {wanted.__name__} like {default!r}, got {written!r}")
-        found[key] = tuple(value) if isinstance(default, tuple) else value
-    return found
+    try:
+        checked = msgspec.convert(found, settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"prompts.options of {PREFIX}{name}: {error}") from None
+    return {key: getattr(checked, key) for key in found}

@@ -1,11 +1,9 @@
-"""Prompts: the built-in worlds, any JSONL file, any hub dataset, any reasoning-gym task.
-
-How rollouts are checked against answers is checkers.py's business.
+"""Prompts: the built-in worlds, any JSONL file, any hub dataset, the reasoning-gym tasks of gym.py.
 
     prompts = load_prompts(PromptsConfig(source="mine.jsonl"), tokenizer)
 
-Turns what a user points at into token ids and reference answers, and says clearly what is wrong with it. Knows no
-model: a prompt is tokenised here once, and everything after works on its ids.
+Turns what a user points at into token ids and reference answers, and says what is wrong with it. Knows no model: a
+prompt is tokenised here once, and everything after works on its ids.
 """
 
 from __future__ import annotations
@@ -82,8 +80,7 @@ def load_prompts(
         share = f" for {part}: {PART_TENTHS[part]} of 10 are set aside for it" if part else ""
         said = f"gave {len(prompts)} distinct prompts where {limit} were asked for" if prompts else "has no prompts"
         raise DataError(f"{config.source} {said}{share}; give more rows, lower prompts.limit, or vary prompts.options.")
-    _refuse_bad_lengths(prompts, tokenizer)
-    _refuse_bad_answers(prompts, config)
+    _refuse_bad(prompts, config, tokenizer)
     double = len(prompts) - len({prompt.text for prompt in prompts})
     if double and config.source.endswith(".jsonl"):
         log.warning("%s: %d of %d prompts stand there more than once", config.source, double, len(prompts))
@@ -126,6 +123,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
             if line.strip():
                 try:
                     row = json.loads(line.decode("utf-8"))
+                    json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is JSON and no text
                     said = "" if isinstance(row, dict) else f"a row must be a JSON object, got {type(row).__name__}"
                 except UnicodeDecodeError as error:
                     said = f"not UTF-8 text (byte {error.start + 1}); save the file as UTF-8"
@@ -176,9 +174,6 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
             f"neither column {config.prompt_field!r} nor 'messages' holds text or messages. It has: "
             f"{', '.join(map(repr, row))}. Name the right one with --prompts.prompt-field."
         )
-    for written in (text if messages is None else None, answer):
-        if written is not None and any("\ud800" <= letter <= "\udfff" for letter in str(written)):
-            said = said or "half of a surrogate pair is no text; mend the row."
     if said:
         raise DataError(f"row {name}: {said}")
     if messages is None:
@@ -200,36 +195,28 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
 # ---------------------------------------------------------------- what is refused
 
 
-def _refuse_bad_lengths(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
-    most = tokenizer.model_max_length
-    for bad, what in (
-        ([p for p in prompts if not p.prompt_ids], "are empty"),
-        ([p for p in prompts if len(p.prompt_ids) >= most], f"leave no room for a response in {most} tokens"),
-    ):
-        if bad:
-            worst = max(bad, key=lambda prompt: len(prompt.prompt_ids))
-            example = f"{worst.prompt_id} with {len(worst.prompt_ids)} tokens"
-            raise DataError(f"{len(bad)} of {len(prompts)} prompts {what}, e.g. {example}.")
-
-
-def _refuse_bad_answers(prompts: list[Prompt], config: PromptsConfig) -> None:
-    """With the math checker every answer must be a number or a formula, or accuracy would count it as wrong."""
-    if config.checker not in NAMED_CHECKERS or config.checker == "none":
-        return
+def _refuse_bad(prompts: list[Prompt], config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Prompts must leave room for a response; with the math checker answers must be readable, or all count as wrong."""
+    most, checker, said = tokenizer.model_max_length, MathChecker(), ""
+    worst = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
+    empty = [prompt.prompt_id for prompt in prompts if not prompt.prompt_ids]
     answered = [prompt for prompt in prompts if prompt.answer is not None]
-    if not answered and (config.checker != "auto" or config.answer_field != PromptsConfig.answer_field):
-        raise DataError(
+    is_math = config.checker == "math" or (config.checker == "auto" and not is_endless(config.source))
+    wants_answers = config.checker in ("math", "exact", "regex") or config.answer_field != PromptsConfig.answer_field
+    if empty:
+        said = f"{len(empty)} of {len(prompts)} prompts are empty, e.g. {empty[0]}."
+    elif len(worst.prompt_ids) >= most:
+        said = f"prompt {worst.prompt_id} with {len(worst.prompt_ids)} tokens leaves no room for a response in {most}."
+    elif not answered and wants_answers and config.checker in NAMED_CHECKERS and config.checker != "none":
+        said = (
             f"checker={config.checker} needs answers, but no row of {config.source} has column "
             f"{config.answer_field!r}. Name the column with --prompts.answer-field, or set checker=none."
         )
-    own_checker = config.checker == "auto" and is_gym_source(config.source)
-    if config.source in world_names() or own_checker or config.checker not in ("auto", "math"):
-        return
-    checker = MathChecker()
-    unreadable = [p for p in answered if not checker.readable(cast(str, p.answer))]
-    if unreadable:
-        shown = "; ".join(f"{p.prompt_id}: {p.answer!r}" for p in unreadable[:3])
-        raise DataError(
+    elif is_math and (unreadable := [own for own in answered if not checker.readable(str(own.answer))]):
+        shown = "; ".join(f"{own.prompt_id}: {own.answer!r}" for own in unreadable[:3])
+        said = (
             f"{len(unreadable)} of {len(answered)} answers are neither a number nor a formula, e.g. {shown}. "
             "Use checker=exact, regex, a function of your own, or none."
         )
+    if said:
+        raise DataError(said)

@@ -125,7 +125,7 @@ ANA = {"prompt": "Ana"}
         ("", {}, "no prompts"),
         ([ANA, {"prompt": ""}], {}, r"1 of 2 prompts are empty.*p/2"),
         ([{"prompt": ["Ana"]}], {}, "holds text"),
-        ([ANA, {"prompt": "1" * 200}], {}, r"1 of 2 prompts .*p/2 with 200"),
+        ([ANA, {"prompt": "1" * 200}], {}, "p/2 with 200"),
         ([{"messages": [{"role": "user", "content": "Ana"}]}], {}, "no chat template"),
         ([{"messages": "hello"}], {}, "p/1"),
         ([{"messages": [{"text": "hello"}]}], {}, "p/1"),
@@ -241,7 +241,7 @@ def test_checker_by_dotted_path(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("checker", "words"),
-    [("maths", "Did you mean 'math'"), ("no.such.module:check", "cannot import"), ("os:linesep", "no function")],
+    [("maths", "auto, math, exact"), ("no.such.module:check", "cannot import"), ("os:linesep", "no function")],
 )
 def test_unknown_checkers(checker, words):
     with pytest.raises(ConfigError, match=words):
