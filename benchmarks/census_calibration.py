@@ -56,19 +56,16 @@ def census(difference, used, config, seed):
         return Outcomes(
             problem_N=np.repeat(np.arange(begin, end), rollouts),
             correct_N=np.full((end - begin) * rollouts, 0.5),
-            num_tokens=0,
             used_V=used[begin:end].sum((0, 1)) * np.isin(np.arange(NUM_SETS), active),
             problem_J=problem_J,
             before_J=np.zeros(len(problem_J)),
             column_J=column_J,
             is_knockout_J=np.ones(len(problem_J), bool),
-            repeat_J=np.zeros(len(problem_J), int),
             after_J=difference[problem_J, rollout_J, column_J],
-            num_tokens_J=np.zeros(len(problem_J), int),
             placebo_problems=0,
         )
 
-    effects = Effects(sets, problems, rollouts, 1)
+    effects = Effects(sets, problems, rollouts)
     schedule = make_schedule(problems, config.rounds if config.until == "decided" else 1)
     return run_looks(effects, schedule, measure, config, seed=seed)
 

@@ -28,7 +28,7 @@ READINGS = "select step, accuracy, accuracy_low, accuracy_high from training whe
 TRAINED = "select step, loss, tokens, seconds from training where loss is not null order by step"
 TYPE_COLUMNS = ("token", "token_id", "cluster", "count_all", "loss_pre", "loss_post", "teacher_entropy", "rho")
 CENSUS_COLUMNS = ("token", "role", "kind", "verdict", "used_share", "num_changed", "delta", "delta_low", "delta_high")
-CENSUS_COLUMNS += ("p", "p_bonferroni", "p_bh", "placebo_delta")
+CENSUS_COLUMNS += ("p", "p_bh")
 LOSS_BY_PROMPT = (
     "select step, prompt_id, sum(kl) as loss, count(*) as positions from occurrences where isfinite(kl) "
     "group by 1, 2 order by 1, 2"

@@ -197,7 +197,6 @@ prompt_id  text     Identifier of the prompt.
 rollout_id text     Identifier of the rollout: prompt_id#number.
 arm        text     baseline, knockout (the set banned) or placebo (nothing banned).
 set_id     text     The banned set; the empty string for the baseline.
-repeat     int32    Number of the repeated continuation, from 0.
 resumed_at int32    Position from which the rollout was generated anew; empty for the baseline.
 correct    bool     Whether the resumed rollout's answer is right.
 num_tokens int32    Tokens generated.
@@ -225,23 +224,15 @@ outer_high       float    Upper end of the 1 − α interval of the test of no e
 inner_low        float    Lower end of the 1 − 2α interval of the equivalence test.
 inner_high       float    Upper end of the 1 − 2α interval of the equivalence test.
 p                float    p value of no effect, divided by the share of α of its look.
-p_bonferroni     float    p after Bonferroni over candidates; empty for controls and unused sets.
-p_bh             float    p after Benjamini–Hochberg over candidates; empty likewise.
+p_bh             float    p after Benjamini–Hochberg over candidates; empty for controls and unused sets.
 p_neutral        float    p of the equivalence test.
 sd               float    Standard deviation of the change per prompt.
 detectable       float    Smallest effect that these prompts show at the power asked for.
-placebo_delta    float    Mean change when nothing is banned; empty without placebos.
-placebo_floor    float    Noise floor: what two identical arms differ by on as many prompts; empty likewise.
+placebo_floor    float    Noise floor: difference between two identical arms on as many prompts; empty without placebos.
 round            int      The look at which the verdict was reached.
-alpha_share      float    Share of α that this look could spend.
 more_problems    int      Further prompts that would decide an undecided set; else 0.
-num_resumed      int      Rollouts resumed.
-num_tokens       int      Tokens generated.
 accuracy_with    float    Accuracy without a ban, on the prompts that the set was tested on.
 accuracy_without float    Accuracy with the set banned, on the same prompts.
-bh_05            bool     Whether p_bh is at most 0.05.
-bh_10            bool     Whether p_bh is at most 0.10.
-bh_20            bool     Whether p_bh is at most 0.20.
 
 # grafts | graft | one row per set of tokens that the teacher draws in the student's place
 arm             text     rocks (or candidates), placebo, control, rest, all, skippable, or cluster NAME.
@@ -253,9 +244,6 @@ grad_share      float    Share of the total gradient norm; empty for placebo and
 accuracy        interval Accuracy under the graft; of `all`, the teacher's own.
 gain            interval Accuracy under the graft minus without, paired by prompt.
 num_problems    int      Prompts.
-num_resumed     int      Rollouts resumed.
-num_rollouts    int      Rollouts in all.
-num_tokens      int      Tokens generated.
 
 # graft_rollouts | graft | one row per resumed rollout; a rollout without a row for an arm was copied whole
 prompt_id  text     Identifier of the prompt.

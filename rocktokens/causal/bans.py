@@ -7,19 +7,21 @@ other surface forms, a control that is a candidate anyway) is there once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
 
 from rocktokens.causal.census import BannedSet
 from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.errors import ConfigError
+from rocktokens.run import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+WINDOW_SHARE = 0.1  # of a type's occurrences that must have a candidate in their windows
 
 
 def texts_of(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -67,78 +69,42 @@ def families(texts: Mapping[int, str]) -> dict[int, tuple[int, ...]]:
 
 
 def window_sets(
-    tokens: Iterable[int],
-    candidates: Sequence[int],
-    pieces: Iterable[Mapping[str, np.ndarray]],
-    *,
-    tau: float,
-    width: int,
-    share: float = 0.1,
+    run: Run, tokens: Sequence[int], candidates: Sequence[int], *, tau: float, width: int
 ) -> dict[int, tuple[int, ...]]:
     """Types with the candidates inside the high-divergence windows of their occurrences (docs/method.md §5).
 
-    A candidate belongs if it stands inside so often that its number is at least `share` of the type's own.
-
-    Args:
-        tokens: the types.
-        candidates: what may belong to them.
-        pieces: rollout, token and loss of positions, in order; every rollout whole in one of them.
-        tau: a position is high if the moving mean of three losses is at least this.
-        width: positions on either side that a window has at most.
-        share: see above.
+    A window is the run of high positions around an occurrence, at most `width` to either side; a position is high if
+    the mean loss of it and its two neighbours is at least `tau`. A candidate belongs if it stands inside so often that
+    its number is at least WINDOW_SHARE of the type's own.
     """
-    tokens = list(tokens)
-    ids_C = np.unique(np.array([*tokens, *candidates], np.int64))
-    own_C, may_belong_C = np.isin(ids_C, tokens), np.isin(ids_C, candidates)
-    hits_C, inside_CC = np.zeros(len(ids_C), np.int64), csr_array((len(ids_C), len(ids_C)), dtype=np.int64)
-    for piece in pieces:
-        place_N = np.searchsorted(ids_C, piece["token"]).clip(max=len(ids_C) - 1)
-        place_N[ids_C[place_N] != piece["token"]] = -1
-        hits_C += np.bincount(place_N[place_N >= 0], minlength=len(ids_C))
-        high_N, follows_N = _high_losses(piece, tau)
-        inside_CC = inside_CC + _inside_windows(place_N, own_C, high_N, follows_N, width)
-    found = {}
-    for place, token in enumerate(ids_C.tolist()):
-        if own_C[place]:
-            row = inside_CC[[place]].tocoo()
-            often = row.coords[1][(row.data > 0) & (row.data >= share * hits_C[place])]
-            found[token] = tuple(sorted({token, *ids_C[often[may_belong_C[often]]].tolist()}))
-    return found
-
-
-def _high_losses(piece: Mapping[str, np.ndarray], tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the mean of a position's loss and its neighbours' is high; whether it follows the one before (N + 1)."""
-    loss_N, rollout_N = np.nan_to_num(np.asarray(piece["loss"], float)), piece["rollout"]
-    follows_N = np.zeros(len(loss_N) + 1, bool)
-    follows_N[1:-1] = rollout_N[1:] == rollout_N[:-1]
-    joined_N = follows_N[1:-1]
-    total_N, count_N = loss_N.copy(), np.ones(len(loss_N))
-    total_N[1:] += loss_N[:-1] * joined_N
-    total_N[:-1] += loss_N[1:] * joined_N
-    count_N[1:] += joined_N
-    count_N[:-1] += joined_N
-    return total_N / count_N >= tau, follows_N
-
-
-def _inside_windows(
-    place_N: np.ndarray, own_C: np.ndarray, high_N: np.ndarray, follows_N: np.ndarray, width: int
-) -> csr_array:
-    """How many positions of each candidate lie inside a type's windows; none counts twice for one type."""
-    number, kinds = len(place_N), len(own_C)
-    start_H = np.flatnonzero((place_N >= 0) & high_N)
-    start_H = start_H[own_C[place_N[start_H]]]
-    found = [np.empty(0, np.int64)]
-    for way in (1, -1):
-        here_H, owner_H = start_H, place_N[start_H]
-        for _ in range(width):
-            # The window extends while the neighbour is of the same rollout and high itself.
-            on_H = follows_N[here_H + (way > 0)]
-            here_H, owner_H = here_H[on_H] + way, owner_H[on_H]
-            here_H, owner_H = here_H[high_N[here_H]], owner_H[high_N[here_H]]
-            other_H = (place_N[here_H] >= 0) & (place_N[here_H] != owner_H)
-            found.append(owner_H[other_H] * number + here_H[other_H])
-    owner_W, row_W = np.divmod(np.unique(np.concatenate(found)), max(number, 1))
-    return csr_array((np.ones(len(row_W), np.int64), (owner_W, place_N[row_W])), shape=(kinds, kinds))
+    step = run.steps()[-1]
+    inside = run.query(
+        f"""
+        with measured as (
+            select rollout_id, position, token_id, avg(if(isnan(kl), 0, coalesce(kl, 0)))
+                over (partition by rollout_id order by position rows between 1 preceding and 1 following) >= ? as high
+            from occurrences where step = {step}
+        ), runs as (  -- high positions of one run differ by as much as their row numbers
+            select *, position - row_number() over (partition by rollout_id order by position) as run
+            from measured where high
+        ), pairs as (
+            select distinct own.token_id as owner, other.token_id as member, other.rollout_id, other.position
+            from runs own cross join range(-{width}, {width} + 1) as near(away)
+            join runs other on other.rollout_id = own.rollout_id and other.position = own.position + near.away
+            where other.run = own.run and other.token_id <> own.token_id
+                and list_contains(?, own.token_id) and list_contains(?, other.token_id)
+        ), often as (
+            select token_id, count(*) as number from occurrences where step = {step} group by token_id
+        )
+        select owner, member from pairs join often on often.token_id = owner
+        group by owner, member, number having count(*) >= {WINDOW_SHARE} * number
+        """,
+        (tau, list(tokens), list(candidates)),
+    )
+    found = {token: {token} for token in tokens}
+    for owner, member in zip(inside["owner"].to_pylist(), inside["member"].to_pylist()):
+        found[owner].add(member)
+    return {token: tuple(sorted(own)) for token, own in found.items()}
 
 
 def matched_controls(
@@ -162,29 +128,27 @@ def make_sets(
     eos_ids: Sequence[int],
     rocks: Sequence[int] = (),
     count: Mapping[int, float] | None = None,
-    occurrences: Iterable[Mapping[str, np.ndarray]] | None = None,
-    tau: float | None = None,
-    width: int = 4,
+    windows: Callable[[Sequence[int]], Mapping[int, tuple[int, ...]]] | None = None,
 ) -> list[BannedSet]:
     """All sets that the configuration asks for, each once, candidates before controls.
 
-    `occurrences` are read once, piece by piece (see `window_sets`), and only where windows are asked for.
+    `windows`: window sets of these types, where occurrences were scored and a detection has set the threshold.
     """
     sets: dict[tuple[int, ...], BannedSet] = {}
-    forms = families(texts) if "family" in config.kinds else {}
     wider = [token for token in candidates if config.wider_sets_of != "rocks" or token in rocks]
-    windows: dict[int, tuple[int, ...]] = {}
+    forms = families(texts) if "family" in config.kinds else {}
+    inside: Mapping[int, tuple[int, ...]] = {}
     if "window" in config.kinds and wider:
-        if occurrences is None or tau is None:
+        if windows is None:
             raise ConfigError("window knock-outs need scored occurrences and a detection; run those first")
-        windows = window_sets(wider, candidates, occurrences, tau=tau, width=width)
+        inside = windows(wider)
     for kind in config.kinds:
         for token_id in candidates if kind == "token" else wider:
             members: tuple[int, ...] = (token_id,)
             if kind == "family":
                 members = tuple(m for m in forms.get(token_id, (token_id,)) if m == token_id or m not in eos_ids)
             elif kind == "window":
-                members = windows[token_id]
+                members = inside[token_id]
             text = texts.get(token_id, f"#{token_id}")
             sets.setdefault(members, BannedSet(f"{kind}:{token_id}", kind, token_id, text, members))
     if config.controls and "token" in config.kinds and count:

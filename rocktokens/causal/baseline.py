@@ -1,19 +1,17 @@
 """What knock-outs and grafts share: prompts, the baseline rollouts they start from, and how work is shared out.
 
-The baseline is sampled once, checked, and searched for the first use of every token type. Work comes in pieces: the
-driver names them and a process with an engine makes each one (`Bench`). `Work` makes them in this process with an
-engine at hand; `JobWork` as jobs, each with a part on disk, so that a kill loses no finished piece. Pieces do not
-depend on the number of workers.
+The baseline is sampled once, checked, and searched for the first use of every token type. Work comes in pieces of some
+hundred rollouts that do not depend on the number of workers. They are made here with an engine at hand or, in a stage,
+as jobs with a part on disk each, so that a kill loses no finished piece.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,25 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHUNK = 512  # rollouts of one piece of work: what a kill may cost, and what workers share out
-# Token ids of knocked-out and grafted rollouts are kept for the first prompts alone: enough to read some.
-SHOWN_PROMPTS = 12
+SHOWN_PROMPTS = 12  # token ids of resumed rollouts are kept for the first prompts alone: enough to read some
 COLUMNS = ("subset", "prompt_field", "answer_field")  # of files and datasets
-
-Keep = Callable[[str, Callable[[], pa.Table]], pa.Table]
-"""keep(name, make): the table of that name, made now if it was not kept before."""
-Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""bar(description, total): a block that is told of work done."""
-
-
-def make_now(name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """A `Keep` that keeps nothing."""
-    return make()
-
-
-@contextmanager
-def no_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A `Bar` that shows nothing."""
-    yield lambda count: None
 
 
 # ---------------------------------------------------------------- rollouts
@@ -79,22 +60,7 @@ class BaseRollout:
     rollout_id: str
     token_ids: tuple[int, ...]
     correct: bool
-    truncated: bool
     seed: int
-
-
-def rollouts_of(table: pa.Table, first_problem: int = 0) -> list[BaseRollout]:
-    """Rows of a rollouts table, prompt by prompt; the first prompt has this number."""
-    number: dict[str, int] = {}
-    found = []
-    for row in table.to_pylist():
-        prompt = Prompt(row["prompt_id"], tuple(row["prompt_ids"]), "", row["answer"])
-        problem = number.setdefault(prompt.prompt_id, first_problem + len(number))
-        tokens = tuple(row["token_ids"])
-        found.append(
-            BaseRollout(prompt, problem, row["rollout_id"], tokens, row["correct"], row["truncated"], row["seed"])
-        )
-    return found
 
 
 class Baseline:
@@ -102,6 +68,8 @@ class Baseline:
 
     def __init__(self, rollouts: Sequence[BaseRollout]) -> None:
         self.rollouts = list(rollouts)
+        self.problem_N = np.array([rollout.problem for rollout in rollouts], int)
+        self.correct_N = np.array([rollout.correct for rollout in rollouts], float)
         lengths = [len(rollout.token_ids) for rollout in rollouts]
         token_N = np.fromiter((t for rollout in rollouts for t in rollout.token_ids), np.int64, sum(lengths))
         rollout_N = np.repeat(np.arange(len(rollouts)), lengths)
@@ -113,6 +81,18 @@ class Baseline:
         first_N[1:] = (np.diff(token_N) != 0) | (np.diff(rollout_N) != 0)
         self._token_U, self._rollout_U, self._position_U = token_N[first_N], rollout_N[first_N], position_N[first_N]
 
+    @classmethod
+    def of(cls, table: pa.Table, first_problem: int = 0) -> Baseline:
+        """From a rollouts table, prompt by prompt; the first prompt has this number."""
+        number: dict[str, int] = {}
+        found = []
+        for row in table.to_pylist():
+            prompt = Prompt(row["prompt_id"], tuple(row["prompt_ids"]), "", row["answer"])
+            problem = number.setdefault(prompt.prompt_id, first_problem + len(number))
+            tokens = tuple(row["token_ids"])
+            found.append(BaseRollout(prompt, problem, row["rollout_id"], tokens, row["correct"], row["seed"]))
+        return cls(found)
+
     def first_uses(self, members: Collection[int]) -> dict[int, int]:
         """Rollouts (by index) that use any member, with the position of the first use."""
         found: dict[int, int] = {}
@@ -121,10 +101,6 @@ class Baseline:
             for rollout, position in zip(self._rollout_U[begin:end].tolist(), self._position_U[begin:end].tolist()):
                 found[rollout] = min(position, found.get(rollout, position))
         return dict(sorted(found.items()))
-
-    def correct_N(self) -> Floats:
-        """Outcome of every rollout."""
-        return np.array([rollout.correct for rollout in self.rollouts], float)
 
 
 def answerable(prompts: Sequence[Prompt], checker: Checker | None, seed: int) -> list[Prompt]:
@@ -150,7 +126,6 @@ class Bench:
     engine: Engine
     decode: Callable[[list[int]], str]
     checker: Checker
-    progress: Callable[[int], None] | None = None
     make_grafter: Callable[[Floats, Floats], Any] | None = None
 
     def judge(self, responses: Sequence[tuple[Prompt, tuple[int, ...]]]) -> list[bool]:
@@ -170,14 +145,14 @@ class Begun(NamedTuple):
     request: Request | None
     """For what follows them; None where nothing can follow."""
     columns: Row
-    """What the row says besides."""
+    """Further columns of its row."""
 
 
 def finish_piece(
     bench: Bench, generate: Callable[..., Sequence[Continuation]], begun: Sequence[Begun], schema: pa.Schema
 ) -> pa.Table:
     """One row per rollout: continued, and checked."""
-    drawn = iter(generate([own.request for own in begun if own.request is not None], progress=bench.progress))
+    drawn = iter(generate([own.request for own in begun if own.request is not None], progress=advance))
     answers = [next(drawn).token_ids if own.request is not None else () for own in begun]
     responses = [(*own.kept, *answer) for own, answer in zip(begun, answers)]
     right = bench.judge([(own.rollout.prompt, response) for own, response in zip(begun, responses)])
@@ -195,131 +170,87 @@ def finish_piece(
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def sample_piece(bench: Bench, *, prompts: Sequence[Prompt], base: BaselineConfig) -> pa.Table:
-    """Rollouts of some prompts, checked."""
-    from rocktokens.sample.rollouts import rollout_row
-
-    asked = [(prompt, number) for prompt in prompts for number in range(base.rollouts)]
-    seeds = [derive_seed(base.seed, "baseline", prompt.prompt_id, number) for prompt, number in asked]
-    requests = [Request(prompt.prompt_ids, limit_of(base), seed) for (prompt, _), seed in zip(asked, seeds)]
-    answers = bench.engine.generate(requests, progress=bench.progress)
-    right = bench.judge([(prompt, answer.token_ids) for (prompt, _), answer in zip(asked, answers)])
-    rows = [
-        rollout_row(prompt, number, seed, answer, text=bench.decode(list(answer.token_ids)), correct=correct)
-        for (prompt, number), seed, answer, correct in zip(asked, seeds, answers, right)
-    ]
-    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
-
-
 def limit_of(base: BaselineConfig) -> int:
     """Longest response."""
     return base.max_new_tokens or RolloutConfig.max_new_tokens
 
 
-class Shared:
-    """Tables that all pieces of a step read, and the number of their first prompt."""
-
-    def __init__(self, tables: Mapping[str, pa.Table], first_problem: int) -> None:
-        self.tables, self.first_problem = tables, first_problem
-
-    @cached_property
-    def rollouts(self) -> list[BaseRollout]:
-        """Of the table `rollouts`."""
-        return rollouts_of(self.tables["rollouts"], self.first_problem)
-
-
-@lru_cache(maxsize=2)
-def read_shared(folder: Path, first_problem: int) -> Shared:
-    """What the driver has written for all pieces of a step."""
-    tables = {path.stem: read_parquet(path, None, "repeat the command") for path in folder.glob("*.parquet")}
-    return Shared(tables, first_problem)
-
-
+@dataclass(frozen=True)
 class Work:
-    """Makes pieces in this process, one after the other; `keep` may know them from an earlier, killed attempt."""
+    """Makes tables in pieces: here, with a bench, or as jobs."""
 
-    def __init__(self, bench: Bench, keep: Keep = make_now, bar: Bar = no_bar) -> None:
-        self.bench, self.keep, self.bar = bench, keep, bar
-        self.exact_resume = bench.engine.exact_resume
+    exact_resume: bool
+    bench: Bench | None = None
+    folder: Path = Path()
+    """Where jobs write their parts."""
+    opens: Json = dataclasses.field(default_factory=dict)
+    """Arguments of `open_bench` in a worker."""
+    place: Place | None = None
 
-    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Callable[[], Shared]:
-        """Make tables known to all pieces: a piece calls what is returned."""
-        known = Shared(tables, first_problem)
-        return lambda: known
-
-    def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
+    def make(
+        self,
+        what: str,
+        piece: Callable[..., pa.Table],
+        items: Sequence[Any],
+        *,
+        number: int,
+        rollouts: int = 1,
+        **given: Any,
+    ) -> list[pa.Table]:
         """The tables of all pieces, in order.
 
         Args:
-            what: the words before the progress bar.
-            pieces: name → how many rollouts, and arguments.
-            piece: a top-level function, called as `piece(bench, **arguments)`.
+            what: the word before the progress bar, and the beginning of the parts' names.
+            piece: a top-level function, called as `piece(bench, some of the items, **given)`.
+            items: what the pieces are cut from.
+            number: sets parts of one name apart.
+            rollouts: how many one item stands for.
+            given: further arguments.
         """
-        with self.bar(what, sum(size for size, _ in pieces.values())) as moved:
-            bench = dataclasses.replace(self.bench, progress=moved)
-            return [self.keep(name, partial(piece, bench, **given)) for name, (_, given) in pieces.items()]
-
-    def carry_out(
-        self,
-        name: str,
-        tables: Mapping[str, pa.Table],
-        piece: Callable[..., pa.Table],
-        *,
-        given: Json,
-        first_problem: int = 0,
-    ) -> list[pa.Table]:
-        """A plan in pieces: each is called as `piece(bench, known=, start=, stop=, **given)`, with rows of the plan."""
-        known, number = self.share(name, tables, first_problem), len(tables["plan"])
-        pieces = {}
-        for start in range(0, number, CHUNK):
-            stop = min(start + CHUNK, number)
-            pieces[f"{name}-{start:08d}"] = (stop - start, {"known": known, "start": start, "stop": stop, **given})
-        return self.make(name.replace("-", " "), pieces, piece)
-
-
-class JobWork(Work):
-    """Makes pieces as jobs, each with its part in a folder."""
-
-    def __init__(self, folder: Path, given: Json, place: Place | None, exact_resume: bool) -> None:
-        self.folder, self.given, self.place, self.exact_resume = folder, given, place, exact_resume
-
-    def share(self, name: str, tables: Mapping[str, pa.Table], first_problem: int) -> Callable[[], Shared]:
-        """Written to the folder; workers read them once."""
-        for own, table in tables.items():
-            write_parquet(table, self.folder / name / f"{own}.parquet")
-        return partial(read_shared, self.folder / name, first_problem)
-
-    def make(self, what: str, pieces: Mapping[str, tuple[int, Json]], piece: Callable[..., pa.Table]) -> list[pa.Table]:
-        """The same, shared out among workers."""
+        size = max(1, CHUNK // rollouts)
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        if self.bench is not None:
+            return [piece(self.bench, chunk, **given) for chunk in chunks]
+        names = [f"{what}-{number}-{len(items)}-{place:06d}" for place in range(len(chunks))]
+        how = {"opens": self.opens, "piece": piece, "given": given}
         jobs = [
-            Job(name, self.folder / f"{name}.parquet", {**self.given, "piece": piece, "given": given}, size)
-            for name, (size, given) in pieces.items()
+            Job(name, self.folder / f"{name}.parquet", {**how, "items": chunk}, rollouts * len(chunk))
+            for name, chunk in zip(names, chunks)
         ]
         run(jobs, do_piece, self.place, what=what, unit="rollouts")
         return [read_parquet(job.part, None, "remove it and repeat the command") for job in jobs]
 
 
-def do_piece(
-    part: Path, *, opener: Callable[..., Bench], bench: Json, piece: Callable[..., pa.Table], given: Json
-) -> None:
+def do_piece(part: Path, *, opens: Json, piece: Callable[..., pa.Table], items: Sequence[Any], given: Json) -> None:
     """A job: make one piece and write it whole."""
-    write_parquet(piece(keep((opener.__name__, bench), lambda: opener(**bench)), **given), part)
+    write_parquet(piece(keep(opens, lambda: open_bench(**opens)), items, **given), part)
 
 
-def open_bench(pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig) -> Bench:
-    """Load the student, or connect to its servers, and the checker."""
+def open_bench(
+    pair: PairConfig, prompts: PromptsConfig, rollouts: RolloutConfig, servers: ServersConfig, grafts: bool
+) -> Bench:
+    """A worker's engines, in this process or on servers, and its checker; `grafts` need both models."""
+    from rocktokens.causal.grafters import GraftSampler, ServedGrafter
+    from rocktokens.models.pair import load_pair
+    from rocktokens.sample.rollouts import make_sampler
     from rocktokens.servers.connect import open_sampling
 
-    sampling = open_sampling(pair, servers, rollouts, check=False)
-    return bench_of(sampling.engine, sampling.facts.tokenizer, prompts)
-
-
-def bench_of(engine: Engine, tokenizer: PreTrainedTokenizerBase, prompts: PromptsConfig) -> Bench:
-    """A worker's bench: it tells the progress bar of its job."""
+    engine: Any
+    make_grafter: Any = None
+    if grafts and not servers.student:
+        models = load_pair(pair)
+        engine, tokenizer = make_sampler(models, rollouts), models.tokenizer
+        make_grafter = partial(GraftSampler, engine, make_sampler(models, rollouts, of_teacher=True))
+    else:
+        sampling = open_sampling(pair, servers, rollouts, check=False)
+        engine, tokenizer = sampling.engine, sampling.facts.tokenizer
+        if grafts:
+            teacher: Any = open_sampling(pair, servers, rollouts, of_teacher=True, check=False).engine
+            make_grafter = partial(ServedGrafter, engine, teacher)
     checker = make_checker(prompts)
     assert checker is not None
-    decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return Bench(engine, decode, checker, advance)  # type: ignore[arg-type]
+    decode: Any = partial(tokenizer.decode, skip_special_tokens=True)
+    return Bench(engine, decode, checker, make_grafter)
 
 
 def sample_baseline(
@@ -331,21 +262,29 @@ def sample_baseline(
     known: Mapping[str, Sequence[Row]] | None = None,
 ) -> pa.Table:
     """Rollouts of these prompts in order; `known`: rows by prompt_id that another stage has sampled alike."""
-    missing = [prompt for prompt in prompts if prompt.prompt_id not in (known or {})]
     rows = {prompt_id: list(own) for prompt_id, own in (known or {}).items()}
-    step = max(1, CHUNK // base.rollouts)
-    groups = {start: missing[start : start + step] for start in range(0, len(missing), step)}
-    pieces = {
-        f"baseline-{first_problem:07d}-{len(missing)}-{start:07d}": (
-            len(group) * base.rollouts,
-            {"prompts": group, "base": base},
-        )
-        for start, group in groups.items()
-    }
-    for table in work.make("baseline", pieces, sample_piece):
+    missing = [prompt for prompt in prompts if prompt.prompt_id not in rows]
+    how: Json = {"number": first_problem, "rollouts": base.rollouts, "base": base}
+    for table in work.make("baseline", sample_piece, missing, **how):
         for row in table.to_pylist():
             rows.setdefault(row["prompt_id"], []).append(row)
     return pa.Table.from_pylist([row for prompt in prompts for row in rows[prompt.prompt_id]], schema=ROLLOUTS)
+
+
+def sample_piece(bench: Bench, prompts: Sequence[Prompt], *, base: BaselineConfig) -> pa.Table:
+    """Rollouts of some prompts, checked."""
+    from rocktokens.sample.rollouts import rollout_row
+
+    asked = [(prompt, number) for prompt in prompts for number in range(base.rollouts)]
+    seeds = [derive_seed(base.seed, "baseline", prompt.prompt_id, number) for prompt, number in asked]
+    requests = [Request(prompt.prompt_ids, limit_of(base), seed) for (prompt, _), seed in zip(asked, seeds)]
+    answers = bench.engine.generate(requests, progress=advance)
+    right = bench.judge([(prompt, answer.token_ids) for (prompt, _), answer in zip(asked, answers)])
+    rows = [
+        rollout_row(prompt, number, seed, answer, text=bench.decode(list(answer.token_ids)), correct=correct)
+        for (prompt, number), seed, answer, correct in zip(asked, seeds, answers, right)
+    ]
+    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
 
 
 # ---------------------------------------------------------------- the run
@@ -368,14 +307,11 @@ class Setup:
     """What the driver of a causal stage knows: the pair without its weights, and the prompts."""
 
     facts: PairFacts
-    pair: PairConfig
-    """The student is the checkpoint that is meant."""
     baseline: BaselineConfig
-    rollouts: RolloutConfig
+    """With its length limit."""
     problems: list[Prompt]
-    prompts: PromptsConfig
-    """Whose checker reads the responses."""
-    servers: ServersConfig
+    opens: Json
+    """Arguments of `open_bench`."""
     served: Json
     """For the manifest: what was served."""
 
@@ -383,12 +319,15 @@ class Setup:
     def of(cls, run: Run, baseline: BaselineConfig, servers: ServersConfig, *, grafts: bool = False) -> Setup:
         """Everything but what is banned or grafted. Servers, where they are named, are asked what they serve."""
         from rocktokens.models.pair import pair_facts
+        from rocktokens.prompts.gym import is_gym_source
         from rocktokens.sample.rollouts import check_lengths
         from rocktokens.servers.connect import open_sampling
+        from rocktokens.world import world_names
 
         own = prompts_of(run)
         asked = asked_prompts(own, baseline)
-        checked = _checked_as(own, asked)
+        # A world's student answers in its language, whatever file the prompts come from.
+        checked = own if own.source in world_names() and not is_gym_source(asked.source) else asked
         pair = dataclasses.replace(pair_of(run), student=student_source(run, pair_of(run), baseline.checkpoint))
         known = run.manifest["config"]
         limit = baseline.max_new_tokens or known.get("rollouts", known.get("distill", {})).get("max_new_tokens")
@@ -409,17 +348,17 @@ class Setup:
             sampling = open_sampling(pair, servers, rollouts)
             sampling.require_room(problems, rollouts.max_new_tokens)
             served["served"] = sampling.served
+            if grafts:
+                served["teacher_served"] = open_sampling(pair, servers, rollouts, of_teacher=True).served
         else:
             check_lengths(problems, facts.context)
-        if servers.student and grafts:
-            served["teacher_served"] = open_sampling(pair, servers, rollouts, of_teacher=True).served
-        return cls(facts, pair, baseline, rollouts, problems, checked, servers, served)
+        opens = {"pair": pair, "prompts": checked, "rollouts": rollouts, "servers": servers, "grafts": grafts}
+        return cls(facts, baseline, problems, opens, served)
 
-    def work(self, stage: Stage, place: Place | None, opener: Callable[..., Bench] = open_bench) -> JobWork:
-        """Work in jobs, whose parts lie in the stage's folder; `opener` opens a worker's bench."""
-        bench = {"pair": self.pair, "prompts": self.prompts, "rollouts": self.rollouts, "servers": self.servers}
+    def work(self, stage: Stage, place: Place | None) -> Work:
+        """Work in jobs, whose parts lie in the stage's folder."""
         exact = self.baseline.greedy or (self.baseline.top_k is None and self.baseline.top_p is None)
-        return JobWork(stage.parts, {"opener": opener, "bench": bench}, place, exact)
+        return Work(exact, folder=stage.parts, opens=self.opens, place=place)
 
 
 def asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig:
@@ -438,14 +377,6 @@ def asked_prompts(own: PromptsConfig, baseline: BaselineConfig) -> PromptsConfig
         theirs |= {name: getattr(PromptsConfig, name) for name in COLUMNS} if built_in else {}
     asked = dataclasses.replace(own, source=source, limit=baseline.problems if built_in else None, **theirs)
     return dataclasses.replace(asked, split=baseline.split or asked.split)
-
-
-def _checked_as(own: PromptsConfig, asked: PromptsConfig) -> PromptsConfig:
-    """The prompts whose checker reads the responses; a world's student answers in its language, on any file."""
-    from rocktokens.prompts.gym import is_gym_source
-    from rocktokens.world import world_names
-
-    return own if own.source in world_names() and not is_gym_source(asked.source) else asked
 
 
 def own_problems(

@@ -5,12 +5,13 @@ how a verdict is reached from differences is inference.py.
 
 Looking more than once does not raise the error rate: look k may spend the share f_k of α, and the shares sum to 1. The
 chance of a wrong verdict at any look is then at most Σ f_k·α = α, whatever the looks have in common; and the smallest
-p_k / f_k over the looks is itself a p value, which Bonferroni and Benjamini–Hochberg continue with.
+p_k / f_k over the looks is itself a p value, which Benjamini–Hochberg continues with.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -30,17 +31,17 @@ from rocktokens.causal.inference import (
     problems_to_decide,
     verdicts,
 )
-from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
+from rocktokens.causal.settings import KnockoutConfig
 from rocktokens.show import percent
 from rocktokens.stats import (
     Estimate,
     Floats,
     accuracy_estimate,
     benjamini_hochberg,
-    bonferroni,
     smallest_detectable_effect,
 )
 from rocktokens.tables import TABLES
+from rocktokens.values import Json
 
 # Shapes: P prompts, V sets, N baseline rollouts, J jobs (continuations), A sets still open.
 
@@ -66,8 +67,6 @@ class Outcomes:
 
     problem_N: Floats
     correct_N: Floats
-    num_tokens: int
-    """Tokens generated for the baseline."""
     used_V: Floats
     """Baseline rollouts that use each set; 0 for sets no longer open."""
     problem_J: Floats
@@ -75,54 +74,32 @@ class Outcomes:
     """Outcome of the baseline rollout that each continuation belongs to."""
     column_J: Floats
     is_knockout_J: Floats
-    repeat_J: Floats
+    """Else it is a placebo."""
     after_J: Floats
-    num_tokens_J: Floats
     placebo_problems: int
 
 
 class Effects:
     """Differences per prompt and set, extended look by look."""
 
-    def __init__(self, sets: Sequence[BannedSet], num_problems: int, rollouts: int, repeats: int) -> None:
-        self.sets, self.rollouts, self.repeats = list(sets), rollouts, repeats
+    def __init__(self, sets: Sequence[BannedSet], num_problems: int, rollouts: int) -> None:
+        self.sets, self.rollouts = list(sets), rollouts
         self.difference_PV = np.zeros((num_problems, len(sets)))
         self.placebo_PV = np.zeros((num_problems, len(sets)))
         self.accuracy_P = np.zeros(num_problems)
-        self.placebo_problems = 0
         self.used_V = np.zeros(len(sets), int)
-        self.tested_V = np.zeros(len(sets), int)
-        """Baseline rollouts looked at for each set."""
-        self.resumed_V = np.zeros(len(sets), int)
-        self.tokens_V = np.zeros(len(sets), int)
-        self.baseline_tokens = 0
-        self.baseline_rollouts = 0
+        self.tested_V = np.zeros(len(sets), int)  # baseline rollouts looked at for each set
+        self.placebo_problems = self.baseline_rollouts = 0
 
     def add(self, seen: Outcomes, active: Sequence[int]) -> None:
-        """Add the outcomes of a look.
-
-        Repeat 0 of a knock-out is compared with the baseline rollout itself, repeat j with placebo j: two
-        continuations from one place with the same random numbers, one under the ban.
-        """
+        """Add the outcomes of a look."""
         np.add.at(self.accuracy_P, seen.problem_N, seen.correct_N / self.rollouts)
-        share = 1 / (self.rollouts * self.repeats)
-        knockout_J, first_J = seen.is_knockout_J, seen.repeat_J == 0
-        value_J = np.where(knockout_J, seen.after_J - seen.before_J * first_J, -seen.after_J)
-        counts_J = knockout_J | (seen.repeat_J < self.repeats)
-        np.add.at(self.difference_PV, (seen.problem_J[counts_J], seen.column_J[counts_J]), share * value_J[counts_J])
-        noise_J = ~knockout_J & (seen.repeat_J == 1)
-        np.add.at(
-            self.placebo_PV,
-            (seen.problem_J[noise_J], seen.column_J[noise_J]),
-            (seen.after_J - seen.before_J)[noise_J] / self.rollouts,
-        )
-        end = int(seen.problem_N.max()) + 1
-        self.placebo_problems = end if self.repeats > 1 else min(end, seen.placebo_problems)
+        change_J = (seen.after_J - seen.before_J) / self.rollouts
+        for sums_PV, own_J in ((self.difference_PV, seen.is_knockout_J), (self.placebo_PV, ~seen.is_knockout_J)):
+            np.add.at(sums_PV, (seen.problem_J[own_J], seen.column_J[own_J]), change_J[own_J])
+        self.placebo_problems = min(int(seen.problem_N.max()) + 1, seen.placebo_problems)
         self.used_V += seen.used_V
         self.tested_V[list(active)] += len(seen.problem_N)
-        np.add.at(self.resumed_V, seen.column_J, 1)
-        np.add.at(self.tokens_V, seen.column_J, seen.num_tokens_J)
-        self.baseline_tokens += seen.num_tokens
         self.baseline_rollouts += len(seen.problem_N)
 
 
@@ -154,17 +131,11 @@ class SetResult(NamedTuple):
     sd: float
     detectable: float
     """Smallest effect that the set's own spread and number of prompts show at the power asked for."""
-    placebo_delta: float
     placebo_floor: float
     """Noise floor: difference between two identical arms, each with its own numbers, on this many prompts."""
     round: int
-    alpha_share: float
-    """Share of α that its last look could spend; its p values are divided by it."""
     more_problems: int
     """Prompts beyond these that would decide it, where it is undecided; else 0."""
-    num_resumed: int
-    num_tokens: int
-    p_bonferroni: float = float("nan")
     p_bh: float = float("nan")
 
 
@@ -175,18 +146,13 @@ class Census:
     results: tuple[SetResult, ...]
     accuracy: Estimate
     """Of the baseline."""
-    epsilon: float
-    alpha: float
+    config: KnockoutConfig
     num_rounds: int
     placebo_strong: tuple[int, int]
     """(Placebos with a strong verdict when treated as knock-outs, placebos tested)."""
     placebo_problems: int
-    baseline_tokens: int
     baseline_rollouts: int
     notes: tuple[str, ...] = ()
-    exact_resume: bool = True
-    power: float = KnockoutConfig.power
-    """At which the smallest detectable effects are given."""
 
     def _repr_html_(self) -> str:
         """The verdicts as a table, for notebooks; figures.py imports this module, so it is found by its name."""
@@ -194,11 +160,7 @@ class Census:
 
     def counts(self, role: str = "candidate") -> dict[str, int]:
         """How many sets got each verdict."""
-        found: dict[str, int] = {}
-        for result in self.results:
-            if result.banned.role == role:
-                found[result.verdict] = found.get(result.verdict, 0) + 1
-        return found
+        return dict(Counter(result.verdict for result in self.results if result.banned.role == role))
 
     def of(self, set_id: str) -> SetResult:
         """One set's result."""
@@ -242,8 +204,8 @@ def run_looks(
     # Multiple testing over the candidates that are used; controls are no hypotheses of the census.
     family = [v for v, r in results.items() if r.banned.role == "candidate" and r.verdict != NEVER_USED]
     p_V = [results[column].p for column in family]
-    for column, single, bh in zip(family, bonferroni(p_V), benjamini_hochberg(p_V)) if family else ():
-        results[column] = results[column]._replace(p_bonferroni=float(single), p_bh=float(bh))
+    for column, p_bh in zip(family, benjamini_hochberg(p_V)) if family else ():
+        results[column] = results[column]._replace(p_bh=float(p_bh))
     rng = np.random.default_rng([seed, 1_000_000])
     accuracy = accuracy_estimate(effects.accuracy_P[:begin], rng=rng)
     # The A/A check: placebos that would have got a strong verdict.
@@ -259,15 +221,12 @@ def run_looks(
     return Census(
         results=tuple(results[column] for column in range(len(effects.sets))),
         accuracy=accuracy,
-        epsilon=config.epsilon,
-        alpha=config.alpha,
+        config=config,
         num_rounds=look + 1,
         placebo_strong=(sum(verdict.startswith("Strong") for verdict in named), len(named)),
         placebo_problems=effects.placebo_problems,
-        baseline_tokens=effects.baseline_tokens,
         baseline_rollouts=effects.baseline_rollouts,
         notes=(bound,) if accuracy.value in (0.0, 1.0) else (),
-        power=config.power,
     )
 
 
@@ -316,26 +275,22 @@ def _result(
             smallest_detectable_effect(sd, num_problems, power=config.power, alpha=alpha),
             float(np.log(1 / alpha)) / num_problems,
         ),
-        placebo_delta=float(placebo_P.mean()) if len(placebo_P) else float("nan"),
         placebo_floor=float(sps.norm.isf(config.alpha / 2) * error),
         round=look + 1,
-        alpha_share=share,
         more_problems=needed - num_problems,
-        num_resumed=int(effects.resumed_V[column]),
-        num_tokens=int(effects.tokens_V[column]),
     )
 
 
 def power_of(
-    correct_N: Floats, used_A: Floats, config: KnockoutConfig, base: BaselineConfig, num_prompts: int
+    correct_N: Floats, used_A: Floats, config: KnockoutConfig, rollouts: int, num_prompts: int
 ) -> dict[str, tuple[float, float]]:
     """What the census will be able to see, known before it looks: from the baseline and the used shares alone.
 
     Args:
         correct_N: outcomes of the first baseline rollouts.
         used_A: how many of these rollouts use each candidate.
-        config: power, level and repeats of the census.
-        base: rollouts per prompt.
+        config: power and level of the census.
+        rollouts: per prompt.
         num_prompts: prompts planned.
 
     Returns:
@@ -343,7 +298,7 @@ def power_of(
     """
     accuracy = float(np.mean(correct_N))
     # A resumed rollout may have a different outcome: at worst its two outcomes are independent.
-    per_rollout = 2 * accuracy * (1 - accuracy) / (base.rollouts * config.repeats)
+    per_rollout = 2 * accuracy * (1 - accuracy) / rollouts
     found = {}
     for name, used in (("median", np.median(used_A)), ("most used", np.max(used_A))):
         share = float(used) / len(correct_N)
@@ -360,36 +315,25 @@ def census_table(census: Census) -> pa.Table:
     rows = []
     for r in census.results:
         named = {"delta_low" if k == "low" else "delta_high" if k == "high" else k: v for k, v in r._asdict().items()}
-        levels = {f"bh_{level:02d}": bool(r.p_bh <= level / 100) for level in (5, 10, 20)}
-        without = {"accuracy_without": min(max(r.accuracy_with + r.delta, 0.0), 1.0), **levels}
-        row = {**vars(named.pop("banned")), **named, **without}
+        row = {**vars(named.pop("banned")), **named, "accuracy_without": min(max(r.accuracy_with + r.delta, 0.0), 1.0)}
         rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
     return pa.Table.from_pylist(rows, schema=TABLES["census"].schema)
 
 
-def census_facts(census: Census) -> dict:
+def census_facts(census: Census) -> Json:
     """The few numbers a manifest keeps."""
-    used = [r for r in census.results if r.verdict != NEVER_USED]
-    floors = [r.placebo_floor for r in used if np.isfinite(r.placebo_floor)]
+    floors = [r.placebo_floor for r in census.results if r.verdict != NEVER_USED and np.isfinite(r.placebo_floor)]
     return {
         "verdicts": census.counts(),
-        "control_verdicts": census.counts("control"),
-        "accuracy": census.accuracy.value,
-        "accuracy_low": census.accuracy.low,
-        "accuracy_high": census.accuracy.high,
-        "num_problems": census.accuracy.num_prompts,
+        **dict(zip(("accuracy", "accuracy_low", "accuracy_high", "num_problems"), census.accuracy)),
         "num_rollouts": census.baseline_rollouts,
         "rounds": census.num_rounds,
-        "epsilon": census.epsilon,
-        "alpha": census.alpha,
-        "power": census.power,
+        "epsilon": census.config.epsilon,
+        "alpha": census.config.alpha,
+        "power": census.config.power,
         "smallest_detectable_effect": median_detectable(census),
         "noise_floor": max(floors, default=None),
         "placebo_strong": list(census.placebo_strong),
-        "baseline_tokens": census.baseline_tokens,
-        "resumed_tokens": sum(r.num_tokens for r in census.results),
-        "exact_resume": census.exact_resume,
-        "more_problems": max((r.more_problems for r in census.results), default=0),
         "notes": list(census.notes),
     }
 

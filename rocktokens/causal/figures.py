@@ -286,19 +286,19 @@ def summary(census: Census) -> list[str]:
     lines = [
         f"baseline accuracy {interval(accuracy, percent)} on {plural(accuracy.num_prompts, 'prompt')}, "
         f"{plural(census.baseline_rollouts, 'rollout')}; "
-        f"looks: {census.num_rounds}, α = {census.alpha} in all; ε = {100 * census.epsilon:g} points"
+        f"looks: {census.num_rounds}, α = {census.config.alpha} in all; ε = {100 * census.config.epsilon:g} points"
     ]
     smallest = median_detectable(census)
     if smallest is not None:
         lines.append(
-            f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(census.power, 0)} power "
+            f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(census.config.power, 0)} power "
             f"{points(smallest, 2, signed=False)} points (median of the sets)"
         )
     strong, placebos = census.placebo_strong
     if placebos:
         lines.append(
             f"A/A on {census.placebo_problems} prompts: resumed with nothing banned, {strong} of {placebos} had a "
-            f"strong verdict ({100 * census.alpha:g} % expected on average; they share one baseline)"
+            f"strong verdict ({100 * census.config.alpha:g} % expected on average; they share one baseline)"
         )
     controls = census.counts("control")
     if controls:

@@ -8,40 +8,35 @@ independent of everything before it, so the law stays exact, and what the ban do
 
 The placebo continues AFTER the use, with numbers of its own and nothing banned: exactly the baseline's law, so that its
 mean effect is 0 and its spread is the noise. (Drawing the place itself again would not be: rollouts come here because
-they drew the set.) Further repeats are compared with it, number by number.
+they drew the set.)
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocktokens.causal.bans import make_sets, named_tokens, texts_of
+from rocktokens.causal.bans import make_sets, named_tokens, texts_of, window_sets
 from rocktokens.causal.baseline import (
-    Bar,
     Baseline,
     BaseRollout,
     Begun,
     Bench,
-    Keep,
     Setup,
-    Shared,
     Work,
     answerable,
     candidate_types,
     causal_stage,
     finish_piece,
     limit_of,
-    make_now,
-    no_bar,
-    rollouts_of,
     sample_baseline,
 )
 from rocktokens.causal.census import (
@@ -66,89 +61,74 @@ from rocktokens.sample.requests import Engine, Request
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.tables import TABLES
-from rocktokens.values import Row
+from rocktokens.values import Json, Row
 
 log = logging.getLogger(__name__)
 
 KNOCKOUTS = TABLES["knockouts"].schema
-PIECE_POSITIONS = 2_000_000  # scored positions in memory at a time
 
 
 # ---------------------------------------------------------------- what is resumed, and how
 
 
-@dataclass(frozen=True)
-class Resumption:
+class Resumption(NamedTuple):
     """One continuation to ask for."""
 
     column: int
     """Which set, by its place in the list of sets."""
-    rollout: int
+    rollout: BaseRollout
     at: int
     """Position of the first use: where the knock-out's continuation begins."""
-    arm: Literal["knockout", "placebo"]
-    repeat: int
+    is_placebo: bool
 
 
 def plan(
-    baseline: Baseline,
-    sets: Sequence[BannedSet],
-    active: Sequence[int],
-    *,
-    exact_resume: bool,
-    repeats: int,
-    placebo_problems: int,
+    baseline: Baseline, sets: Sequence[BannedSet], active: Sequence[int], *, exact_resume: bool, placebo_problems: int
 ) -> tuple[list[Resumption], np.ndarray]:
     """All continuations that the active sets need on these rollouts, and how many rollouts use each set."""
-    found: list[Resumption] = []
+    found: list[tuple[int, int, int, bool]] = []
     used_V = np.zeros(len(sets), int)
     for column in active:
         uses = baseline.first_uses(sets[column].members)
         used_V[column] = len(uses)
-        places = uses if exact_resume else dict.fromkeys(range(len(baseline.rollouts)), 0)
-        for rollout, at in places.items():
-            found += [Resumption(column, rollout, at, "knockout", repeat) for repeat in range(repeats)]
-            compared = max(repeats - 1, int(baseline.rollouts[rollout].problem < placebo_problems))
-            found += [Resumption(column, rollout, at, "placebo", repeat) for repeat in range(1, compared + 1)]
+        for index, at in (uses if exact_resume else dict.fromkeys(range(len(baseline.rollouts)), 0)).items():
+            found.append((index, at, column, False))
+            if baseline.rollouts[index].problem < placebo_problems:
+                found.append((index, at, column, True))
     # Those of one rollout side by side: what they begin with is then prefilled once.
-    return sorted(found, key=lambda own: (own.rollout, own.at, own.column, own.arm, own.repeat)), used_V
+    return [Resumption(column, baseline.rollouts[i], at, placebo) for i, at, column, placebo in sorted(found)], used_V
 
 
-def resumed(
-    own: Resumption, rollout: BaseRollout, banned: BannedSet, *, limit: int, seed: int, exact_resume: bool
-) -> tuple[tuple[int, ...], Request | None]:
+def resumed(own: Resumption, banned: BannedSet, *, limit: int, seed: int, exact_resume: bool) -> Begun:
     """The tokens that are copied, and what to ask the engine for behind them; None where nothing can follow."""
-    fresh = derive_seed(seed, "resume", banned.set_id, rollout.rollout_id, own.repeat)
-    prompt = rollout.prompt.prompt_ids
+    rollout, at, prompt = own.rollout, own.at, own.rollout.prompt.prompt_ids
+    fresh = derive_seed(seed, "resume", banned.set_id, rollout.rollout_id, int(own.is_placebo))
+    kept: tuple[int, ...] = ()
+    request: Request | None
     if not exact_resume:
-        stream = rollout.seed if own.repeat == 0 else fresh
-        return (), Request(prompt, limit, stream, banned.members if own.arm == "knockout" else ())
-    if own.arm == "placebo":
+        stream, members = (fresh, ()) if own.is_placebo else (rollout.seed, banned.members)
+        request = Request(prompt, limit, stream, members)
+    elif not own.is_placebo:
+        kept = rollout.token_ids[:at]
+        # The baseline's own number chose the banned token, so the first draw takes another; those after it are free.
+        request = Request((*prompt, *kept), limit - at, rollout.seed, banned.members, skip=at, first_seed=fresh)
+    elif at + 1 < min(limit, len(rollout.token_ids)):
+        kept = rollout.token_ids[: at + 1]
+        request = Request((*prompt, *kept), limit - at - 1, fresh, skip=1)
+    else:
         # No set holds an end token, so a rollout whose last token is the first use was cut there, by the length limit
         # or by the model's context: nothing could follow it.
-        if own.at + 1 >= min(limit, len(rollout.token_ids)):
-            return rollout.token_ids, None
-        kept = rollout.token_ids[: own.at + 1]
-        return kept, Request((*prompt, *kept), limit - own.at - 1, fresh, skip=1)
-    kept = rollout.token_ids[: own.at]
-    if own.repeat:
-        return kept, Request((*prompt, *kept), limit - own.at, fresh, banned.members)
-    # The baseline's own number chose the banned token, so the first draw takes another; those after it are free.
-    request = Request((*prompt, *kept), limit - own.at, rollout.seed, banned.members, skip=own.at, first_seed=fresh)
-    return kept, request
+        kept, request = rollout.token_ids, None
+    arm = "placebo" if own.is_placebo else "control" if banned.role == "control" else "knockout"
+    return Begun(rollout, kept, request, {"arm": arm, "set_id": banned.set_id, "resumed_at": at})
 
 
 def resume_piece(
-    bench: Bench, *, known: Callable[[], Shared], sets: Sequence[BannedSet], base: BaselineConfig, start: int, stop: int
+    bench: Bench, wanted: Sequence[Resumption], *, sets: Sequence[BannedSet], base: BaselineConfig
 ) -> pa.Table:
-    """One row per resumption start…stop of a look's plan: generated, and checked."""
-    given, exact, begun = known(), bench.engine.exact_resume, []
-    for row in given.tables["plan"].slice(start, stop - start).to_pylist():
-        own, rollout, banned = Resumption(**row), given.rollouts[row["rollout"]], sets[row["column"]]
-        kept, request = resumed(own, rollout, banned, limit=limit_of(base), seed=base.seed, exact_resume=exact)
-        arm = "control" if own.arm == "knockout" and banned.role == "control" else own.arm
-        columns = {"arm": arm, "set_id": banned.set_id, "repeat": own.repeat, "resumed_at": own.at}
-        begun.append(Begun(rollout, kept, request, columns))
+    """One row per resumption: generated, and checked."""
+    how: Json = {"limit": limit_of(base), "seed": base.seed, "exact_resume": bench.engine.exact_resume}
+    begun = [resumed(own, sets[own.column], **how) for own in wanted]
     return finish_piece(bench, bench.engine.generate, begun, KNOCKOUTS)
 
 
@@ -163,7 +143,7 @@ class KnockoutResult:
     baseline: pa.Table
     """Rollouts."""
     knockouts: pa.Table
-    """One row per resumption, and one a baseline rollout. A rollout without a row for a set was copied."""
+    """One row per resumption, and one per baseline rollout. A rollout without a row for a set was copied."""
 
 
 def check_sets(sets: Sequence[BannedSet], eos_ids: Sequence[int], vocabulary: int | None = None) -> None:
@@ -191,8 +171,6 @@ def knockout_census(
     vocabulary: int | None = None,
     config: KnockoutConfig | None = None,
     baseline: BaselineConfig | None = None,
-    keep: Keep = make_now,
-    bar: Bar = no_bar,
 ) -> KnockoutResult:
     """Ban every set in turn and say what the ban does to accuracy, with an interval.
 
@@ -206,8 +184,6 @@ def knockout_census(
         vocabulary: number of token types; a set of all of them is refused.
         config: looks, error rates and what counts as an effect.
         baseline: the rollouts that knock-outs start from.
-        keep: keeps finished parts.
-        bar: shows progress.
 
     Returns:
         The census, the baseline rollouts, and one row per resumed rollout.
@@ -216,7 +192,7 @@ def knockout_census(
     check_sets(sets, eos_ids, vocabulary)
     problems = answerable(prompts, checker, base.seed)[: base.problems]
     assert checker is not None
-    return _take_census(Work(Bench(engine, decode, checker), keep, bar), problems, sets, config, base)
+    return _take_census(Work(engine.exact_resume, Bench(engine, decode, checker)), problems, sets, config, base)
 
 
 def _take_census(
@@ -224,65 +200,47 @@ def _take_census(
 ) -> KnockoutResult:
     """Look by look: sample the look's prompts, resume for the sets still open, decide."""
     if base.greedy:
-        config = replace(config, repeats=1, placebo_share=0.0)  # greedy rollouts have no noise to show or to average
+        config = replace(config, placebo_share=0.0)  # greedy rollouts have no noise to show
     if not work.exact_resume:
         log.info(
             "top-k or top-p is set: banning a token then lets others into the cut, so a rollout cannot be resumed "
             "where it first used it; every knock-out is generated in full"
         )
     placebo_problems = int(np.ceil(config.placebo_share * len(problems)))
-    place = {banned.set_id: column for column, banned in enumerate(sets)}
     baselines: list[pa.Table] = []
     tables: list[pa.Table] = []
 
     def measure(look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
         rows = sample_baseline(work, problems[begin:end], base, first_problem=begin)
-        baseline = Baseline(rollouts_of(rows, begin))
-        wanted, used_V = plan(
-            baseline,
-            sets,
-            active,
-            exact_resume=work.exact_resume,
-            repeats=config.repeats,
-            placebo_problems=placebo_problems,
-        )
-        correct_N = baseline.correct_N()
+        baseline = Baseline.of(rows, begin)
+        wanted, used_V = plan(baseline, sets, active, exact_resume=work.exact_resume, placebo_problems=placebo_problems)
         if look == 0:  # before anything is banned: which effects the planned number of prompts can show
+            correct_N = baseline.correct_N
             log.info("baseline: %.1f %% right in the first %d rollouts", 100 * correct_N.mean(), len(correct_N))
-            power = power_of(correct_N, used_V[list(active)], config, base, len(problems))
+            power = power_of(correct_N, used_V[list(active)], config, base.rollouts, len(problems))
             for name, (share, effect) in power.items():
                 said = "power: the %s candidate is in %.1f %% of rollouts; %d prompts show effects from %.2f points at "
                 said += "%.0f %% power, or smaller where pairs agree"
                 log.info(said, name, 100 * share, len(problems), 100 * effect, 100 * config.power)
-        columns = ("column", "rollout", "at", "arm", "repeat")
-        plan_table = pa.table({name: [getattr(own, name) for own in wanted] for name in columns})
-        shared = {"rollouts": rows, "plan": plan_table}
-        name, given = f"look-{look + 1}", {"sets": tuple(sets), "base": base}
-        parts = work.carry_out(name, shared, resume_piece, first_problem=begin, given=given)
+        parts = work.make("look", resume_piece, wanted, number=look + 1, sets=tuple(sets), base=base)
         table = pa.concat_tables([KNOCKOUTS.empty_table(), *parts])
         baselines.append(rows)
         tables.extend([_baseline_rows(rows), table])
-        rollout_J = np.array([own.rollout for own in wanted], int)
-        problem_N = np.array([rollout.problem for rollout in baseline.rollouts], int)
         return Outcomes(
-            problem_N=problem_N,
-            correct_N=correct_N,
-            num_tokens=sum(len(rollout.token_ids) for rollout in baseline.rollouts),
+            problem_N=baseline.problem_N,
+            correct_N=baseline.correct_N,
             used_V=used_V,
-            problem_J=problem_N[rollout_J],
-            before_J=correct_N[rollout_J],
-            column_J=np.array([place[name] for name in table["set_id"].to_pylist()], int),
-            is_knockout_J=np.array([arm != "placebo" for arm in table["arm"].to_pylist()], bool),
-            repeat_J=table["repeat"].to_numpy().astype(int),
+            problem_J=np.array([own.rollout.problem for own in wanted], int),
+            before_J=np.array([own.rollout.correct for own in wanted], float),
+            column_J=np.array([own.column for own in wanted], int),
+            is_knockout_J=np.array([not own.is_placebo for own in wanted], bool),
             after_J=np.array(table["correct"].to_pylist(), float),
-            num_tokens_J=table["num_tokens"].to_numpy().astype(int),
             placebo_problems=placebo_problems,
         )
 
     schedule = make_schedule(len(problems), config.rounds if config.until == "decided" else 1)
-    effects = Effects(sets, len(problems), base.rollouts, config.repeats)
+    effects = Effects(sets, len(problems), base.rollouts)
     census = run_looks(effects, schedule, measure, config, seed=derive_seed(base.seed, "census"))
-    census = replace(census, exact_resume=work.exact_resume)
     return KnockoutResult(census, pa.concat_tables(baselines), pa.concat_tables(tables))
 
 
@@ -290,7 +248,7 @@ def _baseline_rows(rollouts: pa.Table) -> pa.Table:
     """Baseline rollouts as rows of the knock-out table."""
     count = len(rollouts)
     columns: Row = {name: rollouts[name] for name in ("prompt_id", "rollout_id", "correct")}
-    columns |= {"arm": ["baseline"] * count, "set_id": [""] * count, "repeat": [0] * count}
+    columns |= {"arm": ["baseline"] * count, "set_id": [""] * count}
     columns |= {"num_tokens": pc.list_value_length(rollouts["token_ids"])}
     columns |= {name: [None] * count for name in ("resumed_at", "token_ids")}
     return TABLES["knockouts"].conform(pa.table(columns))
@@ -309,6 +267,8 @@ def knockout(
     again: bool = False,
 ) -> Run:
     """Ban every candidate in turn; writes baseline, knockouts and census.parquet, and prints the census."""
+    from rocktokens.causal.figures import census_terminal
+
     with working_on(path):
         run = open_run(path)
         stage = causal_stage(run, "knockout", {"knockout": config, "baseline": baseline}, baseline)
@@ -323,8 +283,6 @@ def knockout(
             log.warning("%s", note)
         tables = {"baseline": found.baseline, "knockouts": found.knockouts, "census": census_table(found.census)}
         stage.publish(tables, {**census_facts(found.census), **setup.served})
-    from rocktokens.causal.figures import census_terminal
-
     console().print(census_terminal(found.census))
     return run
 
@@ -334,49 +292,22 @@ def _sets(run: Run, config: KnockoutConfig, setup: Setup) -> list[BannedSet]:
     texts = texts_of(setup.facts.tokenizer)
     types = run.types().to_pylist() if run.has("types") else []
     detected = run.facts("detect") if run.done("detect") else {}
+    rocks, thresholds = list(map(int, detected.get("rocks", []))), detected.get("thresholds", {})
     if config.candidates:
         candidates = named_tokens(config.candidates, texts, setup.facts.tokenizer)
-    else:
-        if not types:
-            raise ConfigError(
-                "the run has no types.parquet to take candidates from; run `rocktokens detect` first, or name them "
-                "with --candidates"
-            )
-        declared = detected.get("rocks", [])
-        candidates = candidate_types(types, list(map(int, declared)), config.top)
+    elif types:
+        candidates = candidate_types(types, rocks, config.top)
         if set(candidates) & set(setup.facts.eos_ids):
             log.info("the end token is among the candidates and is not banned: no rollout could end")
         candidates = [token for token in candidates if token not in setup.facts.eos_ids]
-    thresholds = detected.get("thresholds", {})
-    return make_sets(
-        candidates,
-        config,
-        texts,
-        eos_ids=setup.facts.eos_ids,
-        rocks=detected.get("rocks", []),
-        count={row["token_id"]: row.get("count_all") or row["count"] or 0 for row in types},
-        occurrences=_pieces(run) if "window" in config.kinds and run.steps() else None,
-        tau=thresholds.get("tau_post"),
-        width=thresholds.get("window", 4),
-    )
-
-
-def _pieces(run: Run) -> Iterator[dict[str, np.ndarray]]:
-    """Token, loss and rollout of every position at the last scored checkpoint, in order, some whole rollouts at a time.
-
-    However the rollouts lie in their files: where they lie in order, only the files of a piece are read for it.
-    """
-    step = run.steps()[-1]
-    rollouts = run.query(
-        f"select rollout_id, count(*) as positions from occurrences where step = {step} group by all order by all"
-    )
-    piece_R = np.cumsum(rollouts["positions"].to_numpy()) // PIECE_POSITIONS
-    starts = np.flatnonzero(np.diff(piece_R, prepend=-1))
-    for start, stop in zip(starts, np.append(starts[1:], len(piece_R))):
-        first, last = (rollouts["rollout_id"][int(place)].as_py() for place in (start, stop - 1))
-        table = run.query(
-            "select dense_rank() over (order by rollout_id) as rollout, token_id as token, kl as loss from occurrences "
-            f"where step = {step} and rollout_id between ? and ? order by rollout_id, position",
-            (first, last),
+    else:
+        raise ConfigError(
+            "the run has no types.parquet to take candidates from; run `rocktokens detect` first, or name them "
+            "with --candidates"
         )
-        yield {name: table[name].to_numpy() for name in ("rollout", "token", "loss")}
+    windows = None
+    if run.steps() and thresholds.get("tau_post") is not None:
+        limits = {"tau": thresholds["tau_post"], "width": thresholds.get("window", 4)}
+        windows = partial(window_sets, run, candidates=candidates, **limits)
+    count = {row["token_id"]: row.get("count_all") or row["count"] or 0 for row in types}
+    return make_sets(candidates, config, texts, eos_ids=setup.facts.eos_ids, rocks=rocks, count=count, windows=windows)

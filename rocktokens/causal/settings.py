@@ -82,8 +82,6 @@ class KnockoutConfig(Settings, section="knockout"):
     """decided: prompts are added look by look and a set stops when its verdict is in; budget: all prompts for all."""
     rounds: Count = 4
     """Looks at most, each at twice the prompts of the one before; they share alpha."""
-    repeats: Count = 1
-    """Continuations per resumption, of the knock-out and of the rollout it is compared with."""
     placebo_share: ShareOrNone = 0.125
     """Share of the prompts on which every resumption is also done with nothing banned: the noise floor."""
     epsilon: Share = 0.01

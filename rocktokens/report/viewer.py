@@ -292,8 +292,7 @@ def _others(facts: Facts) -> dict[str, list[tuple[int, str, Row]]]:
     if "token_ids" in facts.columns("knockouts"):
         names = {row.get("set_id"): row for row in facts.rows("census")}
         for row in facts.ask(
-            "select * from knockouts where arm = 'knockout' and repeat = 0 and token_ids is not null "
-            "order by rollout_id, set_id"
+            "select * from knockouts where arm = 'knockout' and token_ids is not null order by rollout_id, set_id"
         ):
             census = names.get(row["set_id"], {})
             title = f"{visible(str(census.get('token') or row['set_id']))} banned"

@@ -51,8 +51,9 @@ def test_another_task_has_its_own_checker(own, make_run, file):
     options = ("min_terms=2", "max_terms=2") if own.startswith("reasoning-gym") else ()
     run = make_run(PromptsConfig(source=file if own == "a file" else own, options=options))
     setup = setup_of(run, source=LEGS, problems=2)
-    assert (setup.prompts.source, setup.prompts.options, setup.prompts.limit) == (LEGS, (), 2)
-    checker = make_checker(setup.prompts)
+    prompts = setup.opens["prompts"]
+    assert (prompts.source, prompts.options, prompts.limit) == (LEGS, (), 2)
+    checker = make_checker(setup.opens["prompts"])
     for prompt in setup.problems:
         assert checker(f"<answer>{prompt.answer}</answer>", prompt.answer)
         assert not checker(f"<answer>{prompt.answer}0</answer>", prompt.answer)
@@ -61,7 +62,7 @@ def test_another_task_has_its_own_checker(own, make_run, file):
 def test_a_file_is_not_checked_by_the_runs_own_task_unless_it_is_a_world(make_run, file):
     """The students of a world answer in its language on any file."""
     setup = setup_of(make_run(PromptsConfig(source=LEGS)), source=file, problems=4)
-    assert isinstance(make_checker(setup.prompts), MathChecker)
+    assert isinstance(make_checker(setup.opens["prompts"]), MathChecker)
     assert len(setup.problems) == 4
     run = make_run(PromptsConfig(source="arithmetic"))
-    assert make_checker(setup_of(run, source=file).prompts) == get_world("arithmetic").check
+    assert make_checker(setup_of(run, source=file).opens["prompts"]) == get_world("arithmetic").check

@@ -11,7 +11,7 @@ import pytest
 from causal_runs import make_tiny_run
 
 from rocktokens.causal.figures import graft_terminal
-from rocktokens.causal.graft import GraftSets, graft, graft_table, make_arms
+from rocktokens.causal.graft import graft, graft_table, make_arms
 from rocktokens.causal.inference import change
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
@@ -77,49 +77,26 @@ def test_a_teacher_that_is_the_student_gains_what_the_placebo_gains():
     assert rows["placebo"].gain.high < -0.02  # drawing again alone has an effect, which the placebo shows
 
 
-def test_the_control_draws_as_many_tokens_as_the_rocks_have():
+def test_arms_of_named_sets():
+    """The control draws as many tokens as the rocks have; the sets beside the rocks are arms of their own."""
     shares = np.array([0.2, 0.1, 0.3, 0.2, 0.2])
-    rocks, placebo, control, rest, everything = make_arms(GraftSets((2,)), 5, shares)
+    arms = make_arms({"rocks": [2], "skippable": [3, 1]}, 5, 0.3)
+    assert [arm.name for arm in arms] == ["rocks", "placebo", "control", "rest", "all", "skippable"]
+    rocks, placebo, control, rest, everything, skippable = arms
     assert placebo.own
     assert (control.redraw_V * shares).sum() == pytest.approx(shares[2])
     assert control.redraw_V[2] == 0
     assert (rocks.redraw_V + rest.redraw_V == everything.redraw_V).all()
-
-
-def test_what_would_be_skipped_is_grafted_beside_the_rocks_unless_it_is_the_same():
-    shares = np.full(5, 0.2)
-    arms = make_arms(GraftSets((1, 2, 3), skippable=(3, 1)), 5, shares)
-    assert [arm.name for arm in arms] == ["rocks", "placebo", "control", "rest", "all", "skippable"]
-    assert arms[-1].members == (1, 3)
-    assert arms[-1].redraw_V.tolist() == [0, 1, 0, 1, 0]
-    assert [arm.name for arm in make_arms(GraftSets((1, 3), skippable=(3, 1)), 5, shares)][-1] == "all"
-    assert make_arms(GraftSets((1,), name="candidates"), 5, shares)[0].name == "candidates"
-    found = grafted(markov.chain(2), markov.chain(3), [3], problems=50)
-    members = {row["arm"]: row["members"] for row in graft_table(found.rows, [], [3], {}).to_pylist()}
-    assert members["rocks"] == [3]
-    assert members["rest"] is None
+    assert skippable.redraw_V.tolist() == [0, 1, 0, 1, 0]
 
 
 def test_what_is_refused():
     with pytest.raises(ConfigError, match="nothing to graft"):
-        make_arms(GraftSets(()), 5, np.full(5, 0.2))
+        make_arms({"rocks": []}, 5, 0.2)
     with pytest.raises(DataError, match="no meaning"):
         graft(None, None, [], [1], vocabulary=5, decode=str, checker=None)
     with pytest.raises(ConfigError, match="problems"):
         GraftConfig(problems=1)
-
-
-def test_known_rollouts_are_not_sampled_again():
-    student, teacher = markov.chain(1), markov.chain(101)
-    whole = grafted(student, teacher, [2], problems=300)
-    known = {}
-    for row in whole.baseline.to_pylist():
-        known.setdefault(row["prompt_id"], []).append(row)
-    for missing in list(known)[:100]:
-        del known[missing]
-    again = grafted(student, teacher, [2], known=known, problems=300)
-    assert again.baseline.equals(whole.baseline)
-    assert again.grafts.equals(whole.grafts)
 
 
 def test_a_gain_has_its_sign_and_one_that_changed_nothing_is_not_known_to_the_last_digit():
@@ -137,15 +114,17 @@ def test_a_gain_has_its_sign_and_one_that_changed_nothing_is_not_known_to_the_la
 def test_cost_stands_beside_benefit():
     found = grafted(markov.chain(1), markov.chain(101), [2], clusters={"digits": [1]}, problems=100)
     types = [{"token_id": v, "r": 1.0 + v, "grad_share": 0.2} for v in range(5)]
-    rows = {row["arm"]: row for row in graft_table(found.rows, types, [2], {"digits": [1]}).to_pylist()}
+    sets = {"rocks": [2], "cluster digits": [1]}
+    rows = {row["arm"]: row for row in graft_table(found.rows, types, sets).to_pylist()}
+    assert {arm: row["members"] for arm, row in rows.items() if row["members"]} == {"rocks": [2]}
     assert rows["rocks"]["loss_share"] == pytest.approx(3 / 15)
     assert rows["rest"]["grad_share"] == pytest.approx(0.8)
     assert rows["cluster digits"]["loss_share"] == pytest.approx(2 / 15)
     assert rows["control"]["loss_share"] is None
-    assert len(graft_terminal(graft_table(found.rows, [], [2], {}), found.accuracy).data) == len(found.rows)
+    assert len(graft_terminal(graft_table(found.rows, [], sets), found.accuracy).data) == len(found.rows)
 
 
-def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, caplog):
+def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, caplog, monkeypatch):
     from rocktokens.causal.graft import run_graft as graft_stage
     from rocktokens.causal.knockout import knockout
 
@@ -153,6 +132,7 @@ def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, capl
     base = BaselineConfig(problems=30, max_new_tokens=12)
     run = knockout(path, KnockoutConfig(candidates=("7",), until="budget", resamples=200), base)
     before = run.read("baseline")
+    monkeypatch.delattr("rocktokens.sample.rollouts.rollout_row")  # nothing is sampled again
     run = graft_stage(path, GraftConfig(rocks=("7", "+"), problems=30, resamples=200), base)
     rows = {row["arm"]: row for row in run.read("grafts").to_pylist()}
     assert rows.keys() == {"rocks", "placebo", "control", "rest", "all"}

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from standin_server import Direct, StandIn
 
-from rocktokens.causal.graft import ServedGrafter
+from rocktokens.causal.grafters import ServedGrafter
 from rocktokens.errors import ConfigError
 from rocktokens.sample.requests import GraftRequest
 from rocktokens.servers.vllm import VllmEngine

@@ -87,7 +87,7 @@ class MarkovGrafter(MarkovEngine):
         self.own = np.zeros(len(rules), bool) if own is None else np.asarray(own)
 
     def generate(self, requests: Sequence[GraftRequest], *, progress=None) -> list[Continuation]:
-        from rocktokens.causal.graft_sampler import graft_numbers
+        from rocktokens.causal.grafters import graft_numbers
 
         room = max(request.max_new_tokens for request in requests)
         self.graft_BT2 = np.stack([graft_numbers(r.graft_seed, r.skip, room) for r in requests])

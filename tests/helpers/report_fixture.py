@@ -274,26 +274,23 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
             for prompt in range(begin, end):
                 uses = rng.random() < 0.5
                 flip = uses and rng.random() < (fall if base_P[prompt] else rise)
-                jobs.append((prompt, column, True, 0, bool(base_P[prompt]) != flip))
-                jobs.append((prompt, column, False, 1, bool(base_P[prompt]) != (rng.random() < 0.02)))
-        prompt_J, column_J, knockout_J, repeat_J, after_J = (np.array(values) for values in zip(*jobs))
-        rows.extend(_outcome(p, "knockout" if k else "placebo", sets[c].set_id, a) for p, c, k, _, a in jobs)
+                jobs.append((prompt, column, True, bool(base_P[prompt]) != flip))
+                jobs.append((prompt, column, False, bool(base_P[prompt]) != (rng.random() < 0.02)))
+        prompt_J, column_J, knockout_J, after_J = (np.array(values) for values in zip(*jobs))
+        rows.extend(_outcome(p, "knockout" if k else "placebo", sets[c].set_id, a) for p, c, k, a in jobs)
         return Outcomes(
             problem_N=np.arange(begin, end),
             correct_N=base_P[begin:end].astype(float),
-            num_tokens=40 * (end - begin),
             used_V=np.full(len(sets), (end - begin) // 2),
             problem_J=prompt_J,
             before_J=base_P[prompt_J].astype(float),
             column_J=column_J,
             is_knockout_J=knockout_J.astype(bool),
-            repeat_J=repeat_J,
             after_J=after_J.astype(float),
-            num_tokens_J=np.full(len(jobs), 12),
             placebo_problems=end,
         )
 
-    effects = Effects(sets, CENSUS_PROMPTS, rollouts=1, repeats=1)
+    effects = Effects(sets, CENSUS_PROMPTS, rollouts=1)
     census = run_looks(effects, make_schedule(CENSUS_PROMPTS, config.rounds), measure, config, seed=0)
     run.write("census", census_table(census))
     base = run.read("rollouts").to_pylist()[:6]
@@ -305,7 +302,7 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
 
 def _outcome(prompt: int, arm: str, set_id: str, correct: bool) -> dict[str, Any]:
     names = {"prompt_id": f"c{prompt}", "rollout_id": f"c{prompt}#0", "arm": arm, "set_id": set_id}
-    return {**names, "repeat": int(arm == "placebo"), "correct": bool(correct), "num_tokens": 12}
+    return {**names, "correct": bool(correct), "num_tokens": 12}
 
 
 def _without(row: dict[str, Any], token_id: int) -> dict[str, Any]:
@@ -313,7 +310,7 @@ def _without(row: dict[str, Any], token_id: int) -> dict[str, Any]:
     at = row["token_ids"].index(token_id)
     tokens = [*row["token_ids"][:at], VOCABULARY.index(" hmm"), *row["token_ids"][at + 1 :]]
     names = {"prompt_id": row["prompt_id"], "rollout_id": row["rollout_id"], "arm": "knockout"}
-    made = {"set_id": f"token:{token_id}", "repeat": 0, "resumed_at": at, "correct": False, "num_tokens": 12}
+    made = {"set_id": f"token:{token_id}", "resumed_at": at, "correct": False, "num_tokens": 12}
     return names | made | {"token_ids": tokens}
 
 
@@ -326,15 +323,12 @@ def _grafts(run: Run) -> None:
             0.16,
             Estimate(0.6 + gain, 0.58 + gain, 0.62 + gain, 60),
             Estimate(gain, gain - 0.012, gain + 0.012, 60),
-            30,
-            60,
-            400,
         )
         for arm, gain in gains.items()
     ]
     types = run.types().to_pylist()
-    clusters = {"digits": [row["token_id"] for row in types if row["cluster"] == "digits"]}
-    run.write("grafts", graft_table(rows, types, run.facts("detect")["rocks"], clusters))
+    digits = [row["token_id"] for row in types if row["cluster"] == "digits"]
+    run.write("grafts", graft_table(rows, types, {"rocks": run.facts("detect")["rocks"], "cluster digits": digits}))
     run.finish("graft", {"accuracy": 0.6})
 
 

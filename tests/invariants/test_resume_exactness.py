@@ -10,10 +10,10 @@ from tiny import FAMILIES, tiny_model
 from tiny import prompts as random_prompts
 from transformers import PreTrainedModel
 
-from rocktokens.causal.baseline import Baseline, BaseRollout
+from rocktokens.causal.baseline import Baseline, BaseRollout, Begun
 from rocktokens.causal.census import BannedSet
-from rocktokens.causal.graft import GraftArm, first_redraw
-from rocktokens.causal.graft_sampler import GraftSampler
+from rocktokens.causal.graft import first_redraw
+from rocktokens.causal.grafters import GraftSampler
 from rocktokens.causal.knockout import plan, resumed
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import GraftRequest, Request
@@ -25,28 +25,46 @@ LIMIT = 4
 
 
 def baseline_of(engine, count, seed, limit=LIMIT, prompt=(0,)):
-    """Rollouts with the seeds' streams 0, 1, 2 …, built without the store between."""
+    """Rollouts with the seeds' streams 0, 1, 2 …, built without the store between; problem i is rollout i."""
     asked = [Request(prompt, limit, seed * 10**7 + index) for index in range(count)]
     owner = Prompt("p", prompt, "", "yes")
     return Baseline(
         [
-            BaseRollout(owner, index, f"p#{index}", answer.token_ids, True, answer.truncated, request.seed)
+            BaseRollout(owner, index, f"p#{index}", answer.token_ids, True, request.seed)
             for index, (request, answer) in enumerate(zip(asked, engine.generate(asked)))
         ]
     )
 
 
-def knocked_out(engine, baseline, members, seed, *, repeat=0, limit=LIMIT):
-    """Every rollout's knock-out twin, copied or resumed; and which were resumed."""
-    banned = BannedSet("s", "token", members[0], "s", tuple(members))
-    jobs, _ = plan(baseline, [banned], [0], exact_resume=True, repeats=repeat + 1, placebo_problems=0)
-    jobs = [job for job in jobs if job.repeat == repeat and job.arm == "knockout"]
-    how = {"limit": limit, "seed": seed, "exact_resume": True}
-    begun = [resumed(job, baseline.rollouts[job.rollout], banned, **how) for job in jobs]
+def twins(engine, baseline, begun):
+    """Every rollout's twin, copied or resumed as it was begun; and which were resumed."""
     responses = [rollout.token_ids for rollout in baseline.rollouts]
-    for job, (kept, _), answer in zip(jobs, begun, engine.generate([request for _, request in begun])):
-        responses[job.rollout] = (*kept, *answer.token_ids)
-    return responses, {job.rollout for job in jobs}
+    for own, answer in zip(begun, engine.generate([own.request for own in begun])):
+        responses[own.rollout.problem] = (*own.kept, *answer.token_ids)
+    return responses, {own.rollout.problem for own in begun}
+
+
+def knocked_out(engine, baseline, members, seed, *, placebo=False, limit=LIMIT):
+    """Every rollout's knock-out twin, or its placebo."""
+    banned = BannedSet("s", "token", members[0], "s", tuple(members))
+    jobs, _ = plan(baseline, [banned], [0], exact_resume=True, placebo_problems=placebo * len(baseline.rollouts))
+    how = {"limit": limit, "seed": seed, "exact_resume": True}
+    begun = [resumed(job, banned, **how) for job in jobs if job.is_placebo == placebo]
+    return twins(engine, baseline, [own for own in begun if own.request is not None])
+
+
+def grafted(grafter, baseline, redraw, seed, *, limit=LIMIT):
+    """Every rollout's grafted twin."""
+    begun = []
+    for rollout in baseline.rollouts:
+        own = derive_seed(seed, "graft", rollout.rollout_id)
+        at = first_redraw(rollout, redraw, own)
+        if at is not None:
+            kept = rollout.token_ids[:at]
+            how = {"skip": at, "graft_seed": own, "forced": True}
+            request = GraftRequest((*rollout.prompt.prompt_ids, *kept), limit - at, rollout.seed, **how)
+            begun.append(Begun(rollout, kept, request, {}))
+    return twins(grafter, baseline, begun)[0]
 
 
 SLOW = pytest.mark.slow
@@ -75,27 +93,10 @@ def test_resumed_rollouts_follow_the_knockout_law(seed, members):
             assert not set(members) & set(rollout.token_ids)
 
 
-@SLOW
-def test_further_repeats_follow_it_too():
-    engine = markov.MarkovEngine(markov.chain(5))
-    baseline = baseline_of(engine, NUM, 5)
-    resumed, _ = knocked_out(engine, baseline, (2,), 5, repeat=1)
-    assert markov.fit_p(resumed, markov.law(engine.matrix, LIMIT, (2,))) > 0.01
-
-
 def test_the_placebo_has_the_law_of_the_baseline():
     engine = markov.MarkovEngine(markov.chain(3))
-    baseline = baseline_of(engine, NUM, 3)
-    banned = BannedSet("s", "token", 2, "s", (2,))
-    jobs, _ = plan(baseline, [banned], [0], exact_resume=True, repeats=1, placebo_problems=NUM)
-    responses = [rollout.token_ids for rollout in baseline.rollouts]
-    asked = []
-    for job in (job for job in jobs if job.arm == "placebo"):
-        kept, request = resumed(job, baseline.rollouts[job.rollout], banned, limit=LIMIT, seed=3, exact_resume=True)
-        asked += [(job.rollout, kept, request)] if request is not None else []
-    for (index, kept, _), answer in zip(asked, engine.generate([request for *_, request in asked])):
-        responses[index] = (*kept, *answer.token_ids)
-    assert len(asked) > 10_000
+    responses, touched = knocked_out(engine, baseline_of(engine, NUM, 3), (2,), 3, placebo=True)
+    assert len(touched) > 10_000
     assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT)) > 0.01
 
 
@@ -136,18 +137,7 @@ RULES = [(0, 0, 1, 0, 0), (0, 1, 0, 1, 0), (0.3, 0.3, 0, 0.3, 0.3), (1, 1, 1, 1,
 def test_grafts_follow_the_law_of_direct_simulation(seed, redraw):
     student, teacher, redraw = markov.chain(seed), markov.chain(100 + seed), np.array(redraw, float)
     engine, grafter = markov.MarkovEngine(student), markov.MarkovGrafter(student, teacher, redraw[None])
-    baseline = baseline_of(engine, NUM, seed)
-    arm = GraftArm("arm", redraw, 1)
-    responses = [rollout.token_ids for rollout in baseline.rollouts]
-    jobs = {}
-    for index, rollout in enumerate(baseline.rollouts):
-        own = derive_seed(seed, "graft", rollout.rollout_id)
-        at = first_redraw(rollout, arm, own)
-        if at is not None:
-            prefix = (0, *rollout.token_ids[:at])
-            jobs[index] = GraftRequest(prefix, LIMIT - at, rollout.seed, skip=at, graft_seed=own, forced=True)
-    for (index, job), answer in zip(jobs.items(), grafter.generate(list(jobs.values()))):
-        responses[index] = (*responses[index][: job.skip], *answer.token_ids)
+    responses = grafted(grafter, baseline_of(engine, NUM, seed), redraw, seed)
     law = markov.graft_law(student, teacher, redraw, LIMIT)
     assert markov.fit_p(responses, law) > 0.01
     if seed == 1:
@@ -201,18 +191,17 @@ def sampler_of(model, vocabulary, **options):
 
 @pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
 def test_a_transformer_resumed_follows_the_knockout_law(num):
-    assert min(knockout_ps(tiny(0), 4, prompt=(5, 2), limit=3, seed=0, num=num)) > 0.01
-
-
-def knockout_ps(model, vocabulary, *, prompt, limit, seed, num=NUM, token=2):
-    """p of resumed rollouts against the closed form, and against rollouts regenerated in full."""
+    """Against the closed form, and against rollouts regenerated in full."""
+    model, vocabulary, prompt, limit, token = tiny(0), 4, (5, 2), 3, 2
     engine = sampler_of(model, vocabulary)
-    baseline = baseline_of(engine, num, seed, limit=limit, prompt=prompt)
-    resumed, touched = knocked_out(engine, baseline, (token,), seed, limit=limit)
-    asked = [Request(prompt, limit, 10**9 * (1 + seed) + index, (token,)) for index in range(num)]
+    resumed, touched = knocked_out(
+        engine, baseline_of(engine, num, 0, limit=limit, prompt=prompt), (token,), 0, limit=limit
+    )
+    full = engine.generate([Request(prompt, limit, 10**9 + index, (token,)) for index in range(num)])
     assert 0 < len(touched) < num
     law = model_law(probabilities(model, vocabulary, (token,)), vocabulary, limit, prompt)
-    return markov.fit_p(resumed, law), markov.same_p(resumed, [a.token_ids for a in engine.generate(asked)])
+    assert markov.fit_p(resumed, law) > 0.01
+    assert markov.same_p(resumed, [answer.token_ids for answer in full]) > 0.01
 
 
 @pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
@@ -221,16 +210,7 @@ def test_a_transformer_grafted_follows_the_law_of_direct_simulation(num):
     redraw = np.array([0, 0, 1.0, 0.5])
     engine = sampler_of(student, vocabulary)
     grafter = GraftSampler(engine, sampler_of(teacher, vocabulary), redraw[None])
-    baseline = baseline_of(engine, num, 0, limit=limit, prompt=prompt)
-    arm, responses, jobs = GraftArm("arm", redraw, 2), [r.token_ids for r in baseline.rollouts], {}
-    for index, rollout in enumerate(baseline.rollouts):
-        own = derive_seed(0, "graft", rollout.rollout_id)
-        at = first_redraw(rollout, arm, own)
-        if at is not None:
-            prefix = (*prompt, *rollout.token_ids[:at])
-            jobs[index] = GraftRequest(prefix, limit - at, rollout.seed, skip=at, graft_seed=own, forced=True)
-    for (index, job), answer in zip(jobs.items(), grafter.generate(list(jobs.values()))):
-        responses[index] = (*responses[index][: job.skip], *answer.token_ids)
+    responses = grafted(grafter, baseline_of(engine, num, 0, limit=limit, prompt=prompt), redraw, 0, limit=limit)
     p, q = probabilities(student, vocabulary), probabilities(teacher, vocabulary)
 
     def mixed(prefix):

@@ -1,7 +1,7 @@
 """Sampling from the student with the teacher at hand: a drawn token may be drawn again from the teacher.
 
-Both models' caches advance together, so the teacher always judges the very text that stands there. Which tokens are
-drawn again is a rule: a probability for every token type. This module does not know what the rules are for.
+Which tokens are drawn again is a rule: a probability for every token type. `GraftSampler` has both models in this
+process, and their caches advance together; `ServedGrafter` has both on servers. Neither knows what the rules are for.
 
 Shapes: B rows in the batch, L of them live, V vocabulary, K rules.
 """
@@ -9,6 +9,8 @@ Shapes: B rows in the batch, L of them live, V vocabulary, K rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,8 +20,11 @@ from rocktokens.sample.cpu_decoding import fast_on_cpu
 from rocktokens.sample.kv_decoder import Decoder
 from rocktokens.sample.requests import Continuation, GraftRequest, Request
 from rocktokens.sample.sampler import Sampler, Trunk
-from rocktokens.seeds import uniforms
+from rocktokens.seeds import derive_seed, uniforms
 from rocktokens.stats import Floats
+
+if TYPE_CHECKING:
+    from rocktokens.servers.vllm import VllmEngine
 
 
 def graft_numbers(seed: int, skip: int, count: int) -> np.ndarray:
@@ -55,7 +60,7 @@ class TwinDecoder:
         return self.student.advance(token_L)
 
     def keep(self, row_L: Tensor) -> None:
-        """Go on with these rows only."""
+        """Drop all rows but these."""
         self.student.keep(row_L)
         self.teacher.keep(row_L)
 
@@ -106,8 +111,7 @@ class GraftSampler(Sampler):
         return super()._generate_batch(requests, trunk)
 
     def _decoder(self) -> TwinDecoder:  # type: ignore[override]
-        teacher = self.teacher
-        return TwinDecoder(super()._decoder(), Decoder(teacher.model, pad_id=self.pad_id))
+        return TwinDecoder(super()._decoder(), Decoder(self.teacher.model, pad_id=self.pad_id))
 
     def _draw(  # type: ignore[override]
         self, decoder: TwinDecoder, logits_LV: Tensor, uniform_L: Tensor, live_L: Tensor, step: int
@@ -122,3 +126,56 @@ class GraftSampler(Sampler):
             theirs, bad = self.teacher.choose(asked_LV, self._number_BT[live_L, step][again_L])
             chosen_L[again_L], bad_L[again_L] = theirs, bad
         return chosen_L, bad_L
+
+
+class ServedGrafter:
+    """Grafts on servers: the student's servers write, and where a rule says so one token comes from the teacher's.
+
+    A stretch is asked of the student's servers, its first token that the rule draws again is looked for, the teacher's
+    servers draw that one token, and the student continues behind it. The coins are those of the local grafter; a draw's
+    law does not depend on how the stretches are cut. `rules`: (K, V) redraw probabilities; `own`: (K,), rules under
+    which the student itself draws again.
+    """
+
+    def __init__(self, student: VllmEngine, teacher: VllmEngine, rules: Floats, own: Floats) -> None:
+        self.student, self.teacher, self.rules, self.own = student, teacher, rules, own
+        self.redraws = 0
+
+    def generate(
+        self, requests: Sequence[GraftRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[Continuation]:
+        """One continuation a request, in order; refused where one of the models' servers has no room for it."""
+        for request in requests:
+            self.student.check(request)
+            # The teacher is asked up to where the student ends.
+            self.teacher.check(replace(request, max_new_tokens=self._room(request)))
+        return self.student.pool.map(self._complete, requests, progress=progress)
+
+    def _room(self, request: GraftRequest) -> int:
+        own = self.student.context
+        return request.max_new_tokens if own is None else min(request.max_new_tokens, own - len(request.prefix))
+
+    async def _complete(self, request: GraftRequest) -> Continuation:
+        room = self._room(request)
+        coin_T = graft_numbers(request.graft_seed, request.skip, room)[:, 0]
+        done: list[int] = []
+        again = request.forced
+
+        async def ask(engine: VllmEngine, length: int, who: str) -> tuple[int, ...]:
+            # Every stretch has a seed of its own.
+            seed = derive_seed(request.graft_seed, who, request.seed, request.skip + len(done))
+            return (await engine.complete(Request((*request.prefix, *done), length, seed))).token_ids
+
+        while True:
+            if again:
+                self.redraws += 1
+                done += await ask(self.student if self.own[request.rule] else self.teacher, 1, "redraw")
+                again = False
+            else:
+                drawn = await ask(self.student, room - len(done), "student")
+                rule_T = self.rules[request.rule][list(drawn)]
+                hits = (coin_T[len(done) : len(done) + len(drawn)] < rule_T).nonzero()[0]
+                done += drawn[: hits[0]] if len(hits) else drawn
+                again = len(hits) > 0
+            if not again and (len(done) >= room or done[-1] in self.student.eos_ids):
+                return Continuation(tuple(done), truncated=done[-1] not in self.student.eos_ids)
