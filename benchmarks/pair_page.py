@@ -159,7 +159,10 @@ def comparison(facts: Facts) -> str:
     first = stage["regimes"][0]
     names = ("regime", "accuracy", "change, points", "loss, frozen types", "loss, the rest", "tokens kept")
     names = (*names, "tokens spent ×", "length ×", "cut, points", "verdict")
-    before = stage.get("before") or {}
+    start = [row for row in facts.rows("compare") if (row["regime"], row["step"]) == ("uniform", 0)]
+    names_of = {"accuracy": "accuracy", "loss_rocks": "heldout_loss_rocks", "loss_rest": "heldout_loss_rest"}
+    known = {name: [row[column] for row in start if row[column] is not None] for name, column in names_of.items()}
+    before = {name: sum(values) / len(values) for name, values in known.items() if values}
     return (
         f"From the checkpoint at step {stage.get('start', 0)}: {stage['steps']} steps, "
         f"{plural(first['num_seeds'], 'seed')}, {first['num_problems']} prompts; {len(stage['frozen'])} token types "

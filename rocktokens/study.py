@@ -212,7 +212,7 @@ STAGES: dict[str, StageSpec] = {
             work="rocktokens.compare.stage:compare",
             takes="config=compare servers",
             section="compare",
-            reads="the settings and checkpoints of distill, the rocks of detect, the bypass list",
+            reads="the settings and checkpoints of distill, the rollouts of sample, the rocks, the bypass list",
             asks=("teacher",),
             shared=True,
             needs_answers=True,

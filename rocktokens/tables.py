@@ -306,7 +306,7 @@ grad_norm   float    Sum of gradient norms.
 regime                  text     Name of the training regime.
 seed                    int      Number of the training seed.
 step                    int      Optimiser step; 0 is the common start.
-accuracy                interval Accuracy on held-out prompts; empty where it was not evaluated.
+accuracy                float    Accuracy on held-out prompts; empty where it was not evaluated.
 heldout_loss_rocks      float    Mean loss at rocks on rollouts common to all regimes; empty likewise.
 heldout_loss_rest       float    The same at all other positions; empty likewise.
 heldout_length          float    Mean length of the held-out rollouts; empty likewise.
@@ -314,8 +314,6 @@ heldout_truncated       float    Share of them that were cut at the length limit
 tokens_total            int      Tokens sampled, and scored by the teacher, up to this step.
 seconds                 float    Wall-clock seconds of training in this step, without evaluation and recording.
 seconds_total           float    The same, summed up to this step.
-seconds_processor       float    Processor seconds of training in this step.
-seconds_processor_total float    The same, summed up to this step.
 flops_total             float    Floating-point operations up to this step.
 *training COPIED
 seconds_{TRAIN}         float    Seconds of the step spent in the stage {}.
@@ -369,7 +367,6 @@ spent_ratio          float    Ratio of tokens sampled and scored, after the same
 bite_tokens          float    Share of the tokens with another weight, or not sampled at all; empty before 0.2.
 bite_loss            float    Share of the loss at sampled tokens with another weight; empty if not audited.
 end_dropped          float    Share of end tokens that carried no loss; empty where there was none.
-share_reached        float    Share of bootstrap resamples in which it was reached.
 flops_ratio          float    Ratio of floating-point operations.
 kept_share           float    Share of response tokens with a weight above 0.
 tokens_ratio         float    Ratio of sampled response tokens.
@@ -473,8 +470,6 @@ def table_of(name: str) -> Table | None:
     Args:
         name: path below the run directory without `.parquet`, such as `types` or `problems/step=10`.
     """
-    if name == "compare/contexts":
-        return TABLES["rollouts"]
     return TABLES.get(name.split("/")[0])
 
 

@@ -1,7 +1,6 @@
-"""The comparison as people see it: sentences that follow from the numbers of the regimes, and figures of the report.
+"""Sentences that follow from the numbers of a comparison, and the report's figures of it.
 
-Everything here reads rows of compare_summary and the run's tables; no verdict is decided and no interval computed. A
-figure is nothing where the tables it needs are missing.
+No verdict is decided here. A figure is None where the tables it needs are missing.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from rocktokens.show import (
     names_axis,
     number,
     percent,
+    plural,
     points,
 )
 from rocktokens.stats import Estimate
@@ -42,23 +42,20 @@ from rocktokens.values import Json, Row
 # Regime that freezes token types → what it freezes.
 FROZEN = {"freeze": "types on the bypass list", "freeze_rocks": "rocks"}
 ENOUGH = 0.9  # a control of fewer positions than this share of the frozen ones is not called as many
-STAGE_TITLES = {
+STAGES = {
     "rollout": "sampling rollouts",
     "select": "choosing positions",
-    "teacher": "teacher",
-    "student": "student",
+    "teacher": "the teacher",
+    "student": "the student",
     "head": "output heads and loss",
-    "optimiser": "optimiser",
+    "optimiser": "the optimiser",
     "telemetry": "recording",
     "evaluate": "evaluation",
     "checkpoint": "checkpoints",
     "other": "everything else",
 }
-# The same in a sentence, where the title alone does not do.
-STAGE_WORDS = {"teacher": "the teacher’s passes", "student": "the student’s passes", "optimiser": "the optimiser"}
-STAGE_PATTERNS = ("", "/", ".", "x", "", "\\", "-")  # colour alone does not tell stages apart
-HATCHING = {"fillmode": "overlay", "fgcolor": "@paper", "fgopacity": 0.6}
 STAGE_COLORS = (REST, "@third", "@rare", ROCK, "@fifth", "@sixth", MUTED)
+STAGE_PATTERNS = ("", "/", ".", "x", "", "\\", "-")  # colour alone does not tell stages apart
 
 
 # ---------------------------------------------------------------- sentences
@@ -77,28 +74,33 @@ def sentences(summary: Sequence[Row], savings: Sequence[Row], config: CompareCon
 
 
 def verdict_sentence(row: Row, *, margin: float) -> str:
-    """One regime in two sentences: accuracy, time, ceiling, and when it came to uniform's accuracy."""
+    """One regime in a sentence: accuracy, time and ceiling."""
     judged = {
         "costs": "cost accuracy",
         "gains": "raised accuracy",
         "unchanged": f"left accuracy where it was (within ±{points(margin, signed=False)} points)",
         "undecided": "changed accuracy by nothing that could be measured",
     }[row["verdict"]]
-    change = f"{interval(estimate(row, 'delta'), points)} points"
+    change, seeds = f"{interval(estimate(row, 'delta'), points)} points", plural(row["num_seeds"], "seed")
     changed = f"{judged}: {change}"
     if not row["over_seeds"]:
-        changed = f"changed accuracy by {change} over prompts only with {_seeds(row)}, which decides nothing"
+        changed = f"changed accuracy by {change} over prompts only with {seeds}, which decides nothing"
     left = f"with {percent(_left_out(row))} of positions left out, " if row["ceiling"] > 1.005 else ""
     ceiling = f"; its ceiling is {row['ceiling']:.2f}×" if left else ""
-    goal = f"uniform's final accuracy less {points(margin, signed=False)} points" if margin else "uniform's accuracy"
-    if row["steps_to"] is None:
-        chance = f" (it did in {percent(row['share_reached'])} of resamples)" if row["share_reached"] else ""
-        reached = f"It did not reach {goal}{chance}."
+
+    ratio = estimate(row, "seconds_ratio")
+    if ratio is None or not math.isfinite(ratio.low):  # without an interval there is no claim
+        flops = f" (floating-point operations: {row['flops_ratio']:.2f}×)" if row["flops_ratio"] is not None else ""
+        timed = f"no saving of time can be told from {seeds}{flops}"
+    elif ratio.low < 1 < ratio.high:
+        saved = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.num_prompts)
+        timed = f"saved no measurable part of the time: {points(saved.value)} % {bracket(saved, points)}"
+    elif ratio.value <= 1:
+        timed = f"saved {percent(1 - ratio.value)} of the time [{points(1 - ratio.high)}, {points(1 - ratio.low)}]"
     else:
-        low, high = ("not reached" if (end := row[f"steps_to_{side}"]) is None else f"{end:.0f}"
-                     for side in ("low", "high"))  # fmt: skip
-        reached = f"It reached {goal} after {row['steps_to']:.0f} steps [{low}, {high}] and {row['seconds_to']:.0f} s."
-    return f"{left}it {changed}, and {_saved(row)}{ceiling}. {reached}"
+        timed = f"took {percent(ratio.value - 1)} more time [{points(ratio.low - 1)}, {points(ratio.high - 1)}]"
+
+    return f"{left}it {changed}, and {timed}{ceiling}."
 
 
 def _left_out(row: Row) -> float:
@@ -106,27 +108,27 @@ def _left_out(row: Row) -> float:
     return max(0.0, 1.0 - 1.0 / row["ceiling"])
 
 
-def _seeds(row: Row) -> str:
-    return "one seed" if row["num_seeds"] == 1 else f"{row['num_seeds']} seeds"
-
-
-def _saved(row: Row) -> str:
-    """What the clock says; without an interval there is no claim."""
-    ratio = estimate(row, "seconds_ratio")
-    if ratio is None or not math.isfinite(ratio.low):
-        flops = f" (floating-point operations: {row['flops_ratio']:.2f}×)" if row["flops_ratio"] is not None else ""
-        return f"no saving of time can be told from {_seeds(row)}{flops}"
-    saved = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.num_prompts)
-    if saved.low < 0 < saved.high:
-        return f"saved no measurable part of the time: {points(saved.value)} % {bracket(saved, points)}"
-    if saved.value >= 0:
-        return f"saved {percent(saved.value)} of the time {bracket(saved, points)}"
-    return f"took {percent(-saved.value)} more time [{points(-saved.high)}, {points(-saved.low)}]"
-
-
 def conclusion(rows: Mapping[str, Row], *, margin: float) -> str:
     """Whether the bypass list, and all rocks, can be skipped in this pair; with their control."""
-    said = [_skipped(rows[name], what, margin) for name, what in FROZEN.items() if name in rows]
+    said, inside = [], f"±{points(margin, signed=False)} points"
+    for name, what in ((name, what) for name, what in FROZEN.items() if name in rows):
+        row, change = rows[name], f"{interval(estimate(rows[name], 'delta'), points)} points"
+        without = f"trained without them, accuracy changed by {change}"
+        seeds = plural(row["num_seeds"], "seed")
+        if not row["over_seeds"]:
+            said.append(
+                f"Whether the {what} can be skipped is not decided: trained without them with {seeds}, accuracy "
+                f"changed by {change}, an interval over prompts only. It takes three seeds at least."
+            )
+        else:
+            answers = {
+                "costs": f"The {what} are cornerstones here: {without}.",
+                "gains": f"The {what} are stumbling blocks here: {without}.",
+                "unchanged": f"The {what} can be skipped here: {without}, inside {inside}.",
+                "undecided": f"Whether the {what} can be skipped is not decided to {inside}: {without}. More seeds or "
+                "prompts would tell.",
+            }
+            said.append(answers[row["verdict"]])
     if not said:
         return "Nothing was frozen in any regime compared here: nothing is said about skipping token types."
     if "freeze" not in rows:
@@ -139,26 +141,6 @@ def conclusion(rows: Mapping[str, Row], *, margin: float) -> str:
             which = f"{percent(_left_out(random))} of positions where the frozen types are {percent(frozen)}"
         said.append(f"The control, {which}, changed it by {interval(estimate(random, 'delta'), points)} points.")
     return " ".join(said)
-
-
-def _skipped(row: Row, what: str, margin: float) -> str:
-    """One frozen set in one sentence."""
-    change, inside = f"{interval(estimate(row, 'delta'), points)} points", f"±{points(margin, signed=False)} points"
-    if row["verdict"] == "costs":
-        return f"The {what} are cornerstones here: trained without them, accuracy changed by {change}."
-    if row["verdict"] == "gains":
-        return f"The {what} are stumbling blocks here: trained without them, accuracy changed by {change}."
-    if row["verdict"] == "unchanged":
-        return f"The {what} can be skipped here: trained without them, accuracy changed by {change}, inside {inside}."
-    if not row["over_seeds"]:
-        return (
-            f"Whether the {what} can be skipped is not decided: trained without them with {_seeds(row)}, accuracy "
-            f"changed by {change}, an interval over prompts only. It takes three seeds at least."
-        )
-    return (
-        f"Whether the {what} can be skipped is not decided to {inside}: trained without them, accuracy changed by "
-        f"{change}. More seeds or prompts would tell."
-    )
 
 
 # ---------------------------------------------------------------- curves of accuracy
@@ -236,22 +218,25 @@ def time_spent(facts: Facts) -> Figure | None:
     rows = _seconds_by_regime(facts)
     if not rows:
         return None
-    stages = [stage for stage in STAGE_TITLES if any(row.get(stage, 0) > 0 for row in rows.values())]
+    stages = [stage for stage in STAGES if any(row.get(stage, 0) > 0 for row in rows.values())]
     names = list(rows)[::-1]
     data = [
         {
             "type": "bar",
             "orientation": "h",
-            "name": STAGE_TITLES[stage],
+            "name": STAGES[stage],
             "x": [rows[name].get(stage, 0.0) for name in names],
             "y": list(range(len(names))),
             "marker": {
                 "color": STAGE_COLORS[index % len(STAGE_COLORS)],
-                "pattern": {"shape": STAGE_PATTERNS[index % len(STAGE_PATTERNS)], **HATCHING},
+                "pattern": {
+                    "shape": STAGE_PATTERNS[index % len(STAGE_PATTERNS)],
+                    **{"fillmode": "overlay", "fgcolor": "@paper", "fgopacity": 0.6},
+                },
                 "line": {"color": "@paper", "width": 1},
             },
             "text": [
-                f"{label(name, 40)}, {STAGE_TITLES[stage]}: {number(rows[name].get(stage, 0.0), 1)} s, "
+                f"{label(name, 40)}, {STAGES[stage]}: {number(rows[name].get(stage, 0.0), 1)} s, "
                 f"{percent(rows[name].get(stage, 0.0) / sum(rows[name].values()))}"
                 for name in names
             ],
@@ -261,8 +246,8 @@ def time_spent(facts: Facts) -> Figure | None:
         for index, stage in enumerate(stages)
     ]
     shape = layout("seconds, mean over seeds", "", height=150 + 38 * len(names), barmode="stack")
-    shape["yaxis"] = names_axis([label(name, 26) for name in names])
-    shape["legend"] = {**shape["legend"], "traceorder": "normal"}
+    shape |= {"yaxis": names_axis([label(name, 26) for name in names])}
+    shape["legend"]["traceorder"] = "normal"
     head, first = next(iter(rows.items()))
     largest, total = max(first, key=lambda stage: first[stage]), sum(first.values())
     kept = finals(facts).get("freeze", {}).get("kept_share")
@@ -273,7 +258,7 @@ def time_spent(facts: Facts) -> Figure | None:
         name="time",
         title="Where the time went",
         sentence=f"Of {number(total, 0)} seconds of {'training' if head == 'training' else f'the {head} regime'}, "
-        f"{percent(first[largest] / total, 0)} went to {STAGE_WORDS.get(largest, STAGE_TITLES[largest])}{ceiling}.",
+        f"{percent(first[largest] / total, 0)} went to {STAGES[largest]}{ceiling}.",
         estimator="Wall-clock seconds by stage, measured by the trainer; nested stages are counted once. Dropping a "
         "share f of positions cannot speed training up by more than 1/(1 − f).",
         rows=pa.Table.from_pylist([{"regime": name, **row} for name, row in rows.items()]),
@@ -286,7 +271,7 @@ def _seconds_by_regime(facts: Facts) -> dict[str, dict[str, float]]:
     """Regime → stage → seconds, mean over seeds; of the one training run where nothing was compared."""
     for name in ("compare", "training"):
         rows = facts.rows(name)
-        columns = [column for column in (rows[0] if rows else ()) if column.removeprefix("seconds_") in STAGE_TITLES]
+        columns = [column for column in (rows[0] if rows else ()) if column.removeprefix("seconds_") in STAGES]
         seeds = len({row.get("seed") for row in rows})
         found: dict[str, dict[str, float]] = {}
         for row in rows:

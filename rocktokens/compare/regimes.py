@@ -23,6 +23,7 @@ SAVERS: tuple[Regime, ...] = ("prefix",)
 CONTROLS_OF_SAVING: tuple[Regime, ...] = ("uniform", "small")
 SAMPLE_LESS: tuple[Regime, ...] = (*SAVERS, "small")
 OTHER_LOSS: tuple[Regime, ...] = ("todi", "srkl")
+AUDITS = 10  # steps of each training in which every position is measured
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,11 @@ class FrozenSets:
     rocks: tuple[int, ...] = ()
     bypass: tuple[int, ...] = ()
 
-    @property
-    def controlled(self) -> tuple[int, ...]:
-        """What `random` is the control of: what freeze leaves out or, where that is nothing, the rocks."""
-        return self.bypass or self.rocks
-
-    def allows(self, regime: Regime) -> bool:
-        """Whether there is something for a regime to do."""
-        needed = {"freeze": self.bypass, "random": self.controlled, "freeze_rocks": self.rocks, "soft": self.rocks}
-        return bool(needed.get(regime, True))
-
-
-NOTHING = FrozenSets()
+    def of(self, regime: Regime) -> tuple[int, ...] | None:
+        """Types that a regime leaves out, or is the control of; None where it needs no list."""
+        controlled = self.bypass or self.rocks  # `random` is the control of freeze; where there is none, of the rocks
+        needed = {"freeze": self.bypass, "random": controlled, "freeze_rocks": self.rocks, "soft": self.rocks}
+        return needed.get(regime)
 
 
 def frozen_sets(run: Run, config: CompareConfig) -> FrozenSets:
@@ -60,27 +54,20 @@ def frozen_sets(run: Run, config: CompareConfig) -> FrozenSets:
 
 
 def regimes_to_train(run: Run, config: CompareConfig, sets: FrozenSets) -> tuple[Regime, ...]:
-    """The regimes asked for, uniform first, without those that have nothing to do; it says which and why."""
+    """The regimes asked for, uniform first, without those that have nothing to leave out; says which and why."""
     asked = [name for name in dict.fromkeys(config.regimes) if name != "uniform"]
     if not run.done("detect"):
         return ("uniform", *asked)  # nothing was looked for: a regime that needs it is refused
-    if not sets.rocks:
-        by = f"no type is a rock by {config.definition}" if config.definition else "detect declared no rocks"
-        log.warning("%s", by)
-    if "freeze" in asked and not sets.bypass:
-        why = "the bypass list is empty" if run.done("bypass") else f"no bypass list; `rocktokens bypass {run.path}`"
-        log.warning("there is nothing for freeze to leave out: %s", why)
-    left_out = [name for name in asked if not sets.allows(name)]
+    left_out = [name for name in asked if sets.of(name) == ()]
     if left_out:
-        log.warning("not compared, for there is nothing to leave out: %s", ", ".join(left_out))
-    asked = [name for name in asked if name not in left_out]
+        why = f"no type is a rock by {config.definition}" if config.definition else "detect declared no rocks"
+        if sets.rocks:
+            why = "the bypass list is empty" if run.done("bypass") else f"run `rocktokens bypass {run.path}` first"
+        log.warning("not compared, there is nothing to leave out: %s (%s)", ", ".join(left_out), why)
     if {"freeze", "freeze_rocks"} <= set(asked) and sorted(sets.rocks) == sorted(sets.bypass):
         log.info("the bypass list holds every rock: freeze_rocks is freeze, and is not trained twice")
-        asked.remove("freeze_rocks")
-    return ("uniform", *asked)
-
-
-AUDITS = 10  # steps of each training in which every position is measured
+        left_out.append("freeze_rocks")
+    return ("uniform", *(name for name in asked if name not in left_out))
 
 
 def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) -> DistillConfig:
@@ -104,32 +91,26 @@ def common_base(trained: DistillConfig, settings: CompareConfig, *, steps: int) 
 
 
 def regime_config(
-    regime: Regime, base: DistillConfig, settings: CompareConfig, *, seed: int, sets: FrozenSets = NOTHING
+    regime: Regime, base: DistillConfig, settings: CompareConfig, *, seed: int, sets: FrozenSets
 ) -> DistillConfig:
     """The distillation of one regime with one seed."""
-    if not sets.allows(regime):
+    config, frozen = replace(base, seed=base.seed + seed), sets.of(regime)
+    if frozen == ():
         needed, stage = ("a bypass list", "bypass") if regime == "freeze" else ("rocks", "detect")
         raise ConfigError(
             f"regime {regime} needs {needed} that names token types; run `rocktokens {stage}` first, or name ids with "
             "--rocks"
         )
-    selectors: dict[str, Row] = {
-        "freeze": {"rocks": sets.bypass},
-        "freeze_rocks": {"rocks": sets.rocks},
-        "soft": {"rocks": sets.rocks, "lam": settings.lam},
-        "random": {"rocks": sets.controlled, "seed": seed},
-        "adaptive": {"seed": seed},
-        "teachable": {},
-        "prefix": {"keep": settings.prefix},
-        **{name: {"keep": settings.keep} for name in ("entropy", "divergence", "tip", "adakd")},
-        **{name: {} for name in ("iw", "fire", "selectkd", "position")},
-    }
-    config = replace(base, seed=base.seed + seed)
-    if regime in selectors:
-        return replace(config, selector=SelectorConfig(name=regime, **selectors[regime]))
     if regime in OTHER_LOSS:
         return replace(config, loss=regime)  # type: ignore[arg-type]
     if regime == "small":
         fits = base.micro_batch is None or base.prompts_per_step % base.micro_batch == 0
         return replace(config, rollouts_per_prompt=1, micro_batch=base.micro_batch if fits else None)
-    return config
+    options: dict[str, Row] = {
+        "soft": {"lam": settings.lam},
+        "random": {"seed": seed},
+        "adaptive": {"seed": seed},
+        "prefix": {"keep": settings.prefix},
+        **{name: {"keep": settings.keep} for name in ("entropy", "divergence", "tip", "adakd")},
+    }
+    return replace(config, selector=SelectorConfig(name=regime, rocks=frozen or (), **options.get(regime, {})))

@@ -7,17 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from rocktokens.settings import (
-    Count,
-    CountOrZero,
-    Pair,
-    Positive,
-    Resamples,
-    Settings,
-    Share,
-    ShareOrAll,
-    require,
-)
+from rocktokens.settings import Count, CountOrZero, Pair, Positive, Resamples, Settings, Share, ShareOrAll, require
 
 Basic = Literal["uniform", "freeze", "freeze_rocks", "soft", "random", "adaptive", "small", "prefix"]
 Published = Literal["entropy", "divergence", "tip", "teachable", "iw", "fire", "selectkd", "position", "adakd"]
@@ -34,17 +24,15 @@ class CompareConfig(Settings, section="compare"):
     divergence, tip, teachable, iw, fire, selectkd, position, adakd; the losses todi, srkl (see docs/compare.md)."""
     seeds: Annotated[int, Meta(ge=1, le=1000)] = 3
     """Trainings of each regime; a seed decides the order of prompts and all rollouts, the same for every regime."""
-    first_seed: CountOrZero = 0
-    """Number of the first of them. With 2, say, a second machine adds further trainings to the two of the first."""
     start: CountOrZero | None = None
     """Step of the kept checkpoint that every training starts from, to ask what a regime does late, where the loss has
     begun to level off; unset: the checkpoint that OPD started from."""
     steps: Count | None = None
-    """Optimiser steps; unset: those that the run's own distillation took."""
+    """Optimiser steps; unset: as many as the run's own distillation took."""
     learning_rate: Positive | None = None
     """Peak learning rate in every regime; unset: as in the run's own distillation."""
     evaluations: Count = 10
-    """Evaluations along each training, evenly spaced, beside the one before it."""
+    """Evaluations during each training, evenly spaced, in addition to the one before it."""
     problems: Pair = 400
     """Held-out prompts, of the share that neither training nor detection used."""
     rollouts: Count = 4
@@ -52,11 +40,10 @@ class CompareConfig(Settings, section="compare"):
     contexts: Count = 200
     """Held-out rollouts, common to all regimes, on which the loss on rocks and on the rest is measured."""
     rocks: tuple[CountOrZero, ...] = ()
-    """Token ids that freeze and freeze_rocks leave out; empty: the run's bypass list, and the rocks that `detect`
-    declared."""
+    """Token ids that freeze and freeze_rocks leave out; empty: the run's bypass list, and the declared rocks."""
     definition: Literal["certified", "burden", "context"] | None = None
-    """Take the types that this definition names as the rocks that freeze_rocks, soft and the controls go by; `context`
-    is the paper's. unset: the rocks that `detect` declared."""
+    """Take the types that this definition names as the rocks of freeze_rocks, soft and random; context is the paper's.
+    Unset: the rocks that `detect` declared."""
     lam: Share = 0.5
     """For soft: loss weight of a rock."""
     keep: ShareOrAll = 0.5
@@ -67,11 +54,13 @@ class CompareConfig(Settings, section="compare"):
     """Change of accuracy that does not matter; also what "reached uniform's accuracy" may fall short by."""
     resamples: Resamples = 1000
     """Bootstrap resamples of seeds and prompts, for when a target is reached."""
-    keep_students: bool = False
-    """Keep every regime's checkpoints instead of removing them once they are evaluated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            set(self.regimes) != {"uniform"},
+            "compare.regimes must name at least one beside uniform: there would be nothing to compare",
+        )
         require(
             not (self.rocks and self.definition),
             "compare.rocks and compare.definition both say which types are left out; name one of them",

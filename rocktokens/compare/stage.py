@@ -1,8 +1,7 @@
 """The stage `compare`: train the regimes from one start, evaluate them on the same prompts, say what follows.
 
-The driver lists one job per regime and seed (trainings.py), puts what they leave together, compares it (judgement.py),
-and writes the tables. Jobs of one seed stand one after the other, so that a slow hour of the machine meets all regimes.
-Seconds are those of training: evaluation happens outside of it, and recording and saving are taken off.
+The driver lists one job per regime and seed (trainings.py), reads what they leave, compares it (judgement.py) and
+writes the tables. Jobs of one seed follow each other, so that a slow hour of the machine affects all regimes alike.
 """
 
 from __future__ import annotations
@@ -19,36 +18,20 @@ import pyarrow as pa
 
 from rocktokens.bypass import write_comparison_back
 from rocktokens.compare.figures import sentences
-from rocktokens.compare.judgement import Trained, common_tokens, savings, summary_row, values_by_prompt
-from rocktokens.compare.regimes import (
-    OTHER_LOSS,
-    common_base,
-    frozen_sets,
-    regime_config,
-    regimes_to_train,
-)
+from rocktokens.compare.judgement import Trained, savings, summary_row, values_by_prompt
+from rocktokens.compare.regimes import OTHER_LOSS, common_base, frozen_sets, regime_config, regimes_to_train
 from rocktokens.compare.settings import CompareConfig
-from rocktokens.compare.trainings import (
-    START,
-    Common,
-    Training,
-    evaluate_start,
-    forget,
-    sample_contexts,
-    train_and_evaluate,
-)
+from rocktokens.compare.trainings import START, Common, Training, evaluate_start, train_and_evaluate
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.jobs import Job, Place
+from rocktokens.jobs import Place, keeping_workers
 from rocktokens.jobs import run as run_jobs
 from rocktokens.progress import console
 from rocktokens.run import Run, digest_of_value, open_run, working_on
-from rocktokens.seeds import derive_seed
 from rocktokens.select.interface import least_updates
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_manifest, refuse_code
 from rocktokens.show import Column, Table, number, percent, plural, points
 from rocktokens.stage import Stage, inputs_of, pair_of, prompts_of
-from rocktokens.stats import accuracy_estimate
 from rocktokens.tables import COPIED, FLOP_STAGES, STEP_STAGES, TABLES, TRAINING_STAGES
 from rocktokens.train.settings import DistillConfig
 from rocktokens.values import Json, Row
@@ -78,8 +61,6 @@ def compare(
     """Train and evaluate the regimes; writes compare.parquet and its companions, prints the tables and the verdicts."""
     with working_on(path):
         run = open_run(path)
-        if set(config.regimes) == {"uniform"}:
-            raise ConfigError("regimes must name at least one beside uniform: there would be nothing to compare")
         sets = frozen_sets(run, config)
         inputs = inputs_of(run, files=("rollouts.parquet",), stages=("distill",))
         inputs["the rocks"], inputs["the bypass list"] = (digest_of_value(list(s)) for s in (sets.rocks, sets.bypass))
@@ -108,8 +89,7 @@ def compare(
         made = {(t.seed, t.regime): open_run(run.path / COMPARED / t.regime / f"seed={t.seed}") for t in trainings}
         base = trainings[0].distill
         frozen = {t.regime: list(t.distill.selector.rocks) for t in trainings if t.distill.selector.rocks}
-        facts: Json = {"normalise": base.normalise, "steps": base.steps, "schedule": base.schedule}
-        facts |= {"start": config.start or 0, "rocks": list(sets.rocks), "bypass": list(sets.bypass)}
+        facts: Json = {"normalise": base.normalise, "steps": base.steps, "start": config.start or 0}
         facts |= {"frozen_by": frozen, "frozen": frozen.get("freeze") or frozen.get("freeze_rocks") or []}
         if not facts["frozen"]:
             which = "no rock is declared" if not sets.rocks else "no declared rock is on the bypass list"
@@ -122,7 +102,7 @@ def compare(
 
 def _train_all(trainings: Sequence[Training], place: Place) -> None:
     """Do every job that is not done; trainings on disk that were made with other settings are refused first."""
-    common, folder = trainings[0].common, trainings[0].common.folder
+    base, folder = trainings[0].distill, trainings[0].common.folder
     starts = [replace(t, regime=START) for t in trainings if t.regime == "uniform"]
     try:
         for training in (*starts, *trainings):
@@ -132,20 +112,11 @@ def _train_all(trainings: Sequence[Training], place: Place) -> None:
         if folder.name != AGAIN:
             raise RunError(f"{error} Or pass --again to train every regime anew.") from error
         shutil.rmtree(folder)  # a stopped `--again` with other settings
-    try:
-        if not common.contexts.exists():
-            job = Job(
-                "contexts",
-                common.contexts,
-                {"common": common, "seed": trainings[0].distill.seed - common.compare.first_seed},
-            )
-            run_jobs([job], sample_contexts, place, what="sampling common rollouts")
-        first = [Job(f"start, seed {t.seed}", t.job().part, {"training": t}) for t in starts]
-        run_jobs(first, evaluate_start, place, what="evaluating the start", unit="seeds")
+    with keeping_workers(loaded=True):
+        run_jobs([t.job() for t in starts], evaluate_start, place, what="evaluating the start", unit="seeds")
+        every = [training.job(base.steps + base.keep) for training in trainings]
         what = f"comparing {plural(len(trainings), 'training')}"
-        run_jobs([t.job() for t in trainings], train_and_evaluate, place, what=what, unit="steps and evaluations")
-    finally:
-        forget()
+        run_jobs(every, train_and_evaluate, place, what=what, unit="steps and evaluations")
 
 
 def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: ServersConfig) -> list[Training]:
@@ -153,30 +124,35 @@ def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: Serve
 
     Refused before anything is trained if one cannot be made or differs from the others in more than its regime.
     """
-    if not run.done("distill"):
-        raise RunError(f"{run.path} is not distilled; run `rocktokens distill {run.path}` first: regimes repeat it")
-    known = dict(run.manifest["config"].get("distill") or {})
-    own = known.pop("selector", None)  # every regime has its own; an older version's fields may mean something else
-    trained = from_manifest(DistillConfig, known, "distill")
-    for name in (*([own.get("name", "uniform")] if isinstance(own, dict) else []), *trained.shadows):
-        refuse_code(str(run.path), "selector", str(name))
+    for needed, why in (("distill", "regimes repeat it"), ("sample", "losses are measured on its rollouts")):
+        if not run.done(needed):
+            raise RunError(f"{run.path}: run `rocktokens {needed} {run.path}` first; {why}")
+    trained = from_manifest(DistillConfig, run.manifest["config"].get("distill") or {}, "distill")
+    for name in (trained.selector.name, *trained.shadows):
+        refuse_code(str(run.path), "selector", name)
     base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
     sets = frozen_sets(run, config)
     regimes = regimes_to_train(run, config, sets)
     if "adaptive" in regimes and base.steps <= least_updates():
         watched = f"adaptive watches {least_updates()} steps before it freezes anything"
         log.warning("%s: in %d it trains as uniform; compare more steps", watched, base.steps)
-    if config.start:
-        _warn_of_a_higher_rate(run, base.learning_rate, config.start)
+    trained_rows, rate = run.read("training").to_pylist(), base.learning_rate
+    rates = [row["learning_rate"] for row in trained_rows if row["step"] <= (config.start or 0)]
+    rates = [known for known in rates if known is not None]
+    if rates and rates[-1] < max(rates) and rates[-1] < rate / 2:  # below its peak: decayed, not warming up
+        log.warning(
+            "the distillation had come down to a learning rate of %.1e at step %d; the regimes begin there with a new "
+            "optimiser and a peak of %.1e, which may cost all of them accuracy at first. --learning-rate sets a lower",
+            *(rates[-1], config.start, rate),
+        )
     pair = replace(pair_of(run), student=_start(run, trained, config.start))
-    contexts = run.path / "rollouts.parquet" if run.done("sample") else folder / "contexts.parquet"
+    contexts = run.path / "rollouts.parquet"
     common = Common(folder, pair, prompts_of(run), config, servers, sets.rocks, base.max_new_tokens, contexts)
-    trainings = []
-    for seed in range(config.first_seed, config.first_seed + config.seeds):
-        trainings += [
-            Training(name, seed, regime_config(name, base, config, seed=seed, sets=sets), common) for name in regimes
-        ]
-    return trainings
+    return [
+        Training(name, seed, regime_config(name, base, config, seed=seed, sets=sets), common)
+        for seed in range(config.seeds)
+        for name in regimes
+    ]
 
 
 def _start(run: Run, trained: DistillConfig, step: int | None) -> str:
@@ -195,18 +171,6 @@ def _start(run: Run, trained: DistillConfig, step: int | None) -> str:
     return str(run.checkpoint(step or 0))
 
 
-def _warn_of_a_higher_rate(run: Run, rate: float, step: int) -> None:
-    """Where the rate had decayed and regimes take it up anew, even uniform may lose what it had gained."""
-    rows = run.read("training").to_pylist()
-    rates = [row["learning_rate"] for row in rows if row["step"] <= step and row.get("learning_rate") is not None]
-    if rates and rates[-1] < max(rates) and rates[-1] < rate / 2:  # below its peak: decayed, not warming up
-        log.warning(
-            "the distillation had come down to a learning rate of %.1e at step %d; the regimes begin there with a new "
-            "optimiser and a peak of %.1e, which may cost all of them accuracy at first. --learning-rate sets a lower",
-            *(rates[-1], step, rate),
-        )
-
-
 # ---------------------------------------------------------------- from what trainings left to tables
 
 
@@ -218,17 +182,15 @@ def write_comparison(stage: Stage, made: Mapping[tuple[int, str], Run], config: 
         by_regime.setdefault(regime, []).append(_trained(run, rows, own))
         steps.append(pa.Table.from_pylist(rows, schema=TABLES["compare"].schema))
         outcomes.append(own)
-    tokens = common_tokens(by_regime)
+    tokens = min(
+        float(trained.x["tokens"][-1]) for own in by_regime.values() for trained in own
+    )  # all have spent these
     summary = [summary_row(own, by_regime["uniform"], config, tokens=tokens) for own in by_regime.values()]
     saved = savings(by_regime, tokens=tokens)
     tables = {"compare": pa.concat_tables(steps), "compare_problems": pa.concat_tables(outcomes)}
     for name, rows in (("compare_summary", summary), ("compare_savings", saved)):
         tables[name] = pa.Table.from_pylist(rows, schema=TABLES[name].schema)
-    first = [table.slice(0, 1).to_pylist()[0] for table in steps if table["regime"][0].as_py() == "uniform"]
-    names = {"accuracy": "accuracy", "loss_rocks": "heldout_loss_rocks", "loss_rest": "heldout_loss_rest"}
-    known = {name: [row[column] for row in first if row[column] is not None] for name, column in names.items()}
-    before = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    found: Json = {"regimes": summary, "savings": saved, "before": before, "equal_tokens": tokens}
+    found: Json = {"regimes": summary, "savings": saved, "equal_tokens": tokens}
     found |= {"estimators": ESTIMATORS, "verdicts": sentences(summary, saved, config)}
     stage.publish(tables, {**facts, **found})
 
@@ -236,31 +198,26 @@ def write_comparison(stage: Stage, made: Mapping[tuple[int, str], Run], config: 
 def _step_rows(run: Run, regime: str, seed: int) -> list[Row]:
     """One row per optimiser step of a training, and one for the start; accuracy and held-out losses where evaluated."""
     rows = {row["step"]: row for row in run.read("training").to_pylist() if row["step"] > 0}
-    totals = dict.fromkeys(("seconds_total", "seconds_processor_total", "flops_total", "tokens_total"), 0.0)
     made: list[Row] = []
+    totals = {"seconds_total": 0.0, "flops_total": 0.0, "tokens_total": 0}
     for step in [0, *sorted(rows)]:
         row = rows.get(step, {})
+        # Evaluation, recording and saving are not training.
         aside = sum(row.get(f"seconds_{stage}") or 0.0 for stage in STEP_STAGES if stage not in TRAINING_STAGES)
         seconds = max((row.get("seconds") or 0.0) - aside, 0.0)
         stages = {f"seconds_{stage}": row.get(f"seconds_{stage}") or 0.0 for stage in TRAINING_STAGES}
+        stages["seconds_other"] = max(seconds - sum(stages.values()), 0.0)
         flops = {f"flops_{stage}": row.get(f"flops_{stage}") or 0.0 for stage in FLOP_STAGES}
-        processor = row.get("seconds_processor") or 0.0
-        spent = (row.get("tokens") or 0) + (row.get("scored") or 0)
-        for name, value in zip(totals, (seconds, processor, sum(flops.values()), spent)):
-            totals[name] += value
+        totals["seconds_total"] += seconds
+        totals["flops_total"] += sum(flops.values())
+        totals["tokens_total"] += (row.get("tokens") or 0) + (row.get("scored") or 0)
+        copied = {name: row.get(name) for name in COPIED}
         made.append(
-            {
-                **{"regime": regime, "seed": seed, "step": step, "seconds": seconds, "seconds_processor": processor},
-                **{**totals, "tokens_total": int(totals["tokens_total"])},
-                **{name: row.get(name) for name in COPIED},
-                **{**stages, "seconds_other": max(seconds - sum(stages.values()), 0.0), **flops},
-            }
+            {"regime": regime, "seed": seed, "step": step, "seconds": seconds, **totals, **copied, **stages, **flops}
         )
         if run.done(f"read/step={step}"):
-            correct_P = run.read(f"problems/step={step}")["correct"].to_numpy()
-            rng = np.random.default_rng(derive_seed("interval", step))
-            ends = accuracy_estimate(correct_P, rng=rng, resamples=500)[:3]
-            made[-1] |= dict(zip(("accuracy", "accuracy_low", "accuracy_high"), ends)) | run.facts(f"read/step={step}")
+            accuracy = float(run.read(f"problems/step={step}")["correct"].to_numpy().mean())
+            made[-1] |= {"accuracy": accuracy, **run.facts(f"read/step={step}")}
     return made
 
 
@@ -280,7 +237,7 @@ def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table) -> Trained:
     read = [row for row in rows if row.get("accuracy") is not None]
     trained = [row for row in rows if row["tokens"]]
     tokens = float(sum(row["tokens"] for row in trained))
-    columns = {"steps": "step", "seconds": "seconds_total", "flops": "flops_total", "tokens": "tokens_total"}
+    axes = {"steps": "step", "seconds": "seconds_total", "flops": "flops_total", "tokens": "tokens_total"}
     step_N, last = outcomes["step"].to_numpy(), read[-1]["step"]
     correct_N, length_N, cut_N = (outcomes[name].to_numpy() for name in ("correct", "length", "truncated"))
     loss_C, losses = {}, run.read(f"losses/step={last}")
@@ -301,7 +258,7 @@ def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table) -> Trained:
     return Trained(
         regime=regime,
         seed=rows[0]["seed"],
-        x={axis: np.array([row[column] for row in read], float) for axis, column in columns.items()},
+        x={axis: np.array([row[column] for row in read], float) for axis, column in axes.items()},
         correct_EP=np.stack([correct_N[step_N == row["step"]] for row in read]),
         kept_share=sum(row["kept_share"] * row["tokens"] for row in trained) / max(tokens, 1.0),
         tokens=tokens,

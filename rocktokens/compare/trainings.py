@@ -1,8 +1,7 @@
 """One training of a comparison is one job: train a regime with a seed, then evaluate the students that were kept.
 
 Every training has a directory under RUN/compare, a run in itself, so that a killed one resumes at the step where it
-stopped. A job gets everything from its `Training`, so that it can run in any process; which trainings there are is
-stage.py's.
+stopped. A job gets everything from its `Training`, so that it can run in any process.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 256  # rollouts in flight while a student is evaluated
 START = "start"  # folder of the evaluations before training, which all regimes of a seed share
-
 CURVE_ROLLOUTS = 1  # per held-out prompt at the evaluations before the last
 
 
@@ -71,45 +68,30 @@ class Training:
 
     @property
     def directory(self) -> Path:
-        """Where it lies."""
         return self.common.folder / self.regime / f"seed={self.seed}"
 
-    def job(self) -> jobs.Job:
-        """Train and evaluate; the part is written last."""
-        size = self.distill.steps + self.distill.keep
+    def job(self, size: int = 1) -> jobs.Job:
+        """Its job; the part is written last."""
         return jobs.Job(f"{self.regime}, seed {self.seed}", self.directory / "evaluated.json", {"training": self}, size)
 
     def open(self) -> Run:
         """Its run, made if it is not there; RunError where it was made with other settings."""
-        asked, common = self.common.compare, self.common
         names = ("problems", "rollouts", "contexts", "start")
-        reading: Json = {name: getattr(asked, name) for name in names} | {"rocks": list(common.rocks)}
+        reading: Json = {name: getattr(self.common.compare, name) for name in names}
+        reading["rocks"] = list(self.common.rocks)
         return Run.create(self.directory, {"distill": to_mapping(self.distill), "reading": reading})
 
 
 # ---------------------------------------------------------------- the jobs
 
 
-def sample_contexts(part: Path, common: Common, seed: int) -> None:
-    """Sample the common rollouts from the start, for a run that has no rollouts of its own."""
-    from rocktokens.models.pair import load_model
-    from rocktokens.run import write_parquet
-    from rocktokens.sample.rollouts import make_sampler, sample_rollouts
-
-    bench = _bench(replace(common, contexts=Path()))
-    models = replace(bench.models, student=load_model(common.pair.student, common.pair))
-    settings = RolloutConfig(num_rollouts=1, max_new_tokens=common.max_new_tokens, seed=seed)
-    prompts = list(bench.problems)[: common.compare.contexts]
-    write_parquet(sample_rollouts(make_sampler(models, settings), prompts, settings, models.tokenizer, None), part)
-
-
 def evaluate_start(part: Path, training: Training) -> None:
     """Evaluate the student that every training of a seed starts from."""
-    common, _ = training.common, _bench(training.common)  # what is refused leaves no directory
-    run = training.open()
-    dtype = "float32" if common.pair.dtype == "auto" else common.pair.dtype  # as kept students are saved
-    pair = replace(common.pair, dtype=dtype)
-    _evaluate(training, run, 0, pair.student, pair, CURVE_ROLLOUTS)
+    _bench(training.common)  # what is refused leaves no directory
+    pair = training.common.pair
+    if pair.dtype == "auto":
+        pair = replace(pair, dtype="float32")  # as kept students are saved
+    _evaluate(training, training.open(), 0, pair.student, pair)
     write_text(part, json.dumps({"steps": [0]}))
 
 
@@ -127,13 +109,10 @@ def train_and_evaluate(part: Path, training: Training) -> None:
                 run.write(table, start.read(table))
             run.finish("read/step=0", start.facts("read/step=0"))
         else:
-            final = step == training.distill.steps
-            rollouts = common.compare.rollouts if final else CURVE_ROLLOUTS
-            _evaluate(training, run, step, str(run.checkpoint(step)), common.pair, rollouts)
+            _evaluate(training, run, step, str(run.checkpoint(step)), common.pair)
             jobs.advance(1)
     write_text(part, json.dumps({"steps": run.checkpoints()}))
-    if not common.compare.keep_students:
-        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # evaluated students are not needed any more
 
 
 def _train(training: Training, run: Run) -> None:
@@ -156,7 +135,7 @@ def _train(training: Training, run: Run) -> None:
     shutil.rmtree(run.path / "checkpoints" / ".resume", ignore_errors=True)
 
 
-def _evaluate(training: Training, run: Run, step: int, student: str, pair: PairConfig, num_rollouts: int) -> None:
+def _evaluate(training: Training, run: Run, step: int, student: str, pair: PairConfig) -> None:
     """Outcomes on held-out prompts, with one seed for all regimes of a seed, and losses on the common rollouts."""
     from rocktokens.models.pair import load_model
     from rocktokens.sample.accuracy import Evaluator, sample_with
@@ -166,6 +145,7 @@ def _evaluate(training: Training, run: Run, step: int, student: str, pair: PairC
     common, bench = training.common, _bench(training.common)
     models = replace(bench.models, student=load_model(student, pair))
     limit, prompts = common.max_new_tokens, bench.problems
+    num_rollouts = common.compare.rollouts if step == training.distill.steps else CURVE_ROLLOUTS
     sample = sample_with(make_sampler(models, RolloutConfig(max_new_tokens=limit, batch_size=EVALUATION_BATCH)))
     lengths, truncated = list[int](), list[bool]()
 
@@ -175,17 +155,15 @@ def _evaluate(training: Training, run: Run, step: int, student: str, pair: PairC
         truncated.extend(len(ids) >= most and ids[-1] not in models.eos_ids for ids in found)
         return found
 
-    draws: Row = {"max_new_tokens": limit, "num_rollouts": num_rollouts, "seed": training.distill.seed}
-    correct_P = Evaluator(prompts, bench.checker, models.tokenizer, **draws, batch_size=EVALUATION_BATCH).correct(
-        watched
-    )
+    how: Row = {"max_new_tokens": limit, "num_rollouts": num_rollouts, "seed": training.distill.seed}
+    evaluator = Evaluator(prompts, bench.checker, models.tokenizer, **how, batch_size=EVALUATION_BATCH)
     by_prompt = (len(prompts), num_rollouts)  # rollouts of one prompt are sampled one after the other
     outcomes = {
         "prompt_id": [prompt.prompt_id for prompt in prompts],
-        "correct": correct_P,
+        "correct": evaluator.correct(watched),
         "rollouts": np.full(len(prompts), num_rollouts, np.int32),
-        "length": np.reshape(lengths, by_prompt).mean(1).astype(float),
-        "truncated": np.reshape(truncated, by_prompt).mean(1).astype(float),
+        "length": np.reshape(lengths, by_prompt).mean(1),
+        "truncated": np.reshape(truncated, by_prompt).mean(1),
     }
     run.write(f"problems/step={step}", pa.table(outcomes))
     facts: Row = {"heldout_length": float(np.mean(lengths)), "heldout_truncated": float(np.mean(truncated))}
@@ -204,12 +182,11 @@ def _evaluate(training: Training, run: Run, step: int, student: str, pair: PairC
     prompts_C, place_N = np.unique(scored["prompt_id"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
     rock_N, valid_N = np.isin(scored["token_id"].to_numpy(), common.rocks), np.isfinite(kl_N)
     losses: Row = {"prompt_id": list(prompts_C)}
-    for name, mask_N in (("rock", rock_N & valid_N), ("rest", ~rock_N & valid_N)):
+    for name, title, mask_N in (("rock", "rocks", rock_N & valid_N), ("rest", "rest", ~rock_N & valid_N)):
         positions_C = np.bincount(place_N[mask_N], minlength=len(prompts_C))
         loss_C = np.bincount(place_N[mask_N], kl_N[mask_N], len(prompts_C))
         losses |= {f"{name}_positions": positions_C, f"{name}_loss": loss_C}
-        mean = float(np.sum(loss_C)) / int(positions_C.sum()) if positions_C.any() else None
-        facts["heldout_loss_rocks" if name == "rock" else "heldout_loss_rest"] = mean
+        facts[f"heldout_loss_{title}"] = float(loss_C.sum()) / int(positions_C.sum()) if positions_C.any() else None
     run.write(f"losses/step={step}", pa.table(losses))
     run.finish(f"read/step={step}", facts)
     gc.collect()  # one student in memory at a time
@@ -230,8 +207,13 @@ class _Bench:
     """Its states on the contexts are computed once for all students."""
 
 
-@lru_cache(maxsize=1)
 def _bench(common: Common) -> _Bench:
+    """What all jobs of a worker share."""
+    found: _Bench = jobs.keep(common, lambda: _load(common))
+    return found
+
+
+def _load(common: Common) -> _Bench:
     """Load the teacher and the prompts; refused where there are no answers to evaluate students by."""
     from rocktokens.models.states import RememberedStates, Sequences, source_of
     from rocktokens.prompts.checkers import make_checker
@@ -252,9 +234,7 @@ def _bench(common: Common) -> _Bench:
         )
     prompts = load_prompts(common.prompts, models.tokenizer, part="train")
     require_room(models, prompts, common.max_new_tokens)
-    contexts: Sequence[Rollout] = ()
-    if common.contexts != Path():
-        contexts = RolloutRows(read_parquet(common.contexts, None, "run `rocktokens sample` again"))[: asked.contexts]
+    contexts = RolloutRows(read_parquet(common.contexts, None, "run `rocktokens sample` again"))[: asked.contexts]
     source = source_of(models.teacher_source())
     if isinstance(source, ServedStates):  # refused now, not after the first training
         ids = tuple((*rollout.prompt_ids, *rollout.token_ids) for rollout in contexts)
@@ -262,8 +242,3 @@ def _bench(common: Common) -> _Bench:
         source.check(Sequences(ids, starts, tuple(rollout.rollout_id for rollout in contexts)))
     models = replace(models, student=None)  # type: ignore[arg-type]
     return _Bench(models, prompts, problems, checker, contexts, RememberedStates(source))
-
-
-def forget() -> None:
-    """Free what jobs in this process have loaded."""
-    _bench.cache_clear()

@@ -51,8 +51,12 @@ MOST_PROMPTS = 10_000
 
 def last_complete_checkpoint(directory: str | Path) -> Path | None:
     """The newest checkpoint that was written to its end; half-written ones are passed over."""
-    paths = [path for path in Path(directory).glob("checkpoint-*") if path.name[11:].isdigit() and _is_complete(path)]
-    return max(paths, key=lambda path: int(path.name[11:]), default=None)
+    found = {}
+    for path in Path(directory).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdigit() and _is_complete(path):
+            found[int(step)] = path
+    return found[max(found)] if found else None
 
 
 def _is_complete(path: Path) -> bool:
@@ -114,7 +118,8 @@ class CheckpointMixin(_Base):
         if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
             self._load_from_checkpoint(str(path))
         losses = self.record.column("loss")
-        loss = float(losses[np.isfinite(losses)].mean()) if np.isfinite(losses).any() else 0.0
+        known = losses[np.isfinite(losses)]
+        loss = float(known.mean()) if len(known) else 0.0
         rates = dict.fromkeys(("train_runtime", "train_samples_per_second", "train_steps_per_second"), 0.0)
         metrics = {**rates, "total_flos": float(self.state.total_flos), "train_loss": loss}
         return TrainOutput(self.state.global_step, loss, metrics)
@@ -203,7 +208,10 @@ def _writing(directory: Path) -> Iterator[None]:
 def describe_run(trainer: RockDistillationTrainer, run: Run, models: dict[str, str | PreTrainedModel | None]) -> None:
     """Record pair, prompts and tokenizer in a run that does not name them yet, so that `sample` knows what to load.
 
-    Models are those that the user gave; None for a served teacher.
+    Args:
+        trainer: knows the prompts and the tokenizer.
+        run: the run.
+        models: student and teacher as the user gave them; None for a served teacher.
     """
     if "pair" in run.manifest["config"] or not trainer.accelerator.is_main_process:
         return
