@@ -69,11 +69,11 @@ def run_detect(rows: int) -> dict[str, float]:
 def run_scores(rows: int) -> dict[str, float]:
     """The part of detection that the peer does too: burden, persistence, contexts, CCR, and intervals of the burden."""
     from rocktokens.detect.occurrences import Occurrences, rng_for
-    from rocktokens.detect.paper import burden_intervals, score, type_vectors
+    from rocktokens.detect.paper import ETA, Thresholds, burden_intervals, loss_thresholds, score, type_vectors
     from rocktokens.detect.settings import DetectConfig
 
     columns, _ = corpus(rows)
-    config = DetectConfig(gamma=GAMMA, resamples=RESAMPLES)
+    config = DetectConfig(resamples=RESAMPLES)
     # As for the peer, the types' vectors are there before the clock starts; and one turn pays for lazy initialisation.
     first = Occurrences.from_table(columns)
     vector_VH = type_vectors(first.token_ids_V, rng=rng_for(0, "vectors"))
@@ -81,7 +81,8 @@ def run_scores(rows: int) -> dict[str, float]:
     start = time.perf_counter()
     occurrences = Occurrences.from_table(columns)
     pairs = occurrences.pairs()
-    score(occurrences, pairs, config, vector_VH)
+    at = Thresholds(*loss_thresholds(occurrences, config), GAMMA, ETA, config.window)
+    score(occurrences, pairs, config, vector_VH, at)
     scored = time.perf_counter() - start
     burden_intervals(pairs, config)
     return {"rows": rows, "seconds": scored, "seconds_with_intervals": time.perf_counter() - start}

@@ -126,10 +126,10 @@ def concentrated(num_corpora: int = 500) -> dict[str, dict]:
             occurrences = Occurrences.from_table(columns)
             sets = {"rocks": (np.isin(columns["token_id"], own), len(own))}
             unit_P = np.arange(num_prompts)
-            measured = footprints(occurrences, sets, 300, unit_P, DetectConfig(seed=seed))["rocks"]
+            measured = footprints(occurrences, sets, 300, unit_P, DetectConfig(seed=seed))[0]
             v = int(np.searchsorted(occurrences.token_ids_V, own[0]))
-            fall = falls(occurrences.pairs(), 0.95, non_negative=True)
-            ends = {name: getattr(measured, name)[1:3] for name in truths if name != "fall"}
+            fall = falls(occurrences.pairs(), non_negative=True)
+            ends = {name: measured[name][1:3] for name in truths if name != "fall"}
             ends["fall"] = (fall.low_V[v], fall.high_V[v])
             for name, truth in truths.items():
                 drawn[name] += 1
@@ -211,9 +211,9 @@ def coverage(num_corpora: int = 500) -> dict[str, dict]:
             config = DetectConfig(seed=seed)
             counts_BU = resample_counts(num_prompts, config.resamples, rng_for(seed, "resamples"))
             sets = {"rocks": (np.isin(columns["token_id"], rocks), 8)}
-            measured = footprints(occurrences, sets, 200, np.arange(num_prompts), config)["rocks"]
+            measured = footprints(occurrences, sets, 200, np.arange(num_prompts), config)[0]
             for name, truth in truths.items():
-                estimate = getattr(measured, name)
+                estimate = measured[name]
                 hits[name] += bool(estimate.low <= truth <= estimate.high)
             parts = [*by_prompt(columns, np.isin(columns["token_id"], rocks)), *by_prompt(columns, True)]
             low, high = percentile(lambda s, n, t, m: (s / t) / (n / m), parts, counts_BU)
@@ -288,9 +288,9 @@ def regression() -> dict[str, object]:
         )
     }
     names = {"checkpoint": "ours: same texts, not those chosen on", "aa_selected": "A/A: one checkpoint, two halves"}
-    for row in detect_rocks(columns, config=config).persistence:
-        if row.group == "rare high-loss" and row.arm in names:
-            rows[names[row.arm]] = (row.before.value, row.after.value, row.change[1:3])
+    for row in detect_rocks(columns, config=config).tables["persistence"].to_pylist():
+        if row["group"] == "rare high-loss" and row["arm"] in names:
+            rows[names[row["arm"]]] = (row["before"], row["after"], (row["change_low"], row["change_high"]))
     regression_figure(rows).write_json(RESULTS / "regression_to_the_mean.json", pretty=True)
     return {name: {"before": b, "after": a, "change": a / b - 1, "interval": i} for name, (b, a, i) in rows.items()}
 

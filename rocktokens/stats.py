@@ -1,4 +1,4 @@
-"""Numbers with their errors: bootstrap over prompts, multiple testing, a rank test, power.
+"""Numbers with their errors: bootstrap over prompts, multiple testing, power, accuracies.
 
 Tokens of one prompt are not independent, so prompts are what is resampled, everywhere. This module knows arrays of
 per-prompt sums and outcomes; it does not know what a token, a rock or a model is. Every generator is an argument.
@@ -19,6 +19,7 @@ from rocktokens.errors import DataError
 # Shapes: P prompts (or groups of prompts), V parallel statistics such as token types, B resamples.
 Floats = NDArray[Any]
 MAX_PROMPTS = 4096  # beyond, prompts are resampled in groups
+LEAST_ERROR = 0.1  # of a resample, as a share of the error of the whole
 MIN_SEEDS = 3  # trainings: two leave one degree of freedom, and an interval over them would say nothing
 
 
@@ -55,23 +56,17 @@ def resample_counts(num_prompts: int, resamples: int, rng: np.random.Generator) 
     return rng.multinomial(num_prompts, np.full(num_prompts, 1.0 / num_prompts), size=resamples).astype(float)
 
 
-def _gradient(statistic: Callable[..., Floats], totals: Sequence[Floats]) -> list[Floats]:
-    """Central differences of a smooth statistic in each of its sums."""
+def _delta_variance(
+    statistic: Callable[..., Floats], columns: Sequence[Floats], totals: Sequence[Floats], counts_BP: Floats
+) -> Floats:
+    """Variance of a function of sums by the delta method, within each resample; slopes by central differences."""
+    num_prompts = counts_BP.shape[1]
     slopes = []
     for k, total in enumerate(totals):
         step = np.maximum(np.abs(total) * 1e-5, 1e-12)
         above, below = list(totals), list(totals)
         above[k], below[k] = total + step, total - step
         slopes.append((statistic(*above) - statistic(*below)) / (2 * step))
-    return slopes
-
-
-def _delta_variance(
-    statistic: Callable[..., Floats], columns: Sequence[Floats], totals: Sequence[Floats], counts_BP: Floats
-) -> Floats:
-    """Variance of a function of sums by the delta method, within each resample."""
-    num_prompts = counts_BP.shape[1]
-    slopes = _gradient(statistic, totals)
     variance: Floats = np.zeros(1)
     for i in range(len(columns)):
         for j in range(i, len(columns)):
@@ -85,14 +80,9 @@ def _jackknife_error(statistic: Callable[..., Floats], columns: Sequence[Floats]
     num_prompts = columns[0].shape[0]
     scale = num_prompts / (num_prompts - 1)
     left_out = statistic(*[(total - column) * scale for total, column in zip(totals, columns)])
-    known = np.isfinite(left_out)
+    known = np.isfinite(left_out)  # without its only prompt, a share may be 0 / 0
     mean = np.where(known, left_out, 0).sum(0) / np.maximum(known.sum(0), 1)
-    spread = np.where(known, left_out - mean, 0) ** 2
-    return np.sqrt(spread.sum(0) / scale)
-
-
-# Least error of a resample, as a share of the error of the whole.
-LEAST_ERROR = 0.1
+    return np.sqrt((np.where(known, left_out - mean, 0) ** 2).sum(0) / scale)
 
 
 def bootstrap_sums(
@@ -146,8 +136,6 @@ def bootstrap_estimate(
 ) -> Estimate:
     """One function of per-prompt sums with its bootstrap-t interval, e.g. `lambda s, n: s / n` for a ratio."""
     num_prompts = len(np.asarray(columns[0]))
-    if num_prompts == 0:
-        raise DataError("no prompts: nothing to estimate")
     data = [np.asarray(column, float).reshape(-1, 1) for column in columns]
     if num_prompts > MAX_PROMPTS:  # groups of independent prompts are independent too, and the matrix stays small
         group_P = rng.permutation(num_prompts) % MAX_PROMPTS
@@ -158,20 +146,12 @@ def bootstrap_estimate(
 
 def bonferroni(p_V: ArrayLike) -> Floats:
     """Adjusted p values that keep the chance of any false rejection."""
-    p_values = _p_values(p_V)
-    return np.minimum(p_values * len(p_values), 1.0)
+    return np.minimum(np.asarray(p_V, float) * np.size(p_V), 1.0)
 
 
 def benjamini_hochberg(p_V: ArrayLike) -> Floats:
     """Adjusted p values that keep the share of false rejections."""
-    return np.asarray(sps.false_discovery_control(_p_values(p_V), method="bh"))
-
-
-def _p_values(p_V: ArrayLike) -> Floats:
-    p_values = np.asarray(p_V, float)
-    if p_values.size == 0 or not ((p_values >= 0) & (p_values <= 1)).all():
-        raise DataError("p values must be given, each within [0, 1]")
-    return p_values
+    return np.asarray(sps.false_discovery_control(np.asarray(p_V, float), method="bh"))
 
 
 def smallest_detectable_effect(
@@ -181,15 +161,6 @@ def smallest_detectable_effect(
     if num_prompts < 2 or difference_sd < 0:
         raise DataError(f"power needs at least 2 prompts and a spread >= 0, got {num_prompts} and {difference_sd}")
     return float((sps.norm.isf(alpha / 2) + sps.norm.ppf(power)) * difference_sd / np.sqrt(num_prompts))
-
-
-def mann_whitney(first: ArrayLike, second: ArrayLike) -> tuple[float, float]:
-    """(share of pairs in which the first group is larger, two-sided p)."""
-    a, b = np.asarray(first, float), np.asarray(second, float)
-    if len(a) == 0 or len(b) == 0:
-        raise DataError(f"Mann-Whitney needs two groups, got {len(a)} and {len(b)} values")
-    found = sps.mannwhitneyu(a, b, alternative="two-sided")
-    return float(found.statistic / (len(a) * len(b))), float(found.pvalue)
 
 
 def share_estimate(share_P: ArrayLike, *, level: float = 0.95) -> Estimate:

@@ -65,10 +65,7 @@ def test_power_is_reached():
     assert 0.74 < found < 0.86
 
 
-def test_rank_test_and_wilson():
-    share, p_value = stats.mann_whitney(range(10, 30), range(10))
-    assert share == 1.0
-    assert p_value < 1e-4
+def test_wilson():
     assert stats.wilson_interval(5, 100).low == pytest.approx(0.0215, abs=1e-3)
     assert stats.wilson_interval(50, 100)[1:3] == pytest.approx((0.4038, 0.5962), abs=1e-4)
 
@@ -78,9 +75,6 @@ def test_rank_test_and_wilson():
     [
         lambda rng: mean([], rng=rng),
         lambda rng: mean([1.0], rng=rng),
-        lambda rng: stats.bonferroni([]),
-        lambda rng: stats.benjamini_hochberg([1.2]),
-        lambda rng: stats.mann_whitney([], [1]),
         lambda rng: stats.smallest_detectable_effect(1.0, 1),
         lambda rng: stats.wilson_interval(0, 0),
         lambda rng: stats.resample_counts(0, 10, rng),

@@ -9,13 +9,13 @@ This module knows losses per type and prompt; it does not know contexts, halves,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats as sps
 
 from rocktokens.detect.occurrences import Array, Pairs
 from rocktokens.stats import Floats, Intervals, benjamini_hochberg
+from rocktokens.values import Json
 
 # Shapes: V token types, P prompts, S pairs of a type and a prompt that it occurs in.
 ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY = "rock", "learning", "learning, levelled off", "unclear", "costly"
@@ -184,33 +184,21 @@ def falls(pairs: Pairs, *, non_negative: bool, level: float = 0.95) -> Intervals
     return Intervals(*(np.where(known_V, part_V, np.nan) for part_V in parts))
 
 
-class EnoughData(NamedTuple):
-    """What it would take to settle the unclear types; from the variances observed, so a plan and not a promise."""
+def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q: float) -> tuple[Json, Floats]:
+    """How many prompts would settle the unclear types, and the same for each type (NaN where it is not unclear).
 
-    num_prompts: int
-    """Prompts there are, both halves."""
-    num_unclear: int
-    num_in_reach: int
-    """Unclear types that `prompts_needed` would settle; the others have fallen by almost exactly 1 − κ."""
-    prompts_needed: int | None
-    """Prompts in all, both halves; None where nothing is unclear or nothing is in reach."""
-    needed_V: Floats
-    """The same for each unclear type; NaN for every other."""
-
-
-def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q: float) -> EnoughData:
-    """Prompts at which the stagnation test of each unclear type, at the level it now faces, has a power of 0.8."""
+    At that number the stagnation test of a type, at the level it now faces, has a power of 0.8. It comes from the
+    variances observed, so it is a plan and not a promise.
+    """
     num_prompts, unclear_V = chosen.num_prompts + other.num_prompts, class_V == UNCLEAR
     needed_V = np.full(chosen.num_types, np.nan)
-    if unclear_V.any() and chosen.pre_S is not None and other.pre_S is not None:
-        kept = [unclear_V[half.type_S] for half in (chosen, other)]
-        type_S = np.concatenate([half.type_S[some] for half, some in zip((chosen, other), kept)])
-        befores = (chosen.pre_S, other.pre_S)
-        after_S = [(h.loss_S - kappa * pre_S)[some] for h, pre_S, some in zip((chosen, other), befores, kept)]
-        value_S, size = np.concatenate(after_S), chosen.num_types
-        number_V = np.bincount(type_S, minlength=size)
-        mean_V = np.bincount(type_S, weights=value_S, minlength=size) / np.maximum(number_V, 1)
-        square_V = np.bincount(type_S, weights=(value_S - mean_V[type_S]) ** 2, minlength=size)
+    if chosen.pre_S is not None and other.pre_S is not None:
+        both = ((chosen, chosen.pre_S), (other, other.pre_S))
+        type_S = np.concatenate([half.type_S for half, _ in both])
+        value_S = np.concatenate([half.loss_S - kappa * pre_S for half, pre_S in both])
+        number_V = np.maximum(np.bincount(type_S, minlength=chosen.num_types), 1)
+        mean_V = np.bincount(type_S, weights=value_S, minlength=chosen.num_types) / number_V
+        square_V = np.bincount(type_S, weights=(value_S - mean_V[type_S]) ** 2, minlength=chosen.num_types)
         sd_V = np.sqrt(square_V / np.maximum(number_V - 1, 1))
         # The level at which Benjamini-Hochberg would admit one more rock, or one more learning type.
         observed = max(int((chosen.prompts_V > 0).sum()), 1)
@@ -221,6 +209,7 @@ def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q:
             # As many prompts must hold the type in the half that chooses.
             all_V = 2 * np.maximum(prompts_V, MIN_PROMPTS) * num_prompts / number_V
         needed_V[unclear_V] = np.maximum(np.ceil(all_V[unclear_V]), num_prompts + 1)
+    # The others have fallen by almost exactly 1 − κ.
     in_reach = needed_V[np.isfinite(needed_V) & (needed_V <= OUT_OF_REACH * num_prompts)]
-    most = int(in_reach.max()) if len(in_reach) else None
-    return EnoughData(num_prompts, int(unclear_V.sum()), len(in_reach), most, needed_V)
+    needed = int(in_reach.max()) if len(in_reach) else None
+    return {"num_unclear": int(unclear_V.sum()), "num_in_reach": len(in_reach), "prompts_needed": needed}, needed_V

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rocktokens.detect.certified import COSTLY, LEARNING, LEVELLED, UNCLEAR
 from rocktokens.detect.certified import ROCK as DECLARED
-from rocktokens.detect.measures import CLUSTERS
+from rocktokens.detect.measures import CLUSTERS, TYPES_EXPLAIN_LITTLE
 from rocktokens.facts import Facts
 from rocktokens.show import (
     MUTED,
@@ -36,6 +36,7 @@ from rocktokens.show import (
     rule,
     visible,
 )
+from rocktokens.stats import Estimate
 from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
@@ -72,42 +73,47 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
         Column("CCR", "ccr", number),
     )
     lines = []
-    for name, found in report.footprints.items():
-        grad = "" if found.share_grad is None else f", gradient norm {interval(found.share_grad, percent)}"
+    for found in report.tables["footprints"].to_pylist():
+        shown = {name: interval(estimate(found, f"share_{name}"), percent) for name in ("positions", "loss", "grad")}
+        grad = "" if found["share_grad"] is None else f", gradient norm {shown['grad']}"
         lines.append(
-            f"{name}: {found.num_types} types, positions {interval(found.share_positions, percent)} "
-            f"(median rollout {percent(found.share_positions_median.value)}), "
-            f"loss {interval(found.share_loss, percent)}{grad}, enrichment {interval(found.enrichment, number)}"
+            f"{found['name']}: {found['num_types']} types, positions {shown['positions']} "
+            f"(median rollout {percent(found['share_positions_median'])}), "
+            f"loss {shown['loss']}{grad}, enrichment {interval(estimate(found, 'enrichment'))}"
         )
     lines.append(f"overlap (Jaccard): {', '.join(f'{a}/{b} {value:.2f}' for a, b, value in report.overlaps)}")
     spread, enough = report.concentration, report.enough
-    if not math.isnan(spread.positions_50):  # there is a loss
-        shares = " / ".join(map(percent, (spread.positions_50, spread.positions_80, spread.positions_95)))
-        line = f"50 / 80 / 95 % of the loss lie in {shares} of the positions"
-        if not math.isnan(spread.variance_by_type.value):
-            line += f"; the token type explains {interval(spread.variance_by_type, percent)} of its variance"
-        if spread.a_matter_of_positions:
+    if spread["positions_50"] is not None:  # there is a loss
+        shares = " / ".join(percent(spread[f"positions_{share}"]) for share in (50, 80, 95))
+        line, (explained, low, high) = (
+            f"50 / 80 / 95 % of the loss lie in {shares} of the positions",
+            spread["variance_by_type"],
+        )
+        if explained is not None:
+            line += f"; the token type explains {interval(Estimate(explained, low, high, 0), percent)} of its variance"
+        if explained is not None and explained < TYPES_EXPLAIN_LITTLE:
             line += ". The cost is a matter of single positions; the table `positions` names them"
         lines.append(line)
-    if enough.prompts_needed is not None:
+    if enough["prompts_needed"] is not None:
         lines.append(
-            f"{enough.num_unclear} costly types are unclear; about {enough.prompts_needed:,} prompts (there are "
-            f"{enough.num_prompts:,}) would settle {enough.num_in_reach} of them{f': {command}' if command else ''}"
+            f"{enough['num_unclear']} costly types are unclear; about {enough['prompts_needed']:,} prompts (there are "
+            f"{report.counts['num_prompts']:,}) would settle {enough['num_in_reach']} of them"
+            f"{f': {command}' if command else ''}"
         )
-    elif enough.num_unclear:
+    elif enough["num_unclear"]:
         lines.append(
-            f"{enough.num_unclear} costly types are unclear: their falls lie too close to 1 − κ for more prompts"
+            f"{enough['num_unclear']} costly types are unclear: their falls lie too close to 1 − κ for more prompts"
         )
     lines += report.notes
-    return Table(columns, rows, title=title(report), caption=lines, name="types.parquet", limit=limit)
+    return Table(columns, rows, title=_title(report), caption=lines, name="types.parquet", limit=limit)
 
 
-def title(report: RockReport) -> str:
+def _title(report: RockReport) -> str:
     """One line that says how many rocks, by what; or that there are none."""
     count, signal = len(report.rocks), report.config.signal
     if report.definition != "certified":
         return f"{count or 'No'} rocks by `{report.definition}` on {signal}"
-    if not report.has_pre:
+    if report.thresholds.tau_pre is None:
         return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks cannot be declared"
     counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}
     others = ", ".join(f"{count} {name}" for name, count in counts.items() if count)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from rocktokens.values import Row
 # Shapes: N occurrences in rollout and position order, V token types, P prompts, U units of prompts, R rollouts,
 # S pairs of a prompt and a type, J runs, K slots that a run could take.
 MEDIAN_RESAMPLES = 500
-LOSS_SHARES = (0.5, 0.8, 0.95)
 TYPES_EXPLAIN_LITTLE = 0.25  # below this share of the variance, the cost is a matter of single positions
 FEW_PROMPTS = 50  # measured prompts below which intervals of a concentrated loss are too short
 CONCENTRATED = 0.2  # share of positions that carries 80 % of a concentrated loss, at most
@@ -39,68 +37,50 @@ def starts_of(code_N: Array) -> Array:
 # Footprint
 
 
-class Footprint(NamedTuple):
-    """Shares of a set of occurrences, each with its interval over prompts."""
-
-    name: str
-    num_types: int
-    share_types: float
-    share_positions: Estimate
-    share_positions_median: Estimate
-    """Median over rollouts of the share of positions."""
-    share_loss: Estimate
-    share_grad: Estimate | None
-    enrichment: Estimate
-
-
 def footprints(
     occurrences: Occurrences, sets: Mapping[str, tuple[Array, int]], observed: int, unit_P: Array, config: DetectConfig
-) -> dict[str, Footprint]:
+) -> list[Row]:
     """Shares of sets of occurrences (mask and number of types) among all, with bootstrap-t intervals over prompts."""
     loss_N, grad_N = occurrences.loss_post_N, occurrences.column("grad_norm")
-    grad_N = None if grad_N is None else np.nan_to_num(grad_N, copy=False)
     start_R, num_units = starts_of(occurrences.rollout_N), int(unit_P.max()) + 1
     unit_R = unit_P[occurrences.prompt_N[start_R]]
     counts_BU = resample_counts(num_units, config.resamples, rng_for(config.seed, "resamples"))
 
-    def by_rollout(column_N: Array) -> Floats:
-        return np.add.reduceat(column_N, start_R, dtype=float)
+    def by_unit(column_N: Array) -> Floats:
+        summed_R = np.add.reduceat(column_N, start_R, dtype=float)
+        return np.bincount(unit_R, weights=summed_R, minlength=num_units)
 
-    def by_unit(column_R: Floats) -> Floats:
-        return np.bincount(unit_R, weights=column_R, minlength=num_units)
-
-    def share(*columns_U: Floats) -> Estimate:
-        """One column's sum ÷ the next one's; of four, the first such share ÷ the second: an enrichment."""
+    def share(own_U: Floats, all_U: Floats, *of_U: Floats) -> Estimate:
+        """One column's sum ÷ another's; given two more, that share ÷ theirs: an enrichment."""
         found = bootstrap_sums(
-            lambda own, all_, *of: own / all_ if not of else own / all_ / (of[0] / of[1]), columns_U, counts_BU
+            lambda own, all_, *of: own / all_ if not of else own / all_ / (of[0] / of[1]),
+            (own_U, all_U, *of_U),
+            counts_BU,
         )
         value, low, high = (float(part_V[0]) for part_V in found)
         return Estimate(value, low, high, occurrences.num_prompts)
 
     n_R = np.diff(start_R, append=len(loss_N)).astype(float)
-    all_n, all_loss = by_unit(n_R), by_unit(by_rollout(loss_N))
-    all_grad = None if grad_N is None else by_unit(by_rollout(grad_N))
+    all_n, all_loss = np.bincount(unit_R, weights=n_R, minlength=num_units), by_unit(loss_N)
     least = 0.0 if loss_N.min() >= 0 else -np.inf  # a sampled log-ratio may be negative
-    found = {}
+    rows: list[Row] = []
     for name, (chosen_N, num_types) in sets.items():
-        own_R = by_rollout(chosen_N)
-        own_n, own_loss = by_unit(own_R), by_unit(by_rollout(np.where(chosen_N, loss_N, np.float32(0))))
-        share_grad = None
-        if grad_N is not None and all_grad is not None:
-            own_grad = by_unit(by_rollout(np.where(chosen_N, grad_N, np.float32(0))))
-            share_grad = share(own_grad, all_grad).within(0.0, 1.0)
-        median = _median(own_R / n_R, unit_R, counts_BU[:MEDIAN_RESAMPLES], occurrences.num_prompts)
-        found[name] = Footprint(
-            name=name,
-            num_types=num_types,
-            share_types=num_types / max(observed, 1),
-            share_positions=share(own_n, all_n).within(0.0, 1.0),
-            share_positions_median=median,
-            share_loss=share(own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
-            share_grad=share_grad,
-            enrichment=share(own_loss, all_loss, own_n, all_n).within(least, np.inf),
-        )
-    return found
+        own_n, own_loss = by_unit(chosen_N), by_unit(np.where(chosen_N, loss_N, np.float32(0)))
+        share_R = np.add.reduceat(chosen_N, start_R, dtype=float) / n_R
+        row = {
+            "name": name,
+            "num_types": num_types,
+            "share_types": num_types / max(observed, 1),
+            "share_positions": share(own_n, all_n).within(0.0, 1.0),
+            "share_positions_median": _median(share_R, unit_R, counts_BU[:MEDIAN_RESAMPLES], occurrences.num_prompts),
+            "share_loss": share(own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
+            "enrichment": share(own_loss, all_loss, own_n, all_n).within(least, np.inf),
+        }
+        if grad_N is not None:
+            own_grad = by_unit(np.where(chosen_N, grad_N, np.float32(0)))
+            row["share_grad"] = share(own_grad, by_unit(grad_N)).within(0.0, 1.0)
+        rows.append(row)
+    return rows
 
 
 def _median(share_R: Floats, unit_R: Array, counts_BU: Floats, num_prompts: int, level: float = 0.95) -> Estimate:
@@ -118,29 +98,16 @@ def _median(share_R: Floats, unit_R: Array, counts_BU: Floats, num_prompts: int,
 # Controls
 
 
-@dataclass(frozen=True)
-class Control:
-    """Chosen occurrences and how well they match the rocks."""
-
-    chosen_N: Array
-    num_wanted: int
-    num_placed: int
-    loss_wanted: float
-    loss_placed: float
-
-
 def matched_control(
     rock_N: Array, rollout_N: Array, loss_N: Array, *, rng: np.random.Generator, match_loss: bool = False
-) -> Control:
-    """Place runs of the rocks' lengths on non-rock occurrences, apart from each other, longest first.
+) -> Array:
+    """Mask of runs of the rocks' lengths, placed on non-rock occurrences apart from each other, longest first.
 
-    Types cannot be matched on number, for rocks are frequent; occurrences can. Rows must be in rollout and position
-    order. With `match_loss`, places are drawn with weight exp(β · mean loss), β chosen for each length so that the
-    placed runs carry the loss of the rocks' runs of that length: so "it is only the high loss" can be told from "it is
-    these tokens".
+    Types cannot be matched on number, for rocks are frequent; occurrences can. There must be a rock, and rows must be
+    in rollout and position order; where there is no room, fewer are placed. With `match_loss`, places are drawn with
+    weight exp(β · mean loss), β chosen for each length so that the placed runs carry the loss of the rocks' of that
+    length: so "it is only the high loss" can be told from "it is these tokens".
     """
-    if not rock_N.any():
-        raise DataError("a control needs rock occurrences to be matched to; there are none")
     starts, lengths = run_starts_lengths(rock_N, rollout_N)
     mass_N = np.zeros(len(loss_N) + 1) if match_loss else None  # running sum of losses, from which runs' means follow
     mean_J = np.zeros(len(starts))
@@ -163,13 +130,7 @@ def matched_control(
                 for half in (length - length // 2, length // 2):
                     wanted[half] = np.concatenate([wanted.get(half, mean_J[:0]), left])
         length = max((n for n in wanted if n < length), default=0)
-    return Control(
-        chosen_N=chosen_N,
-        num_wanted=int(rock_N.sum()),
-        num_placed=int(chosen_N.sum()),
-        loss_wanted=float(loss_N[rock_N].sum(dtype=float)),
-        loss_placed=float(loss_N[chosen_N].sum(dtype=float)),
-    )
+    return chosen_N
 
 
 def run_starts_lengths(mask_N: Array, rollout_N: Array) -> tuple[Array, Array]:
@@ -221,26 +182,6 @@ def _tilt(mean_K: Floats, num: int, target: float, rng: np.random.Generator, sam
 # Persistence
 
 
-class PersistenceRow(NamedTuple):
-    """One group between two measurements.
-
-    Any group chosen for high loss looks better when it is measured again elsewhere, with no learning at all: regression
-    to the mean. So groups are chosen on one half and followed on the other, beside two A/A arms.
-    """
-
-    group: str
-    arm: str
-    """`checkpoint`: same texts, later checkpoint. `aa_selected`: same checkpoint, the texts the group was chosen on
-    against the others. `aa_fresh`: same checkpoint, two parts of the texts that did not choose."""
-    step: int | None
-    """The later checkpoint; None in A/A arms."""
-    num_types: int
-    before: Estimate
-    after: Estimate
-    change: Estimate
-    """Mean loss over occurrences, after − before."""
-
-
 def make_groups(rocks: Array, count_V: Array, mean_V: Array, *, rng: np.random.Generator) -> dict[str, Array]:
     """Rocks; rare high-loss types (top by mean loss, at least 2 occurrences, not rocks); as many random others."""
     other_V = np.ones(len(count_V), bool)
@@ -255,15 +196,21 @@ def make_groups(rocks: Array, count_V: Array, mean_V: Array, *, rng: np.random.G
 def persistence(
     selection: Occurrences,
     measurement: Occurrences,
-    units: tuple[Array, Array],
+    units: Sequence[Array],
     groups: Mapping[str, Array],
     config: DetectConfig,
-) -> list[PersistenceRow]:
-    """Every checkpoint against the first on the measured half, and both A/A arms at the last checkpoint."""
+) -> list[Row]:
+    """Every checkpoint against the first on the measured half, and both A/A arms at the last checkpoint.
+
+    Any group chosen for high loss looks better when it is measured again elsewhere, with no learning at all: regression
+    to the mean. So groups are chosen on one half and followed on the other. `checkpoint`: same texts, later checkpoint.
+    `aa_selected`: same checkpoint, the texts the group was chosen on against the others. `aa_fresh`: same checkpoint,
+    two parts of the texts that did not choose.
+    """
     rng = rng_for(config.seed, "persistence")
     second_U = rng.permutation(int(units[1].max()) + 1) % 2 == 1
-    filled = [name for name, types in groups.items() if len(types)]
-    types = np.unique(np.concatenate([groups[name] for name in filled])) if filled else np.empty(0, int)
+    filled = {name: types for name, types in groups.items() if len(types)}
+    types = np.unique(np.concatenate([np.empty(0, int), *filled.values()]))
     steps: Sequence[int] = measurement.steps or (0, 1)
     inside_n, chosen_n = (np.flatnonzero(half.among(types)) for half in (measurement, selection))
     losses, pre_post = {}, (measurement.loss_pre_N, measurement.loss_post_N)
@@ -275,9 +222,15 @@ def persistence(
     then = selection.sums({"loss": selection.loss_post_N[chosen_n]}, chosen_n)
     unit_S, then["unit"] = units[1][own["prompt"]], units[0][then["prompt"]]
     at = {step: {"type": own["type"], "unit": unit_S, "n": own["n"], "loss": own[str(step)]} for step in steps}
-    rows: list[PersistenceRow] = []
+
+    def mean(sums: Mapping[str, Array], draws: np.random.Generator) -> Estimate:
+        count_U, total_U = (np.bincount(sums["unit"], weights=sums[name]) for name in ("n", "loss"))
+        columns = [total_U[count_U > 0], count_U[count_U > 0]]
+        return bootstrap_estimate(lambda loss, n: loss / n, columns, rng=draws, resamples=config.resamples)
+
+    rows: list[Row] = []
     for name, draws in zip(filled, rng.spawn(len(filled))):
-        inside_S, apart_S = (np.isin(sums["type"], groups[name]) for sums in (own, then))
+        inside_S, apart_S = (np.isin(sums["type"], filled[name]) for sums in (own, then))
         compared: list[Any] = [
             ("checkpoint", step, (at[steps[0]], inside_S), (at[step], inside_S)) for step in steps[1:]
         ]
@@ -288,47 +241,24 @@ def persistence(
             before, after = ({key: column_S[kept_S] for key, column_S in sums.items()} for sums, kept_S in sides)
             if min(len(np.unique(one["unit"])) for one in (before, after)) < 2:
                 continue
+            row = {"group": name, "arm": arm, "step": step}
+            row["num_types"] = len(np.intersect1d(before["type"], after["type"]))
             if step is not None:  # the same occurrences
-                change = _mean({**after, "loss": after["loss"] - before["loss"]}, draws, config)
+                row["change"] = mean({**after, "loss": after["loss"] - before["loss"]}, draws)
             else:  # a difference of independent means
-                first, second = _mean(before, draws, config), _mean(after, draws, config)
+                first, second = mean(before, draws), mean(after, draws)
                 value = second.value - first.value
                 low = value - float(np.hypot(second.value - second.low, first.high - first.value))
                 high = value + float(np.hypot(second.high - second.value, first.value - first.low))
-                change = Estimate(value, low, high, min(first.num_prompts, second.num_prompts))
-            both = len(np.intersect1d(before["type"], after["type"]))
-            means = _mean(before, draws, config), _mean(after, draws, config)
-            rows.append(PersistenceRow(name, arm, step, both, *means, change))
+                row["change"] = Estimate(value, low, high, min(first.num_prompts, second.num_prompts))
+            rows.append(row | {"before": mean(before, draws), "after": mean(after, draws)})
     return rows
-
-
-def _mean(sums: Mapping[str, Array], rng: np.random.Generator, config: DetectConfig) -> Estimate:
-    """Mean loss over occurrences, given sums by type and unit of prompts."""
-    count_U, total_U = (np.bincount(sums["unit"], weights=sums[name]) for name in ("n", "loss"))
-    columns = [total_U[count_U > 0], count_U[count_U > 0]]
-    return bootstrap_estimate(lambda loss, n: loss / n, columns, rng=rng, resamples=config.resamples)
 
 
 # Types or positions?
 
 
-class Concentration(NamedTuple):
-    """How the loss is spread over positions and types."""
-
-    positions_50: float
-    """Smallest share of positions that carries 50 % of the loss."""
-    positions_80: float
-    positions_95: float
-    variance_by_type: Estimate
-    """Share of the variance of the loss that the token type explains, predicted from the other half's type means."""
-
-    @property
-    def a_matter_of_positions(self) -> bool:
-        """Whether the token type explains little of what a position costs."""
-        return bool(self.variance_by_type.value < TYPES_EXPLAIN_LITTLE)
-
-
-def smallest_shares(loss_N: Array, wanted: Sequence[float] = LOSS_SHARES) -> list[float]:
+def smallest_shares(loss_N: Array, wanted: Sequence[float] = (0.5, 0.8, 0.95)) -> list[float]:
     """Smallest shares of positions that carry the wanted shares of the loss; NaN where there is no loss.
 
     Negative values of a sampled signal count as no cost.
@@ -373,7 +303,7 @@ def costliest_positions(halves: Sequence[Occurrences], texts: list[str], number:
             continue
         index = np.flatnonzero(loss_N >= np.partition(loss_N, len(loss_N) - most)[len(loss_N) - most])
         index = index[np.argsort(-loss_N[index], kind="stable")][:most]
-        for i, row in zip(index.tolist(), half.rows(index).tolist()):
+        for i, row in zip(index.tolist(), half.row_N[index].tolist()):
             rollout, position, kind = int(half.rollout_M[row]), int(half.position_M[row]), int(half.type_M[row])
             loss = float(loss_N[i])
             begin, end = np.searchsorted(half.rollout_M, [rollout, rollout + 1])

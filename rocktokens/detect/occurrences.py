@@ -2,9 +2,8 @@
 
 A source is one table per checkpoint, scored on the same rollouts, or one table from another trainer. Its rows are put
 into one canonical order, by prompt, rollout and position, so that no result depends on how they were split into parts.
-What detection needs of every row stays in memory: type, rollout, position and the losses before and after, 20 bytes in
-all; every other column is read again each time it is asked for. Rows without a finite loss stay as context of their
-neighbours and leave every measurement.
+Type, rollout, position and the losses before and after stay in memory, 24 bytes a row with an index; other columns are
+read when they are asked for. Rows without a finite loss stay as context of their neighbours and are not measured.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from rocktokens.errors import DataError
 Array = NDArray[Any]
 SIGNALS = ("kl", "log_ratio")
 KEYS = ("prompt_id", "rollout_id", "position", "token_id")
-LOSSES = ("loss", "loss_pre", "loss_post", *SIGNALS)
-NUMERIC = {"FLOAT", "DOUBLE", "DECIMAL", *(f"{size}INT" for size in ("TINY", "SMALL", "", "BIG", "HUGE")), "INTEGER"}
 BATCH_ROWS, BLOCK_ROWS = 1_000_000, 5_000_000  # rows that are read, and added up, at a time
 
 
@@ -79,8 +76,8 @@ class Occurrences:
     type_M: Array
     rollout_M: Array
     position_M: Array
-    row_N: Array | None
-    """Where each measured occurrence lies among the recorded rows; None where every row is measured."""
+    row_N: Array
+    """Where each measured occurrence lies among the recorded rows."""
     prompt_N: Array
     loss_post_N: Array
     loss_pre_N: Array | None
@@ -95,17 +92,12 @@ class Occurrences:
     @property
     def type_N(self) -> Array:
         """Type of each measured occurrence, as an index into `token_ids_V`."""
-        return self.type_M if self.row_N is None else self.type_M[self.row_N]
+        return self.type_M[self.row_N]
 
     @property
     def rollout_N(self) -> Array:
         """Rollout of each measured occurrence."""
-        return self.rollout_M if self.row_N is None else self.rollout_M[self.row_N]
-
-    @property
-    def num_left_out(self) -> int:
-        """Rows without a finite loss."""
-        return len(self.type_M) - len(self)
+        return self.rollout_M[self.row_N]
 
     @property
     def num_prompts(self) -> int:
@@ -116,10 +108,6 @@ class Occurrences:
     def steps(self) -> list[int]:
         """The checkpoints, ascending, where there are several."""
         return sorted(key for key in self.columns if isinstance(key, int))
-
-    def rows(self, index: Array) -> Array:
-        """The recorded rows of some of the measured occurrences."""
-        return index if self.row_N is None else self.row_N[index]
 
     def column(self, name: str | int) -> Array | None:
         """A column that is read on demand; None where it was not recorded."""
@@ -144,22 +132,12 @@ class Occurrences:
         return self._of_prompts(chosen_P), self._of_prompts(~chosen_P)
 
     def _of_prompts(self, chosen_P: Array) -> Occurrences:
-        """The occurrences of some prompts, which are numbered anew, with their own rows alone."""
-        code_P = np.cumsum(chosen_P, dtype=np.int32) - 1
+        """The occurrences of some prompts, which are numbered anew; recorded rows are shared."""
         kept_N = chosen_P[self.prompt_N]
-        kept_R = np.zeros(len(self.names_R), bool)
-        kept_R[self.rollout_N[kept_N]] = True
-        kept_M = kept_R[self.rollout_M]
-        row_N = None
-        if self.row_N is not None and kept_M.sum() > kept_N.sum():
-            row_N = (np.cumsum(kept_M, dtype=np.int32) - 1)[self.row_N[kept_N]]
         return replace(
             self,
-            type_M=self.type_M[kept_M],
-            rollout_M=self.rollout_M[kept_M],
-            position_M=self.position_M[kept_M],
-            row_N=row_N,
-            prompt_N=code_P[self.prompt_N[kept_N]],
+            row_N=self.row_N[kept_N],
+            prompt_N=(np.cumsum(chosen_P, dtype=np.int32) - 1)[self.prompt_N[kept_N]],
             loss_post_N=self.loss_post_N[kept_N],
             loss_pre_N=None if self.loss_pre_N is None else self.loss_pre_N[kept_N],
             columns={name: _masked(read, kept_N) for name, read in self.columns.items()},
@@ -263,32 +241,29 @@ class _Reader:
         # Columns are read once or twice: caching the files would only hold memory.
         self.connection = duckdb.connect(config={"enable_external_file_cache": "false"})
         self.steps = sorted(by_step)
-        self.first, self.last = self.steps[0], self.steps[-1]
-        self.kinds: dict[int, dict[str, str]] = {}
+        self.last = self.steps[-1]
         self.order: dict[int, Array | slice] = {}
-        for step in self.steps:
-            self._view(step, by_step[step])
-        names = self.kinds[self.last]
-        loss = next((name for name in ("loss_post", "loss", signal) if name in names), None)
-        missing = [name for name in KEYS[1:] if name not in names] + ([] if loss else ["loss"])
+        named = {step: self._view(step, by_step[step]) for step in self.steps}
+        self.has_prompts = "prompt_id" in named[self.last]
+        loss = next((name for name in ("loss_post", "loss", signal) if name in named[self.last]), "loss")
+        missing = [name for name in (*KEYS[1:], loss) if name not in named[self.last]]
         for step in self.steps[:-1]:
-            missing += [f"{name} at step {step}" for name in (*KEYS, loss) if name not in self.kinds[step]]
-        if missing or loss is None:
-            raise DataError(f"occurrences lack the columns {missing}; there are {sorted(names)}")
+            missing += [f"{name} at step {step}" for name in (*KEYS, loss) if name not in named[step]]
+        if missing:
+            raise DataError(f"occurrences lack the columns {missing}; there are {sorted(named[self.last])}")
         other = next(name for name in SIGNALS if name != signal)
         # What detection calls a column → the checkpoint and the name under which it lies there.
-        self.places: dict[str | int, tuple[int, str]] = {"post": (self.last, loss)}
-        self.places["grad_norm"] = (self.last, "grad_norm")
+        places: dict[str | int, tuple[int, str]] = {"post": (self.last, loss), "grad_norm": (self.last, "grad_norm")}
         if loss == signal:
-            self.places["other_post"] = (self.last, other)
+            places["other_post"] = (self.last, other)
         if len(self.steps) > 1:
-            self.places |= {"pre": (self.first, loss), "other_pre": (self.first, other)}
-            self.places |= {step: (step, loss) for step in self.steps}
+            places |= {"pre": (self.steps[0], loss), "other_pre": (self.steps[0], other)}
+            places |= {step: (step, loss) for step in self.steps}
         else:
-            self.places["pre"] = (self.last, "loss_pre")
-        self.places = {name: place for name, place in self.places.items() if place[1] in self.kinds[place[0]]}
+            places["pre"] = (self.last, "loss_pre")
+        self.places = {name: (step, column) for name, (step, column) in places.items() if column in named[step]}
 
-    def _view(self, step: int, source: pa.Table | str) -> None:
+    def _view(self, step: int, source: pa.Table | str) -> list[str]:
         """The rows of a checkpoint under the name step_N; a table without prompts has one for each rollout."""
         if isinstance(source, pa.Table):
             for at, field in enumerate(source.schema):
@@ -296,15 +271,11 @@ class _Reader:
                     source = source.set_column(at, field.name, source[field.name].cast(field.type.value_type))
             self.connection.register(f"given_{step}", source)
             source = f"from given_{step}"
-        described = self.connection.sql(f"describe ({source})").fetchall()
-        kinds = {name: str(kind).upper() for name, kind, *_ in described}
-        if "prompt_id" not in kinds and "rollout_id" in kinds:
+        names = [str(name) for name, *_ in self.connection.sql(f"describe ({source})").fetchall()]
+        if "prompt_id" not in names and "rollout_id" in names:
             source = f"select *, rollout_id as prompt_id from ({source})"
         self.connection.execute(f"create view step_{step} as {source}")
-        for name, kind in kinds.items():
-            if name in LOSSES and kind.partition("(")[0].removeprefix("U") not in NUMERIC:
-                raise DataError(f"column {name} must hold numbers, it holds {kind.lower()}")
-        self.kinds[step] = kinds
+        return names
 
     def occurrences(self) -> Occurrences:
         """Canonical order, types, and the rows that can be measured."""
@@ -313,7 +284,7 @@ class _Reader:
         required = ("post", "pre", *self.steps)
         self.places = {n: at for n, at in self.places.items() if n in required or finite[at[0]][at[1]]}
         rollouts = self.connection.sql(
-            "select hash(prompt_id, rollout_id) as code, prompt_id, rollout_id, count(*) as size, "
+            "select hash(prompt_id, rollout_id) as code, prompt_id, rollout_id, "
             f"dense_rank() over (order by prompt_id) - 1 as prompt from step_{self.last} "
             "group by prompt_id, rollout_id order by prompt_id, rollout_id"
         ).to_arrow_table()
@@ -331,28 +302,30 @@ class _Reader:
         token_ids_V = self.connection.sql(distinct).to_arrow_table()["token"].to_numpy()
         code = np.zeros(int(token_ids_V[-1]) + 1, np.int32)
         code[token_ids_V] = np.arange(len(token_ids_V), dtype=np.int32)
-        finite_M: Array | None = None
+        finite_M = np.ones(len(token_M), bool)
         for name, (step, column) in self.places.items():
             if name != "grad_norm" and finite[step][column] < len(token_M):
-                finite_M = np.isfinite(self._read(name)) & (True if finite_M is None else finite_M)
-        if finite_M is not None and not finite_M.any():
+                finite_M &= np.isfinite(self._read(name))
+        row_N = np.flatnonzero(finite_M).astype(np.int32)
+        if not len(row_N):
             raise DataError("no occurrence has a finite loss")
-        at = slice(None) if finite_M is None else finite_M
-        prompt_N = rollouts["prompt"].to_numpy().astype(np.int32)[rollout_M[at]]
-        prompt_N = np.cumsum(np.diff(prompt_N, prepend=prompt_N[:1]) > 0, dtype=np.int32)
+        prompt_N = rollouts["prompt"].to_numpy().astype(np.int32)[rollout_M[row_N]]
         notes = []
-        if finite_M is not None:
-            notes.append(f"{(~finite_M).sum()} of {len(finite_M)} occurrences have no finite loss and are left out")
-        if "prompt_id" not in self.kinds[self.last]:
+        if len(row_N) < len(token_M):
+            left_out = len(token_M) - len(row_N)
+            notes.append(f"{left_out} of {len(token_M)} occurrences have no finite loss and are left out")
+        if not self.has_prompts:
             notes.append("no prompt_id: every rollout counts as a prompt of its own, so intervals may be too narrow")
+        at: Array | slice = slice(None) if len(row_N) == len(token_M) else finite_M
         return Occurrences(
             token_ids_V=token_ids_V,
             names_R=rollouts.select(["prompt_id", "rollout_id"]),
             type_M=code[token_M],
             rollout_M=rollout_M,
             position_M=position_M,
-            row_N=None if finite_M is None else np.flatnonzero(finite_M).astype(np.int32),
-            prompt_N=prompt_N,
+            row_N=row_N,
+            # Numbered anew: a prompt may have no finite loss at all.
+            prompt_N=np.cumsum(np.diff(prompt_N, prepend=prompt_N[:1]) > 0, dtype=np.int32),
             loss_post_N=self._read("post")[at],
             loss_pre_N=self._read("pre")[at] if "pre" in self.places else None,
             columns={n: _masked(partial(self._read, n), at) for n in self.places if n not in ("post", "pre")},
@@ -362,7 +335,7 @@ class _Reader:
     def _checked(self, step: int) -> dict[str, int]:
         """How many values of each column are finite; DataError where positions and token ids are not whole numbers."""
         names = sorted({column for at, column in self.places.values() if at == step})
-        counted = [f'count_if(isfinite(try_cast("{name}" as float))) as "{name}"' for name in names]
+        counted = [f'count(*) filter (isfinite(try_cast("{name}" as float))) as "{name}"' for name in names]
         for name in KEYS[2:]:
             value = f"try_cast({name} as double)"
             counted.append(f"count_if({value} is null or {value} < 0 or {value} <> floor({value})) as {name}")
@@ -408,15 +381,15 @@ class _Reader:
         """A column in canonical order; what is empty or not a number is NaN."""
         step, column = self.places[name]
         (value_M,) = self._stream(step, {f'try_cast("{column}" as float)': np.float32})
-        return value_M[self.order[step]]
+        # Only losses decide what is measured: a gradient norm that is missing counts as none.
+        return (np.nan_to_num(value_M, copy=False) if name == "grad_norm" else value_M)[self.order[step]]
 
     def _stream(self, step: int, wanted: Mapping[str, Any]) -> list[Array]:
         """Columns of one table in its own order, copied batch by batch so that no second copy of them exists."""
         size = self.connection.sql(f"select count(*) from step_{step}").fetchall()[0][0]
         columns = [np.empty(size, dtype) for dtype in wanted.values()]
-        result = self.connection.sql(f"select {', '.join(wanted)} from step_{step}")
         start = 0
-        for batch in result.to_arrow_reader(BATCH_ROWS):
+        for batch in self.connection.sql(f"select {', '.join(wanted)} from step_{step}").to_arrow_reader(BATCH_ROWS):
             for column, part in zip(columns, batch.columns):
                 column[start : start + len(part)] = part.to_numpy(zero_copy_only=False)
             start += len(batch)

@@ -88,9 +88,8 @@ def score(
     if tau_pre is not None and occurrences.loss_pre_N is not None:
         high_N &= occurrences.loss_pre_N >= np.float32(tau_pre)
     contexts = Contexts(occurrences, high_N, vector_VH, config.window)
-    gamma = config.gamma if at is None else at.gamma
-    if gamma is None:
-        gamma = contexts.similarity_threshold(GAMMA_SHARE, rng_for(config.seed, "pairs"))
+    draws = rng_for(config.seed, "pairs")
+    gamma = contexts.similarity_threshold(GAMMA_SHARE, draws) if at is None else at.gamma
     rho_Q = contexts.consistency(gamma, MAX_OTHERS, rng_for(config.seed, "others"))
     rock_Q = rho_Q >= np.float32(ETA)
     size, type_Q = pairs.num_types, contexts.type_Q
@@ -121,13 +120,12 @@ def loss_thresholds(occurrences: Occurrences, config: DetectConfig) -> tuple[flo
     return pre, threshold(occurrences.loss_post_N)
 
 
-def for_each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Call `work` for every item on all cores; each writes to a place of its own, so that threads change no result."""
+def for_each(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What `work` returns for every item, computed on all cores; items do not share sums, so threads change no bit."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(limit) if limit.isdigit() and int(limit) else os.cpu_count()
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(work, items):  # raises what a thread raised
-            pass
+        return list(pool.map(work, items))
 
 
 def ordered(score_V: Array, eligible_V: Array) -> Array:
@@ -153,14 +151,9 @@ def burden_intervals(pairs: Pairs, config: DetectConfig) -> Intervals:
     summed = np.bincount(key_S, weights=pairs.loss_S, minlength=num_units * pairs.num_types)
     loss_UV = summed.astype(np.float32).reshape(num_units, pairs.num_types)
     counts_BU = resample_counts(num_units, config.resamples, rng_for(config.seed, "resamples"))
-    parts: dict[int, Intervals] = {}
-
-    def work(start: int) -> None:
-        block_UT = loss_UV[:, start : start + TYPE_BLOCK]
-        parts[start] = bootstrap_sums(lambda loss: loss, [block_UT], counts_BU)
-
-    for_each(work, range(0, pairs.num_types, TYPE_BLOCK))
-    found = Intervals(*(np.concatenate(ends) for ends in zip(*(parts[start] for start in sorted(parts)))))
+    blocks = [loss_UV[:, start : start + TYPE_BLOCK] for start in range(0, pairs.num_types, TYPE_BLOCK)]
+    parts = for_each(lambda block_UT: bootstrap_sums(lambda loss: loss, [block_UT], counts_BU), blocks)
+    found = Intervals(*map(np.concatenate, zip(*parts)))
     return found.within(0.0 if (pairs.loss_S >= 0).all() else -np.inf, np.inf)
 
 
@@ -223,7 +216,7 @@ class Contexts:
 
     def encode(self, chosen: Array | slice) -> Floats:
         """Unit encodings of some of the persistent occurrences."""
-        row_Q = self.occurrences.rows(self.index_Q[chosen])
+        row_Q = self.occurrences.row_N[self.index_Q[chosen]]
         return encode_windows(self.occurrences, row_Q, self.vector_VH, self.window)
 
     def similarity_threshold(self, share: float, rng: np.random.Generator) -> float:

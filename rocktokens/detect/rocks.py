@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.detect import certified, measures, paper
-from rocktokens.detect.certified import CLASSES, LEARNING, MIN_PROMPTS, ROCK, EnoughData, TypeTests
-from rocktokens.detect.measures import CLUSTERS, CONCENTRATED, FEW_PROMPTS, Concentration, Control, Footprint
+from rocktokens.detect.certified import CLASSES, LEARNING, MIN_PROMPTS, ROCK, TypeTests
+from rocktokens.detect.measures import CLUSTERS, CONCENTRATED, FEW_PROMPTS
 from rocktokens.detect.occurrences import Array, Occurrences, Pairs, rng_for
 from rocktokens.detect.paper import Scores, Thresholds, ordered
 from rocktokens.detect.settings import DetectConfig
@@ -46,24 +46,22 @@ class RockReport:
     loss before OPD is not known."""
     confirmed: Array
     """Token ids of the rocks by `certified` that the other half of the prompts declares as well."""
-    has_pre: bool
-    """Whether the loss before OPD is known; without it no type can be declared a rock."""
     thresholds: Thresholds
     tables: dict[str, pa.Table]
     """Every table by its name in a run: types, sensitivity, footprints, clusters, persistence, positions."""
-    footprints: dict[str, Footprint]
-    """By definition, of all costly types, and of both controls (`control`, `control_loss`) of the chosen one."""
     overlaps: list[tuple[str, str, float]]
     """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
     groups: dict[str, Array]
     """Token ids of rocks, rare high-loss types and random others, for persistence and geometry."""
-    persistence: list[measures.PersistenceRow]
-    concentration: Concentration
-    enough: EnoughData
+    concentration: Json
+    """positions_50, _80 and _95: smallest share of positions that carries that share of the loss; variance_by_type:
+    share of the loss's variance that the token type explains, with its interval. None where there is no loss."""
+    enough: Json
+    """num_unclear; prompts_needed, both halves, would settle num_in_reach of them (None: nothing is in reach)."""
     counts: dict[str, int]
-    """num_occurrences, num_left_out, num_prompts, num_prompts_measured and num_types."""
+    """num_occurrences, num_prompts and num_types."""
     notes: tuple[str, ...]
-    """What a reader must know beside the numbers."""
+    """What a reader must know to read the numbers."""
 
     @property
     def definition(self) -> str:
@@ -81,27 +79,15 @@ class RockReport:
 
     def facts(self) -> Json:
         """The few numbers a manifest keeps."""
-        spread = self.concentration
-        shares = {name: getattr(spread, name) for name in ("positions_50", "positions_80", "positions_95")}
-        known = {name: None if np.isnan(value) else value for name, value in shares.items()}
         return {
             "definition": self.definition,
             "signal": self.config.signal,
-            "k": len(self.rocks),
-            "ks": {name: len(ids) for name, ids in self.sets.items()},
             "rocks": self.rocks.tolist(),
             "confirmed": self.confirmed.tolist(),
             "classes": {name: ids.tolist() for name, ids in self.classes.items() if len(ids)},
-            "can_declare": self.has_pre,
-            "kappa": self.config.kappa,
-            "q": self.config.q,
             "thresholds": vars(self.thresholds),
-            "concentration": {
-                **known,
-                "variance_by_type": [None if np.isnan(value) else value for value in spread.variance_by_type[:3]],
-                "a_matter_of_positions": spread.a_matter_of_positions,
-            },
-            "enough": {name: getattr(self.enough, name) for name in ("num_unclear", "num_in_reach", "prompts_needed")},
+            "concentration": self.concentration,
+            "enough": self.enough,
             **self.counts,
             "overlaps": [list(row) for row in self.overlaps],
             "groups": {name: ids.tolist() for name, ids in self.groups.items()},
@@ -154,12 +140,11 @@ def detect_rocks(
     other = measured.pairs()
     found = paper.score(measured, other, config, vector_VH, scores.thresholds)
     confirmed_V = certified.confirm(class_V, TypeTests.of(other, config.kappa), config.q)
-    enough = certified.enough_data(pairs, other, class_V, kappa=config.kappa, q=config.q)
+    enough, needed_V = certified.enough_data(pairs, other, class_V, kappa=config.kappa, q=config.q)
     least = min(float(half.loss_post_N.min()) for half in halves)
     most = max(float(half.loss_post_N.max()) for half in halves)
     fall = certified.falls(other, non_negative=least >= 0)
-    units = (paper.units_of(pairs.num_prompts, len(ids_V), config.seed),
-             paper.units_of(other.num_prompts, len(ids_V), config.seed))  # fmt: skip
+    units = [paper.units_of(sums.num_prompts, len(ids_V), config.seed) for sums in (pairs, other)]
     rock_N, controls = measured.among(rocks), {}
     for name in ("control", "control_loss") if rock_N.any() else ():
         controls[name] = measures.matched_control(
@@ -172,15 +157,16 @@ def detect_rocks(
     observed_V = scores.count_V + found.count_V > 0
     covering = {**sets, "costly": np.flatnonzero(class_V != "")}
     masks = {name: (measured.among(own), len(own)) for name, own in covering.items() if found.count_V[own].any()}
-    for name, control in controls.items():
-        if control.num_placed:
-            masks[name] = (control.chosen_N, len(np.unique(measured.type_N[control.chosen_N])))
+    for name, chosen_N in controls.items():
+        if chosen_N.any():
+            masks[name] = (chosen_N, len(np.unique(measured.type_N[chosen_N])))
     footprints = measures.footprints(measured, masks, int(observed_V.sum()), units[1], config)
     # Type means of few occurrences are drawn towards the mean of all by one occurrence's weight.
     predicted_V = (scores.r_V + scores.r_V.sum() / scores.count_V.sum()) / (scores.count_V + 1)
     explained = measures.variance_by_type(predicted_V, measured, config)
-    half, most_of, nearly_all = measures.smallest_shares(measured.loss_post_N)
-    spread = Concentration(half, most_of, nearly_all, explained)
+    shares = [*measures.smallest_shares(measured.loss_post_N), *explained[:3]]
+    half, most_of, nearly_all, *variance = (None if np.isnan(share) else share for share in shares)
+    spread = {"positions_50": half, "positions_80": most_of, "positions_95": nearly_all, "variance_by_type": variance}
     persistence = measures.persistence(chosen, measured, units, groups, config) if has_pre else []
 
     costly_V, testable_V = class_V != "", tests.prompts_V >= MIN_PROMPTS
@@ -196,7 +182,7 @@ def detect_rocks(
         "fall": fall.value_V,
         "fall_low": fall.low_V,
         "fall_high": fall.high_V,
-        "prompts_needed": enough.needed_V,
+        "prompts_needed": needed_V,
         "count": found.count_V,
         "count_all": scores.count_V + found.count_V,
         "num_prompts": pairs.prompts_V + other.prompts_V,
@@ -211,7 +197,7 @@ def detect_rocks(
     }
     grad_N = measured.column("grad_norm")
     if grad_N is not None:
-        summed = measured.sums({"grad": np.nan_to_num(grad_N)})
+        summed = measured.sums({"grad": grad_N})
         grad_V = np.bincount(summed["type"], weights=summed["grad"], minlength=len(ids_V))
         types["grad_share"] = grad_V / max(grad_V.sum(), 1e-300)
     for name in DEFINITIONS:
@@ -227,20 +213,20 @@ def detect_rocks(
     clusters = [{"cluster": n, "num_types": len(own), **_shares(own, found)} for n, own in of_kind.items() if len(own)]
     rows = {
         "sensitivity": _sensitivity(tests, pairs, scores, found, config),
-        "footprints": [footprint._asdict() for footprint in footprints.values()],
+        "footprints": footprints,
         "clusters": clusters,
-        "persistence": [row._asdict() for row in persistence],
+        "persistence": persistence,
         "positions": measures.costliest_positions(halves, texts),
     }
     equal = most - least <= 1e-6 * max(abs(least), abs(most))
     levels = pairs.late_S is not None or not (class_V == LEARNING).any()
-    notes += _notes(tests, other, spread, controls, equal=equal, levels=levels)
+    notes += _notes(tests, other, most_of, equal=equal, levels=levels)
+    notes += _mismatches(rock_N, controls, measured.loss_post_N)
     return RockReport(
         config=config,
         sets={name: ids_V[own] for name, own in sets.items()},
         classes={name: ids_V[class_V == name] for name in CLASSES},
         confirmed=ids_V[sets["certified"][confirmed_V[sets["certified"]]]],
-        has_pre=has_pre,
         thresholds=scores.thresholds,
         tables={
             "types": _table("types", {name: column[order] for name, column in types.items()}),
@@ -249,17 +235,13 @@ def detect_rocks(
                 for name, own in rows.items()
             },
         },
-        footprints=footprints,
         overlaps=overlaps,
         groups={name: ids_V[own] for name, own in groups.items()},
-        persistence=persistence,
         concentration=spread,
         enough=enough,
         counts={
             "num_occurrences": sum(map(len, halves)),
-            "num_left_out": sum(half.num_left_out for half in halves),
             "num_prompts": pairs.num_prompts + other.num_prompts,
-            "num_prompts_measured": other.num_prompts,
             "num_types": int(observed_V.sum()),
         },
         notes=tuple(dict.fromkeys(notes)),
@@ -331,14 +313,12 @@ def _sensitivity(tests: TypeTests, pairs: Pairs, scores: Scores, found: Scores, 
     ]
 
 
-def _notes(
-    tests: TypeTests, measured: Pairs, spread: Concentration, controls: dict[str, Control], *, equal: bool, levels: bool
-) -> list[str]:
+def _notes(tests: TypeTests, measured: Pairs, positions_80: float | None, *, equal: bool, levels: bool) -> list[str]:
     """What limits the numbers, and why rocks cannot be declared where they cannot."""
     notes, prompts = [], plural(measured.num_prompts, "prompt")
-    if measured.num_prompts < FEW_PROMPTS and spread.positions_80 <= CONCENTRATED:
+    if measured.num_prompts < FEW_PROMPTS and positions_80 is not None and positions_80 <= CONCENTRATED:
         notes.append(
-            f"only {prompts} were measured and {percent(spread.positions_80)} of the positions carry 80 % of the loss: "
+            f"only {prompts} were measured and {percent(positions_80)} of the positions carry 80 % of the loss: "
             f"below {FEW_PROMPTS} such prompts intervals are too short"
         )
     elif measured.num_prompts < FEW_PROMPTS:
@@ -356,11 +336,18 @@ def _notes(
         notes.append(f"{CANNOT}: no token type occurs in {MIN_PROMPTS} prompts of the half that chooses; score more")
     if not levels:
         notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
-    for name, control in controls.items():
-        if control.num_placed < 0.99 * control.num_wanted:
-            notes.append(f"{name}: only {control.num_placed} of {control.num_wanted} occurrences could be matched")
-        if name == "control_loss" and control.loss_placed < 0.95 * control.loss_wanted:
-            share = percent(float(control.loss_placed / control.loss_wanted), 0)
+    return notes
+
+
+def _mismatches(rock_N: Array, controls: Mapping[str, Array], loss_N: Array) -> list[str]:
+    """Where a control covers less than the rocks do."""
+    notes, (wanted, loss) = [], (rock_N.sum(), loss_N[rock_N].sum(dtype=float))
+    for name, chosen_N in controls.items():
+        if chosen_N.sum() < 0.99 * wanted:
+            notes.append(f"{name}: only {chosen_N.sum()} of {wanted} occurrences could be matched")
+        placed = loss_N[chosen_N].sum(dtype=float)
+        if name == "control_loss" and placed < 0.95 * loss:
+            share = percent(float(placed / loss), 0)
             notes.append(
                 f"{name}: the costliest non-rocks carry only {share} of the rocks' loss; it is matched to that"
             )

@@ -33,8 +33,6 @@ class DetectConfig(Settings, section="detect"):
     """An occurrence persists if its loss is at or above this quantile, and the mean loss, at both checkpoints."""
     window: Annotated[int, Meta(ge=1, le=512)] = 4
     """Tokens on either side that make up an occurrence's context."""
-    gamma: Annotated[float, Meta(ge=-1, le=1)] | None = None
-    """Similarity threshold as a cosine, in place of the share."""
     resamples: Resamples = 1000
     """Bootstrap resamples of prompts."""
     seed: Seed = 0

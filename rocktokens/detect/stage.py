@@ -48,7 +48,7 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
             scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
             how = dict.fromkeys(f"scores are {facts['approximate']}" for facts in scored if facts.get("approximate"))
             report = dataclasses.replace(report, notes=(*how, *report.notes))
-            command, needed = None, report.enough.prompts_needed
+            command, needed = None, report.enough["prompts_needed"]
             if needed is not None and "import" not in run.manifest["config"]:  # an import has no pair to sample from
                 repeat = " && ".join(f"rocktokens {name} {path} --again" for name in ("score", "detect"))
                 command = f"rocktokens sample {path} --detection-prompts {needed} --again && {repeat}"
@@ -60,12 +60,6 @@ def detect_table(
     occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None, again: bool = False
 ) -> Run:
     """The same for a Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
-    if not occurrences.exists():
-        raise DataError(f"there is no file {occurrences}")
-    try:
-        pq.read_schema(occurrences)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{occurrences} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
     found = Occurrences.read({0: parquet([occurrences])}, signal=config.signal)
     named = None
     if tokenizer is not None:

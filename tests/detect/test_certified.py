@@ -20,7 +20,7 @@ from rocktokens.detect.certified import (
     p_mean_positive,
     p_stagnant,
 )
-from rocktokens.detect.figures import render, title
+from rocktokens.detect.figures import render
 from rocktokens.detect.occurrences import Occurrences
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.stats import bootstrap_estimate
@@ -125,13 +125,13 @@ def test_every_costly_type_has_a_class():
     assert types[50]["class"] is None
     assert types[50]["confirmed"] is None
     assert types[3]["prompts_needed"] is None or types[3]["prompts_needed"] > 80
-    assert "1 rocks declared" in title(report)
+    assert "1 rocks declared" in render(report).title
 
 
 def test_a_rock_of_one_half_is_declared_and_not_confirmed():
     columns, rocks = corpora.four_rocks(np.random.default_rng(5), 100)
     measured = Occurrences.from_table(columns).halves(0)[1]
-    prompts = measured.names_R["prompt_id"].to_numpy()[np.unique(measured.rollout_M)]
+    prompts = measured.names_R["prompt_id"].to_numpy()[np.unique(measured.rollout_N)]
     hit = np.isin(columns["prompt_id"], prompts) & (columns["token_id"] == rocks[0])
     columns["loss_post"] = np.where(hit, 0.01, columns["loss_post"]).astype(np.float32)
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
@@ -163,8 +163,8 @@ def test_no_rocks_is_an_answer_that_goes_through_every_table():
     assert report.facts()["rocks"] == []
     assert not report.tables["types"]["in_certified"].to_numpy(zero_copy_only=False).any()
     assert report.tables["sensitivity"]["parameter"].to_pylist() == ["base", "kappa", "q", "kappa", "q"]
-    assert "certified" not in report.footprints
-    assert title(report).startswith("No rocks are declared")
+    assert "certified" not in report.tables["footprints"]["name"].to_pylist()
+    assert render(report).title.startswith("No rocks are declared")
     for table in report.tables.values():
         assert isinstance(table, pa.Table)
 
@@ -176,12 +176,11 @@ def test_without_the_loss_before_the_word_is_costly():
     assert len(report.rocks) == 0
     assert set(report.classes["costly"].tolist()) == set(rocks)
     assert any("no rock can be declared" in note and "called costly" in note for note in report.notes)
-    assert "rocks cannot be declared" in title(report)
+    assert "rocks cannot be declared" in render(report).title
     types = report.tables["types"].to_pydict()
     assert set(types["class"]) == {"costly", None}
     assert types["p_stagnant"] == [None] * len(types["class"])
     assert types["fall"] == [None] * len(types["class"])
-    assert report.facts()["can_declare"] is False
 
 
 @pytest.mark.parametrize("level", [0.0, 0.7])
@@ -277,32 +276,32 @@ def needed_at(fall, seed):
     """Classes on 30 prompts, and what it would take to settle them."""
     halves = [half.pairs() for half in fallen_by(fall, 60, seed).halves(seed)]
     class_V = declare(TypeTests.of(halves[0], KAPPA), Q)
-    return class_V, enough_data(*halves, class_V, kappa=KAPPA, q=Q)
+    return class_V, enough_data(*halves, class_V, kappa=KAPPA, q=Q)[0]
 
 
 def test_prompts_needed_are_about_what_settles_it():
     """A type that has fallen by 10 %: unclear at 30 prompts a half; at the number foretold it is mostly declared."""
     told = []
-    for seed in range(16):
+    for seed in range(12):
         class_V, found = needed_at(0.1, seed)
-        if (class_V == UNCLEAR).any() and found.prompts_needed is not None:
-            assert found.num_unclear >= found.num_in_reach >= 1
-            assert found.prompts_needed > 60
-            told.append(found.prompts_needed)
-    assert len(told) >= 6
+        if (class_V == UNCLEAR).any() and found["prompts_needed"] is not None:
+            assert found["num_unclear"] >= found["num_in_reach"] >= 1
+            assert found["prompts_needed"] > 60
+            told.append(found["prompts_needed"])
+    assert len(told) >= 4
     enough = int(np.median(told)) // 2
-    more = [fallen_by(0.1, enough, [99, seed]).pairs() for seed in range(20)]
-    assert 0.5 <= np.mean([declare(TypeTests.of(pairs, KAPPA), Q)[0] == ROCK for pairs in more]) <= 1.0
+    more = [fallen_by(0.1, enough, [99, seed]).pairs() for seed in range(12)]
+    assert np.mean([declare(TypeTests.of(pairs, KAPPA), Q)[0] == ROCK for pairs in more]) >= 0.5
 
 
 def test_a_fall_at_the_limit_is_out_of_reach():
-    found = [enough for _, enough in (needed_at(0.25, seed) for seed in range(12)) if enough.num_unclear == 1]
-    assert any(enough.prompts_needed is None and enough.num_in_reach == 0 for enough in found)
+    found = [enough for _, enough in (needed_at(0.25, seed) for seed in range(12)) if enough["num_unclear"] == 1]
+    assert any(enough["prompts_needed"] is None and enough["num_in_reach"] == 0 for enough in found)
 
 
 def test_the_command_stands_beside_the_number():
     columns, _ = corpora.at_the_boundary(np.random.default_rng(0), 60)
     report = detect_rocks(columns, config=DetectConfig(**QUICK))
-    assert report.enough.num_unclear > 0
+    assert report.enough["num_unclear"] > 0
     lines = " ".join(render(report, "rocktokens sample RUN").caption)
-    assert ("rocktokens sample RUN" in lines) == (report.enough.prompts_needed is not None)
+    assert ("rocktokens sample RUN" in lines) == (report.enough["prompts_needed"] is not None)

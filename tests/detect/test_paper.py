@@ -40,12 +40,12 @@ def test_scores_equal_the_oracle(rng):
     columns = {name: column[:3000] for name, column in oracle.simulate(np.random.default_rng(0))[0].items()}
     occurrences = Occurrences.from_table(columns)
     vector_VH = rng.standard_normal((len(occurrences.token_ids_V), 16)).astype(np.float32)
-    scores = score(occurrences, occurrences.pairs(), DetectConfig(gamma=0.4), vector_VH)
+    scores = score(occurrences, occurrences.pairs(), DetectConfig(), vector_VH)
     tokens, post, at = columns["token_id"], columns["loss_post"], scores.thresholds
     assert at.tau_post == pytest.approx(max(np.quantile(post, 0.8), post.mean()))
     persistent = (post >= np.float32(at.tau_post)) & (columns["loss_pre"] >= np.float32(at.tau_pre))
     vectors = dict(zip(occurrences.token_ids_V.tolist(), vector_VH))
-    rho = oracle.consistency(columns["rollout_id"], columns["position"], tokens, persistent, vectors, 4, 0.4)
+    rho = oracle.consistency(columns["rollout_id"], columns["position"], tokens, persistent, vectors, 4, at.gamma)
     ccr, burden = oracle.ccr(tokens, persistent & (rho >= 0.1)), oracle.burden(tokens, post)
     for v, token in enumerate(occurrences.token_ids_V.tolist()):
         assert scores.r_V[v] == pytest.approx(burden[token])

@@ -38,8 +38,10 @@ def same(first, second, relabel=None):
             b[n] for n in ("parameter", "step", "num_rocks")
         ]
         assert_close(a["enrichment"], b["enrichment"])
-    for name in first.footprints:
-        np.testing.assert_allclose(first.footprints[name].enrichment, second.footprints[name].enrichment, rtol=1e-5)
+    for a, b in zip(*(report.tables["footprints"].to_pylist() for report in (first, second))):
+        assert a["name"] == b["name"]
+        for end in ("", "_low", "_high"):
+            assert_close(a[f"enrichment{end}"], b[f"enrichment{end}"])
 
 
 def assert_close(a, b):
@@ -48,7 +50,7 @@ def assert_close(a, b):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seeds)
 def test_row_order_parts_and_names_of_prompts_and_rollouts_are_irrelevant(seed):
     columns, rng = corpus(seed)
@@ -60,7 +62,7 @@ def test_row_order_parts_and_names_of_prompts_and_rollouts_are_irrelevant(seed):
     same(plain, detect_rocks(parts, config=CONFIG))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seeds)
 def test_token_ids_are_only_names(seed):
     columns, rng = corpus(seed)
@@ -74,17 +76,15 @@ def test_token_ids_are_only_names(seed):
     same(plain, relabelled, dict(enumerate(names.tolist())))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seeds, st.floats(0.05, 20))
 def test_the_unit_of_the_loss_is_irrelevant(seed, scale):
     columns, _ = corpus(seed)
     scaled = {**columns, **{name: scale * columns[name].astype(float) for name in ("loss_pre", "loss_post")}}
     first, second = (detect_rocks(c, config=CONFIG) for c in (columns, scaled))
     assert [set(s.tolist()) for s in first.sets.values()] == [set(s.tolist()) for s in second.sets.values()]
-    for name in first.footprints:
-        np.testing.assert_allclose(
-            first.footprints[name].share_loss.value, second.footprints[name].share_loss.value, rtol=2e-3
-        )
+    shares = [report.tables["footprints"]["share_loss"].to_numpy() for report in (first, second)]
+    np.testing.assert_allclose(*shares, rtol=2e-3)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(1, 20), seeds)
@@ -92,15 +92,16 @@ def test_controls_never_touch_rocks_or_grow_together(mask, length, seed):
     rock_N = np.array([*mask, True])
     rollout_N = np.arange(len(rock_N)) // length
     rng = np.random.default_rng(seed)
-    control = matched_control(rock_N, rollout_N, rng.random(len(rock_N)), rng=rng, match_loss=bool(seed % 2))
-    assert not (control.chosen_N & rock_N).any()
-    assert control.num_placed <= control.num_wanted
-    wanted, placed = (run_starts_lengths(m, rollout_N)[1] for m in (rock_N, control.chosen_N))
+    chosen_N = matched_control(rock_N, rollout_N, rng.random(len(rock_N)), rng=rng, match_loss=bool(seed % 2))
+    assert not (chosen_N & rock_N).any()
+    assert chosen_N.sum() <= rock_N.sum()
+    wanted, placed = (run_starts_lengths(m, rollout_N)[1] for m in (rock_N, chosen_N))
     assert placed.max(initial=0) <= wanted.max()
-    if len(placed) == len(wanted) and control.num_placed == control.num_wanted:
+    if len(placed) == len(wanted) and chosen_N.sum() == rock_N.sum():
         assert sorted(wanted.tolist()) == sorted(placed.tolist())
 
 
+@settings(max_examples=10)
 @given(seeds)
 def test_prompts_may_be_given_as_rollout_names(seed):
     """Where a rollout's number recurs under another prompt, the pair is what names it."""
