@@ -229,7 +229,7 @@ class _Making:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
         from rocktokens.models.pair import end_ids
         from rocktokens.prompts.checkers import MathChecker
-        from rocktokens.sample.accuracy import Evaluator, sample_with
+        from rocktokens.sample.rollouts import Evaluator, sample_with
         from rocktokens.sample.sampler import Sampler
 
         checker = MathChecker()

@@ -138,8 +138,7 @@ def _train(training: Training, run: Run) -> None:
 def _evaluate(training: Training, run: Run, step: int, student: str, pair: PairConfig) -> None:
     """Outcomes on held-out prompts, with one seed for all regimes of a seed, and losses on the common rollouts."""
     from rocktokens.models.pair import load_model
-    from rocktokens.sample.accuracy import Evaluator, sample_with
-    from rocktokens.sample.rollouts import make_sampler
+    from rocktokens.sample.rollouts import Evaluator, make_sampler, sample_with
     from rocktokens.score.scoring import score
 
     common, bench = training.common, _bench(training.common)

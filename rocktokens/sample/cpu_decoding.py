@@ -12,7 +12,7 @@ Shapes: B rows, H query heads, K key heads, G query heads per key head, T positi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -28,55 +28,48 @@ LEAST_STEPS = 16
 # Packed copies may take this share of the memory that is free.
 MEMORY_SHARE = 0.5
 
-Multiplier = Callable[[Tensor], Tensor]
-
 
 @contextmanager
 def fast_on_cpu(model: PreTrainedModel, *, steps: int) -> Iterator[None]:
-    """Inside the block, decoding with `model` is fast; afterwards the model is as before.
-
-    Args:
-        model: the model that decodes.
-        steps: how many tokens a row will be extended by.
-    """
+    """Inside the block, extending rows of `model` by `steps` tokens is fast; afterwards the model is as before."""
     if model.get_input_embeddings().weight.device.type != "cpu":  # type: ignore[union-attr]
         yield
         return
-    with _one_query_attention(model), _packed(model) if steps >= LEAST_STEPS else nullcontext():
-        yield
-
-
-@contextmanager
-def _packed(model: PreTrainedModel) -> Iterator[None]:
-    """Linear layers multiply by packed copies of their weights, while there is memory for copies."""
-    reorder: object = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    AttentionInterface.register(ATTENTION, one_query_attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    own = [config for config in configs.values() if getattr(config, "_attn_implementation_internal", None) == "sdpa"]
     room = MEMORY_SHARE * psutil.virtual_memory().available
-    changed: list[nn.Linear] = []
+    packed: list[nn.Linear] = []
     try:
-        for layer in model.modules():
-            if reorder is None or type(layer) is not nn.Linear or "forward" in vars(layer):
+        for config in own:
+            config._attn_implementation_internal = ATTENTION
+        for layer in model.modules() if steps >= LEAST_STEPS else ():
+            if type(layer) is not nn.Linear or "forward" in vars(layer):
                 continue  # a layer whose forward was replaced belongs to somebody else
             dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else layer.weight.dtype
             room -= layer.weight.numel() * dtype.itemsize
             if room > 0 and _can_pack(layer, dtype):
                 layer.forward = _multiplier(layer, dtype)  # type: ignore[method-assign, assignment]
-                changed.append(layer)
+                packed.append(layer)
         yield
     finally:
-        for layer in changed:
+        for config in own:
+            config._attn_implementation_internal = "sdpa"
+        for layer in packed:
             del layer.forward
 
 
 def _can_pack(layer: nn.Linear, dtype: torch.dtype) -> bool:
     if type(layer.weight) is not nn.Parameter or layer.weight.device.type != "cpu":
         return False  # sharded or offloaded
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight") or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _multiplier(layer: nn.Linear, dtype: torch.dtype) -> Multiplier:
-    """What the layer computes, by a packed copy of its weight."""
+def _multiplier(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The layer's forward, by a packed copy of its weight."""
     with torch.no_grad():
         packed: Any = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))
         bias = None if layer.bias is None else layer.bias.detach().to(dtype)
@@ -88,24 +81,6 @@ def _multiplier(layer: nn.Linear, dtype: torch.dtype) -> Multiplier:
         return torch.ops.mkldnn._linear_pointwise(given.to(dtype), packed, bias, "none", [], "")
 
     return forward
-
-
-@contextmanager
-def _one_query_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Attention of models that use torch's own goes through `one_query_attention`."""
-    AttentionInterface.register(ATTENTION, one_query_attention)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-    changed = [
-        config for config in configs.values() if getattr(config, "_attn_implementation_internal", None) == "sdpa"
-    ]
-    try:
-        for config in changed:
-            config._attn_implementation_internal = ATTENTION
-        yield
-    finally:
-        for config in changed:
-            config._attn_implementation_internal = "sdpa"
 
 
 def one_query_attention(

@@ -1,10 +1,9 @@
 """A batch of token sequences under way in one model: prefill, advance by a token, let rows go.
 
 Padding is on the left and exact: masked out of attention, and position ids start at 0 on a row's first real token.
-Distinct prefixes are prefilled once and shared by the rows that start from them, what all of them begin with (a system
-message, an instruction) once for the batch; a batch may branch from another's rows. Keys and values of attention layers
-live in one preallocated slab per layer, so that a step copies nothing but its own token. This module does not know how
-the next token is chosen.
+Distinct prefixes are prefilled once and shared by the rows that start from them, a beginning that all have (a system
+message) once for the batch; a batch may branch from another's rows. Keys and values of attention layers live in one
+preallocated slab per layer, so that a step copies nothing but its own token. How tokens are chosen is sampler.py's.
 
 Shapes: B rows in the batch, T positions, U distinct prefixes, V vocabulary.
 """
@@ -57,14 +56,13 @@ class _SlabLayer(DynamicLayer):
     def select(self, row_B: Tensor, drop_left: int) -> None:
         """Keep these rows, and forget the first positions, which are padding in all of them."""
         self.start += drop_left
-        tail = self.key_slab.shape[2]
+        length = self.stop - self.start
         for name in ("key_slab", "value_slab"):
             old = getattr(self, name)
-            new = old.new_empty((len(row_B), old.shape[1], tail - self.start, old.shape[3]))
-            length = self.stop - self.start
+            new = old.new_empty((len(row_B), old.shape[1], old.shape[2] - self.start, old.shape[3]))
             torch.index_select(old[:, :, self.start : self.stop], 0, row_B, out=new[:, :, :length])
             setattr(self, name, new)
-        self.start, self.stop = 0, self.stop - self.start
+        self.start, self.stop = 0, length
         self._view()
 
 
@@ -78,19 +76,26 @@ class Decoder:
     @torch.inference_mode()
     def prefill(self, prefixes: Sequence[Sequence[int]], *, room: int) -> Tensor:
         """Start with these prefixes, with space for `room` more tokens each."""
-        distinct = {tuple(prefix): None for prefix in prefixes}
-        order = {prefix: index for index, prefix in enumerate(distinct)}
-        row_B = torch.tensor([order[tuple(prefix)] for prefix in prefixes], device=self.device)
+        distinct = {prefix: row for row, prefix in enumerate(dict.fromkeys(map(tuple, prefixes)))}
+        row_B = torch.tensor([distinct[tuple(prefix)] for prefix in prefixes], device=self.device)
         length_U = torch.tensor([len(prefix) for prefix in distinct])
         longest = int(length_U.max())
 
         input_UT = torch.full((len(distinct), longest), self.pad_id)
-        for index, prefix in enumerate(distinct):
-            input_UT[index, longest - len(prefix) :] = torch.tensor(prefix)
+        for prefix, row in distinct.items():
+            input_UT[row, longest - len(prefix) :] = torch.tensor(prefix)
         pad_U1 = (longest - length_U)[:, None]
         column_T = torch.arange(longest)
         self._cache = _new_cache(self.model, room)
-        known = self._adopt_common(list(distinct), pad_U1.to(self.device), room)
+        known, common = 0, worth_sharing(list(distinct))
+        if common:  # what all prefixes begin with is computed once
+            trunk = Decoder(self.model, pad_id=self.pad_id)
+            trunk.prefill([next(iter(distinct))[:common]], room=0)
+            if trunk.can_branch:
+                row_U = torch.zeros(len(distinct), dtype=torch.long, device=self.device)
+                self._adopt(trunk, row_U, pad_U1.to(self.device), common, room + longest - common)
+                # Columns to leave out. A shorter prefix lies further right: its last shared tokens are computed again.
+                known = common
         self._mask_BT = torch.ones((len(distinct), longest + room), dtype=torch.long, device=self.device)
         self._mask_BT[:, :longest] = (column_T >= pad_U1).to(self.device)
         position_UT = (column_T - pad_U1).clamp_min(0).to(self.device)
@@ -125,22 +130,6 @@ class Decoder:
         self._length, self._next_B = longest, length_B
         return self.advance(torch.tensor([prefix[-1] for prefix in prefixes], device=self.device))
 
-    def _adopt_common(self, prefixes: Sequence[Sequence[int]], pad_U1: Tensor, room: int) -> int:
-        """Compute what all prefixes begin with once; returns the number of columns that need not be computed.
-
-        A shorter prefix lies further right, so its last shared tokens are in columns that are computed all the same.
-        """
-        common = worth_sharing(prefixes)
-        if not common:
-            return 0
-        trunk = Decoder(self.model, pad_id=self.pad_id)
-        trunk.prefill([prefixes[0][:common]], room=0)
-        if not trunk.can_branch:
-            return 0
-        row_U = torch.zeros(len(prefixes), dtype=torch.long, device=self.device)
-        self._adopt(trunk, row_U, pad_U1, common, room + max(map(len, prefixes)) - common)
-        return common
-
     def _adopt(self, trunk: Decoder, row_B: Tensor, pad_B1: Tensor, columns: int, room: int) -> None:
         """Fill the first columns from a trunk's rows, each moved right by its padding, with room for more columns."""
         start_B1 = (trunk._length - trunk._next_B[row_B])[:, None]  # where the trunk's rows begin, after their padding
@@ -162,7 +151,7 @@ class Decoder:
 
     @torch.inference_mode()
     def keep(self, row_B: Tensor) -> None:
-        """Go on with these rows only (in this order, repeats allowed)."""
+        """Continue with these rows only (in this order, repeats allowed)."""
         self._mask_BT, self._next_B = self._mask_BT[row_B], self._next_B[row_B]
         if not self.can_branch:
             self._cache.reorder_cache(row_B)  # type: ignore[arg-type]
@@ -177,9 +166,7 @@ class Decoder:
     def _forward(self, input_BT: Tensor, position_BT: Tensor) -> Tensor:
         mask_BT = self._mask_BT[:, : self._length]
         # Rows of equal length need no mask, and attention without one is faster.
-        padded = bool((self._next_B.min() != self._next_B.max()).item()) or not isinstance(
-            self._cache.layers[0], _SlabLayer
-        )
+        padded = bool(self._next_B.min() != self._next_B.max()) or not isinstance(self._cache.layers[0], _SlabLayer)
         output = self.model(
             input_ids=input_BT,
             attention_mask=mask_BT if padded else None,

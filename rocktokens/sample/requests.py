@@ -1,7 +1,7 @@
-"""What the causal tests and the pipeline ask of whoever generates text: continue these token prefixes.
+"""What is asked of an engine that generates text: continue these token prefixes.
 
-An engine may be a model in this process (sampler.py) or a server elsewhere; this interface knows neither torch nor
-transport. Token ids go in and token ids come out; text is never re-tokenised.
+An engine may be a model in this process (sampler.py) or a server elsewhere (servers/vllm.py); this interface knows
+neither torch nor transport. Token ids go in and token ids come out; text is never re-tokenised.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Request:
     first_seed: int | None = None
     """Another stream for the first number alone: where a rollout is resumed, its own has chosen the banned token."""
 
-    # An engine that cannot pass over numbers must not draw with `seed` alone where `skip` or `first_seed` is given: it
-    # would meet again the numbers that wrote the prefix, and the law would be wrong. It takes a fresh seed derived from
-    # all three; pairs of rollouts are then less alike, and each one's law is exact.
+    # An engine that cannot skip numbers derives a fresh seed from all three: `seed` alone would repeat the numbers that
+    # wrote the prefix, and the law would be wrong. Pairs of rollouts are then less alike, but each one's law is exact.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Prompts in, rollouts out: who asks the engine, decodes what it wrote, and has the answers checked.
+"""Prompts in, rollouts out: ask the engine, decode what it wrote, check the answers; accuracy on held-out prompts.
 
 A rollout's seed derives from the run's seed, its prompt and its number, so adding prompts or rollouts changes none of
 those there were. Rollouts travel as rows of `tables.ROLLOUTS`; their text is for people, their ids for the scorer.
@@ -7,9 +7,13 @@ those there were. Rollouts travel as rows of `tables.ROLLOUTS`; their text is fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from rocktokens.errors import ConfigError, DataError
@@ -20,8 +24,14 @@ from rocktokens.sample.requests import Continuation, Engine, Request, Rollout
 from rocktokens.sample.sampler import Sampler
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.seeds import derive_seed
+from rocktokens.stats import Estimate, accuracy_estimate
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 READ_AT_ONCE = 256  # rollouts that are Python objects at a time
+# sample(prompt_ids, seeds, length limit) -> rollouts as token ids
+Sample = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[list[int]]]
 
 
 def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False) -> Sampler:
@@ -67,7 +77,6 @@ def sample_rollouts(
     requests = requests_for(prompts, config)
     answers = engine.generate(requests, progress=progress)
     jobs = [(prompt, number) for prompt in prompts for number in range(config.num_rollouts)]
-
     texts = [str(tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)) for answer in answers]
     checked = [i for i, (prompt, _) in enumerate(jobs) if checker is not None and prompt.answer is not None]
     pairs = [(texts[i], jobs[i][0].answer or "") for i in checked]
@@ -76,12 +85,14 @@ def sample_rollouts(
         rollout_row(prompt, number, request.seed, answer, text=text, correct=correct.get(i))
         for i, ((prompt, number), request, answer, text) in enumerate(zip(jobs, requests, answers, texts))
     ]
-    invalid = [row["rollout_id"] for row, answer in zip(rows, answers) if answer.invalid]
-    if invalid and not any(answer.token_ids for answer in answers):
-        raise DataError(
-            f"the model gives NaN or infinite logits on every prompt, first on {invalid[0]}; check its weights"
-        )
+    _refuse_broken(answers)
     return pa.Table.from_pylist(rows)
+
+
+def _refuse_broken(answers: Sequence[Continuation]) -> None:
+    """A single broken rollout is a row; a model that never gives a token is an error."""
+    if any(answer.invalid for answer in answers) and not any(answer.token_ids for answer in answers):
+        raise DataError("the model gives NaN or infinite logits on every prompt; check its weights")
 
 
 def rollout_row(
@@ -134,3 +145,63 @@ class RolloutRows(Sequence[Rollout]):
     def __iter__(self) -> Iterator[Rollout]:
         for start in range(0, len(self), READ_AT_ONCE):
             yield from self[start : start + READ_AT_ONCE]
+
+
+def sample_with(engine: Engine) -> Sample:
+    """The `Sample` function of an engine; refuses a model that gives NaN or infinite logits on every prompt."""
+
+    def sample(prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int) -> list[list[int]]:
+        found = engine.generate([Request(tuple(ids), limit, seed) for ids, seed in zip(prompts, seeds)])
+        _refuse_broken(found)
+        return [list(rollout.token_ids) for rollout in found]
+
+    return sample
+
+
+class Evaluator:
+    """Held-out prompts with a fixed seed for every rollout, so evaluations differ by what was learned, not the draw."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        check: Checker,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_new_tokens: int,
+        num_rollouts: int = 1,
+        seed: int = 0,
+        batch_size: int = 256,
+    ) -> None:
+        self.prompts = [prompt for prompt in prompts if prompt.answer is not None]
+        if not self.prompts:
+            raise DataError("none of the held-out prompts has an answer; accuracy cannot be measured")
+        self.check, self.tokenizer = check, tokenizer
+        self.max_new_tokens, self.num_rollouts = max_new_tokens, num_rollouts
+        self.seed, self.batch_size = seed, batch_size
+
+    def correct(self, sample: Sample, part: int = 0, parts: int = 1) -> NDArray[np.float64]:
+        """Share of right rollouts for each prompt of one part (every `parts`-th prompt)."""
+        mine = self.prompts[part::parts]
+        jobs = [(prompt, rollout) for prompt in mine for rollout in range(self.num_rollouts)]
+        texts: list[str] = []
+        for start in range(0, len(jobs), self.batch_size):
+            batch = jobs[start : start + self.batch_size]
+            seeds = [derive_seed(self.seed, "evaluate", prompt.prompt_id, rollout) for prompt, rollout in batch]
+            rollouts = sample([prompt.prompt_ids for prompt, _ in batch], seeds, self.max_new_tokens)
+            texts += self.tokenizer.batch_decode(rollouts, skip_special_tokens=True)
+        pairs = [(text, prompt.answer or "") for text, (prompt, _) in zip(texts, jobs)]
+        right = np.asarray(check_all(self.check, pairs), dtype=float)  # many at once, where the checker can
+        return right.reshape(len(mine), self.num_rollouts).mean(axis=1)
+
+    def accuracy(self, sample: Sample, accelerator: Accelerator | None = None) -> Estimate:
+        """Accuracy with its 95 % interval over prompts; the processes of a training share the work."""
+        parts = 1 if accelerator is None else accelerator.num_processes
+        if accelerator is None or parts == 1:
+            share_P = self.correct(sample)
+        else:
+            own = self.correct(sample, accelerator.process_index, parts)
+            whole = torch.full((-(-len(self.prompts) // parts),), torch.nan, device=accelerator.device)
+            whole[: len(own)] = torch.from_numpy(own).float()
+            share_P = accelerator.gather(whole).cpu().numpy().astype(float)
+            share_P = share_P[~np.isnan(share_P)]
+        return accuracy_estimate(share_P, rng=np.random.default_rng(derive_seed(self.seed, "interval")))

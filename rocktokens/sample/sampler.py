@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -74,7 +73,11 @@ class Sampler:
         try:
             with fast_on_cpu(self.model, steps=steps):
                 for roots, members in self._blocks(requests):
-                    trunk = self._trunk(roots)
+                    trunk: Trunk | None = None
+                    if roots:
+                        decoder = self._decoder()
+                        decoder.prefill(roots, room=0)
+                        trunk = (decoder, roots) if decoder.can_branch else None
                     order = sorted(members, key=lambda index: (len(requests[index].prefix), requests[index].prefix))
                     for start in range(0, len(order), self.batch_size):
                         batch = order[start : start + self.batch_size]
@@ -87,46 +90,28 @@ class Sampler:
         return [answer for answer in answers if answer is not None]
 
     def _blocks(self, requests: Sequence[Request]) -> list[tuple[list[Prefix], list[int]]]:
-        """Requests that are worked off together, and the longest prefixes that hold all of theirs.
+        """Requests that share one prefill, with the longest prefixes that hold all of theirs.
 
         Rollouts that are resumed at many places have prefixes that begin alike: where that halves the tokens to be
-        prefilled, a block's longest ones are prefilled once and every batch copies its beginnings. No roots: it does
-        not pay, and each batch prefills its own.
+        prefilled, a block's longest ones are prefilled once and every batch copies its beginnings. Otherwise there are
+        no roots, and each batch prefills its own.
         """
-        everything = list(range(len(requests)))
         root_of = roots_of({request.prefix for request in requests})
         shared = sum(map(len, set(root_of.values())))
         if 2 * shared > sum(map(len, root_of)) or min(map(len, root_of), default=0) < 2:
-            return [([], everything)] if requests else []
+            return [([], list(range(len(requests))))]
+        by_root: dict[Prefix, list[int]] = {}
+        for index, request in enumerate(requests):
+            by_root.setdefault(root_of[request.prefix], []).append(index)
         blocks: list[tuple[list[Prefix], list[int]]] = []
-        for index in sorted(everything, key=lambda index: root_of[requests[index].prefix]):
-            root = root_of[requests[index].prefix]
-            if not blocks or (
-                blocks[-1][0][-1] != root
-                and (len(blocks[-1][1]) >= BLOCK_BATCHES * self.batch_size or len(blocks[-1][0]) >= self.batch_size)
-            ):
-                blocks.append(([root], []))
-            if blocks[-1][0][-1] != root:
-                blocks[-1][0].append(root)
-            blocks[-1][1].append(index)
+        for root, members in sorted(by_root.items()):
+            roots, rows = blocks[-1] if blocks else ([], [])
+            if not blocks or len(rows) >= BLOCK_BATCHES * self.batch_size or len(roots) >= self.batch_size:
+                blocks.append(([root], members))
+            else:
+                roots.append(root)
+                rows += members
         return blocks
-
-    def _trunk(self, roots: list[Prefix]) -> Trunk | None:
-        if not roots:
-            return None
-        decoder = self._decoder()
-        decoder.prefill(roots, room=0)
-        return (decoder, roots) if decoder.can_branch else None
-
-    def _begin(self, decoder: Decoder, prefixes: list[Prefix], room: int, trunk: Trunk | None) -> Tensor:
-        """The first logits of every row."""
-        if trunk is None:
-            return decoder.prefill(prefixes, room=room)
-        trunk_decoder, roots = trunk
-        root_of = roots_of({*roots, *prefixes})
-        place = {root: index for index, root in enumerate(roots)}
-        row_B = torch.tensor([place[root_of[prefix]] for prefix in prefixes], device=self.device)
-        return decoder.branch(trunk_decoder, row_B, prefixes, room=room)
 
     def _check(self, request: Request) -> None:
         known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
@@ -153,7 +138,10 @@ class Sampler:
         uniform_BT = torch.zeros((len(requests), max(room)), dtype=torch.float64, device=self.device)
         if not self.greedy:
             for row, request in enumerate(requests):
-                uniform_BT[row, : room[row]] = torch.from_numpy(numbers_of(request, room[row]))
+                numbers = uniforms(request.seed, request.skip + room[row])[request.skip :]
+                if request.first_seed is not None:
+                    numbers[0] = uniforms(request.first_seed, 1)[0]
+                uniform_BT[row, : room[row]] = torch.from_numpy(numbers)
         token_BT = torch.full((len(requests), max(room)), self.pad_id, device=self.device)
         length_B = torch.zeros(len(requests), dtype=torch.long, device=self.device)
         ended_B = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
@@ -161,7 +149,13 @@ class Sampler:
         room_B = torch.tensor(room, device=self.device)
 
         decoder = self._decoder()
-        logits_LV = self._begin(decoder, [request.prefix for request in requests], max(room), trunk)
+        prefixes = [request.prefix for request in requests]
+        if trunk is None:
+            logits_LV = decoder.prefill(prefixes, room=max(room))
+        else:
+            root_of, place = roots_of({*trunk[1], *prefixes}), {root: row for row, root in enumerate(trunk[1])}
+            row_B = torch.tensor([place[root_of[prefix]] for prefix in prefixes], device=self.device)
+            logits_LV = decoder.branch(trunk[0], row_B, prefixes, room=max(room))
         live_L = torch.arange(len(requests), device=self.device)  # which request each row of the decoder serves
         going_L = torch.ones(len(requests), dtype=torch.bool, device=self.device)
         banned = _banned(requests, live_L)
@@ -195,6 +189,8 @@ class Sampler:
             )
         ]
 
+    # A subclass may decode with several models and draw otherwise: causal/graft_sampler.py.
+
     def _decoder(self) -> Decoder:
         return Decoder(self.model, pad_id=self.pad_id)
 
@@ -217,19 +213,20 @@ class Sampler:
             floor_B1 = scaled_BV.topk(self.top_k, dim=1).values[:, -1:]
             scaled_BV = scaled_BV.masked_fill(scaled_BV < floor_B1, -torch.inf)
         if self.top_p is not None and self.top_p < 1:
-            scaled_BV = _nucleus(scaled_BV, self.top_p)
+            # Keep the most probable tokens until together they reach top_p, the one that crosses it included.
+            sorted_BV, index_BV = scaled_BV.sort(dim=1, descending=True)
+            probability_BV = sorted_BV.softmax(dim=1)
+            before_BV = probability_BV.cumsum(dim=1) - probability_BV
+            drop_BV = torch.zeros_like(scaled_BV, dtype=torch.bool).scatter_(1, index_BV, before_BV >= self.top_p)
+            scaled_BV = scaled_BV.masked_fill(drop_BV, -torch.inf)
         return inverse_transform(scaled_BV.exp_(), uniform_B), bad_B
 
 
 def inverse_transform(mass_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The first token of each row whose cumulative mass exceeds the row's number times its total mass.
+    """The first token of each row whose cumulative mass exceeds the row's number in [0, 1) times its total mass.
 
     Summed in float64. A token of mass 0 adds nothing, so it can never be the first to exceed. A wide vocabulary is
     summed in blocks first, so that only the block that holds the token is accumulated token by token.
-
-    Args:
-        mass_BV: Unnormalised probabilities.
-        uniform_B: Numbers in [0, 1), float64.
     """
     num_tokens = mass_BV.shape[1]
     if num_tokens <= WIDE_VOCABULARY:
@@ -264,23 +261,6 @@ def roots_of(prefixes: set[Prefix]) -> dict[Prefix, Prefix]:
             root = prefix
         found[prefix] = root
     return found
-
-
-def numbers_of(request: Request, count: int) -> np.ndarray:
-    """The random numbers in [0, 1) that a request's tokens are drawn with, one a token."""
-    numbers = uniforms(request.seed, request.skip + count)[request.skip :]
-    if request.first_seed is not None:
-        numbers[0] = uniforms(request.first_seed, 1)[0]
-    return numbers
-
-
-def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
-    """Keep the most probable tokens until together they reach `top_p`, the one that crosses it included."""
-    sorted_BV, index_BV = scaled_BV.sort(dim=1, descending=True)
-    probability_BV = sorted_BV.softmax(dim=1)
-    before_BV = probability_BV.cumsum(dim=1) - probability_BV
-    drop_BV = torch.zeros_like(scaled_BV, dtype=torch.bool).scatter_(1, index_BV, before_BV >= top_p)
-    return scaled_BV.masked_fill(drop_BV, -torch.inf)
 
 
 def _banned(requests: Sequence[Request], live_L: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,58 +69,47 @@ def sample(
             inputs_of(run, models={f"model {checkpoint}": source}, prompts=prompts),
             guards=("settings",),
         )
-        if stage.due(again):
-            _sample(stage, pair, prompts, rollouts, servers or ServersConfig(), place)
+        if not stage.due(again):
+            return run
+
+        from rocktokens.models.pair import context_of, pair_facts
+        from rocktokens.prompts.checkers import how_checked, make_checker
+        from rocktokens.prompts.tasks import load_prompts
+        from rocktokens.sample.rollouts import check_lengths
+        from rocktokens.servers.connect import open_sampling
+
+        of_teacher, servers = checkpoint == "teacher", servers or ServersConfig()
+        meant = pair if of_teacher else dataclasses.replace(pair, student=source)
+        few = dataclasses.replace(prompts, limit=limit or prompts.limit)
+        asked = load_prompts(few, pair_facts(meant).tokenizer, part=part)
+        served = None
+        if servers.teacher if of_teacher else servers.student:
+            sampling = open_sampling(meant, servers, rollouts, of_teacher=of_teacher)
+            sampling.require_room(asked, rollouts.max_new_tokens)
+            served = sampling.served
+        else:
+            check_lengths(asked, context_of(meant.teacher if of_teacher else meant.student, meant))
+        how = {"pair": meant, "prompts": prompts, "rollouts": rollouts, "servers": servers, "of_teacher": of_teacher}
+        jobs = []
+        for number, start in enumerate(range(0, len(asked), PART_PROMPTS)):
+            group, name = asked[start : start + PART_PROMPTS], f"{number:05d}"
+            size = len(group) * rollouts.num_rollouts
+            jobs.append(Job(name, stage.parts / f"{name}.parquet", {"group": group, **how}, size=size))
+        run_jobs(jobs, sample_part, place, what="sampling", unit="rollouts")
+        table = pa.concat_tables([read_parquet(job.part) for job in jobs])
+        checked = pc.count(table["correct"]).as_py()
+        facts = {
+            "checkpoint": checkpoint,
+            "rollouts": len(table),
+            "tokens": int(pc.sum(pc.list_value_length(table["token_ids"])).as_py() or 0),
+            "truncated": int(pc.sum(table["truncated"]).as_py() or 0),
+            "checked": checked,
+            "accuracy": pc.mean(table["correct"]).as_py() if checked else None,
+            **how_checked(make_checker(prompts), table["text"].to_pylist(), table["answer"].to_pylist()),
+            **({"served": served} if served is not None else {}),
+        }
+        stage.publish({"rollouts": table}, facts)
         return run
-
-
-def _sample(
-    stage: Stage,
-    pair: PairConfig,
-    prompts: PromptsConfig,
-    rollouts: RolloutConfig,
-    servers: ServersConfig,
-    place: Place | None,
-) -> None:
-    from rocktokens.models.pair import context_of, pair_facts
-    from rocktokens.prompts.checkers import how_checked, make_checker
-    from rocktokens.prompts.tasks import load_prompts
-    from rocktokens.sample.rollouts import check_lengths
-    from rocktokens.servers.connect import open_sampling
-
-    run, asked_for = stage.run, stage.settings["sample"]
-    checkpoint, of_teacher = asked_for["checkpoint"], asked_for["checkpoint"] == "teacher"
-    meant = dataclasses.replace(pair, student=student_source(run, pair, checkpoint))
-    few = dataclasses.replace(prompts, limit=asked_for["limit"] or prompts.limit)
-    asked = load_prompts(few, pair_facts(meant).tokenizer, part=asked_for["part"])
-    served = None
-    if servers.teacher if of_teacher else servers.student:
-        sampling = open_sampling(meant, servers, rollouts, of_teacher=of_teacher)
-        sampling.require_room(asked, rollouts.max_new_tokens)
-        served = sampling.served
-    else:
-        check_lengths(asked, context_of(meant.teacher if of_teacher else meant.student, meant))
-    how = {"pair": meant, "prompts": prompts, "rollouts": rollouts, "servers": servers, "of_teacher": of_teacher}
-    jobs = []
-    for number, start in enumerate(range(0, len(asked), PART_PROMPTS)):
-        group, name = asked[start : start + PART_PROMPTS], f"{number:05d}"
-        jobs.append(
-            Job(name, stage.parts / f"{name}.parquet", {"group": group, **how}, size=len(group) * rollouts.num_rollouts)
-        )
-    run_jobs(jobs, sample_part, place, what="sampling", unit="rollouts")
-    table = pa.concat_tables([read_parquet(job.part) for job in jobs])
-    checked = pc.count(table["correct"]).as_py()
-    facts = {
-        "checkpoint": checkpoint,
-        "rollouts": len(table),
-        "tokens": int(pc.sum(pc.list_value_length(table["token_ids"])).as_py() or 0),
-        "truncated": int(pc.sum(table["truncated"]).as_py() or 0),
-        "checked": checked,
-        "accuracy": pc.mean(table["correct"]).as_py() if checked else None,
-        **how_checked(make_checker(prompts), table["text"].to_pylist(), table["answer"].to_pylist()),
-        **({"served": served} if served is not None else {}),
-    }
-    stage.publish({"rollouts": table}, facts)
 
 
 def sample_part(

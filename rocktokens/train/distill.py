@@ -30,8 +30,7 @@ from rocktokens.progress import progress
 from rocktokens.prompts.checkers import Checker
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.run import failing
-from rocktokens.sample.accuracy import Evaluator
-from rocktokens.sample.rollouts import make_sampler, sample_rollouts
+from rocktokens.sample.rollouts import Evaluator, make_sampler, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rocktokens.run import Run
-    from rocktokens.sample.accuracy import Evaluator
+    from rocktokens.sample.rollouts import Evaluator
 
 log = logging.getLogger(__name__)
 
