@@ -49,7 +49,6 @@ def write_run(path: Path, rows: int) -> int:
 
     run = Run.create(path, {})
     prompts = rows // (ROLLOUTS * LENGTH)
-    writers = {step: run.part_writer(step) for step in STEPS}
     planted: set[int] = set()
     for first in range(0, prompts, PIECE_PROMPTS):
         columns, rocks, _ = simulate(
@@ -65,9 +64,7 @@ def write_run(path: Path, rows: int) -> int:
         )
         planted |= set(rocks.tolist())
         for step, loss in zip(STEPS, ("loss_pre", "loss_post")):
-            writers[step].write(_occurrences(columns, first, columns[loss]))
-    for writer in writers.values():
-        writer.flush()
+            run.write_part(step, _occurrences(columns, first, columns[loss]), part=f"{first:07d}")
     (path / "planted.json").write_text(json.dumps(sorted(planted)))
     return len(planted)
 

@@ -8,7 +8,6 @@ python benchmarks/pair_facts.py runs/qwen         # to docs/results/qwen.json
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +143,7 @@ def facts(run: Any) -> dict[str, Any]:
     else:
         found["pair"] = {role: Path(known["pair"][role]).name for role in ("student", "teacher")}
     found["settings"] = {name: own for name, own in known.items() if name != "pair"}
-    times = run.path / "times.json"
-    found["seconds_of_stages"] = json.loads(times.read_text()) if times.is_file() else None
+    found["seconds_of_stages"] = run.manifest.get("seconds")
     found["learning"] = run.query(LEARNING if len(run.query(TRAINED)) > 80 else TRAINED).to_pylist()
     found["readings"] = run.query(READINGS).to_pylist()
     for stage in ("distill", "sample", "detect", "geometry", "knockout", "graft", "compare"):

@@ -26,6 +26,7 @@ from tyro.conf import Positional, arg
 
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
+from rocktokens.jobs import Place, refuse_torchrun
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -39,8 +40,9 @@ from rocktokens.settings import (
     from_mapping,
     granting,
     load_yaml,
+    schema,
 )
-from rocktokens.study import STAGES, StageSpec, StudyConfig
+from rocktokens.study import STAGES, StageSpec, StudyConfig, dry_run, load_settings, quick, quick_note, recipes, study
 from rocktokens.train.settings import DistillConfig
 
 ABOUT = """rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.
@@ -71,8 +73,9 @@ def main(arguments: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if os.environ.get("ROCKTOKENS_TRACEBACK"):
             raise
-        needed = f"this command needs {error.name}, which is not installed"
-        print(f'rocktokens: {needed}: pip install "rocktokens[train]"', file=sys.stderr)
+        extra = "cluster" if error.name == "ray" else "train"
+        said = f'needs {error.name}, which is not installed: pip install "rocktokens[{extra}]"'
+        print(f"rocktokens: this command {said}", file=sys.stderr)
     except MemoryError:
         print("rocktokens: out of memory; use smaller batches, a smaller model or fewer prompts", file=sys.stderr)
     except Exception as error:
@@ -110,26 +113,19 @@ def prepare(words: list[str]) -> tuple[Any, Any, list[Permission]]:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if words[:1] != ["distill"] and os.environ.get("WORLD_SIZE", "1") != "1":
-        from rocktokens.jobs import refuse_torchrun
-
+    if words[:1] != ["distill"]:
         refuse_torchrun()
     command = parse(words, flags.config)
-    place = None
-    if flags.workers is not None or flags.ray is not None:
-        from rocktokens.jobs import Place
-
-        place = Place(1 if flags.workers is None else flags.workers, flags.ray)
+    place, ray = None, flags.ray
+    if flags.workers is None and ray is None:
+        ray = os.environ.get("RAY_ADDRESS")  # as in every program on Ray
+    if flags.workers is not None or ray is not None:
+        place = Place(1 if flags.workers is None else flags.workers, ray)
     return command, place, permissions_of(command, allow_code=flags.allow_code)
 
 
 def permissions_of(command: object, *, allow_code: bool) -> list[Permission]:
-    """What the words of this call permit; code that they name without --allow-code is refused.
-
-    Args:
-        command: the parsed command; what it names in `prompts`, `distill` and `pair` is looked at.
-        allow_code: whether --allow-code was among the words.
-    """
+    """What the words of this call permit; code that they name without --allow-code is refused."""
     named = [("answer checker", getattr(getattr(command, "prompts", None), "checker", ""))]
     distill = getattr(command, "distill", None)
     if isinstance(distill, DistillConfig):
@@ -148,12 +144,10 @@ def permissions_of(command: object, *, allow_code: bool) -> list[Permission]:
 
 def parse(words: list[str], file: str | None = None) -> Any:
     """The command that the words ask for, without running it."""
-    name = words[0] if words else "--help"
-    if name == "help":
-        words, name = ["--help"], "--help"
-    asks_all = "--help-all" in words
+    words = ["--help"] if words in ([], ["help"]) else words
+    name, asks_all = words[0], "--help-all" in words
     asks_help = asks_all or bool({"-h", "--help"} & set(words))
-    words = ["--help" if word == "--help-all" else word for word in words or ["--help"]]
+    words = ["--help" if word == "--help-all" else word for word in words]
     words = [f"--prompts.source{word[9:]}" if word.partition("=")[0] == "--prompts" else word for word in words]
     if name in STAGES:
         kind, section = stage_command(STAGES[name]), f"--{STAGES[name].section}."
@@ -162,16 +156,11 @@ def parse(words: list[str], file: str | None = None) -> Any:
     if name != "study":
         return _tyro(name, COMMANDS.get(name), words)
     whole = study_command(short=asks_help and not asks_all)
-    if asks_help:
-        return _tyro(name, whole, words)
-    asked = _tyro(name, whole, words)
+    asked = _tyro(name, whole, words)  # first for the recipe, whose settings are the defaults of the second
     config = named_study(asked.recipe, file)
     if asked.quick:
-        from rocktokens.study import quick, recipes
-
         config = quick(config or recipes()["arithmetic"]())
-    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(StudyConfig)} if config else {}
-    return _tyro(name, whole, words, whole(**values)) if config else asked
+    return _tyro(name, whole, words, whole(**vars(config))) if config else asked
 
 
 def _tyro(name: str, kind: Any, words: list[str], default: Any = None) -> Any:
@@ -198,8 +187,6 @@ def _from_file(kind: type, values: dict[str, Any]) -> Any:
 
 def named_study(word: str | None, file: str | None) -> StudyConfig | None:
     """What the first word of `study` names: a YAML file, a run to continue, or a recipe; None where there is none."""
-    from rocktokens.study import load_settings, recipes
-
     known, config = recipes(), None
     if word and word.endswith((".yaml", ".yml")):
         file = file or word
@@ -225,7 +212,6 @@ class StageCommand:
     """The run directory; `distill` and `sample` make it."""
     again: bool = False
     """Run the stage again although it is complete."""
-
     json: bool = False
     """Print what was found as JSON, and everything else on standard error."""
 
@@ -254,11 +240,7 @@ class StageCommand:
 def stage_command(spec: StageSpec) -> type[StageCommand]:
     """The command of a stage: a run, the settings that it takes, and its own flags."""
     base = next((kind for kind in StageCommand.__subclasses__() if kind.__name__.lower() == spec.name), StageCommand)
-    own, hints, docs = (
-        {item.name for item in dataclasses.fields(base)},
-        field_types(StudyConfig),
-        field_docs(StudyConfig),
-    )
+    own, hints, docs = base.__dataclass_fields__, field_types(StudyConfig), field_docs(StudyConfig)
     members: list[Any] = []
     for name in (name for name in spec.arguments.values() if name not in own):
         hint, default = hints[name], StudyConfig.__dataclass_fields__[name].default
@@ -311,23 +293,19 @@ class StudyCommand(StudyConfig):
     """A true but small study, about a minute on the built-in pair; its last lines say how small."""
     dry_run: bool = False
     """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
-
     json: bool = False
     """Print what was found as JSON, and everything else on standard error."""
 
     def run(self, place: Any = None) -> None:
         """Run the study, or say what it would do."""
-        from rocktokens import study
-        from rocktokens.run import open_run
-
         config = StudyConfig(**{item.name: getattr(self, item.name) for item in dataclasses.fields(StudyConfig)})
         if self.dry_run:
-            print(*study.dry_run(config), sep="\n")
+            print(*dry_run(config), sep="\n")
             return
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
-            study.study(config, place=place, note=study.quick_note(config, self.recipe) if self.quick else None)
+            found = study(config, place=place, note=quick_note(config, self.recipe) if self.quick else None)
         if self.json:
-            print(json.dumps(open_run(config.path).manifest["stages"], indent=2))
+            print(json.dumps(found.manifest["stages"], indent=2))
 
 
 def study_command(*, short: bool) -> type[StudyCommand]:
@@ -439,8 +417,6 @@ class Schema:
 
     def run(self, place: Any = None) -> None:
         """Print it."""
-        from rocktokens.settings import schema
-
         print(json.dumps(schema(StudyConfig), indent=2))
 
 

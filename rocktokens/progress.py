@@ -116,8 +116,8 @@ class Overall:
         """Inside the block this stage is the one that runs."""
         self.current, self.part = name, 0.0
         self.title = f"stage {list(self.shares).index(name) + 1} of {len(self.shares)}: {name}"
-        left = f", {self._outlook()}" if self.left is not None else ""
-        _print(self.bar, f"— {self.title}; {clock(time.monotonic() - self.start)} so far{left}")
+        parts = (f"{clock(time.monotonic() - self.start)} so far", self._outlook())
+        _print(self.bar, f"— {self.title}; {', '.join(filter(None, parts))}")
         self.within(0.0)
         yield
         self.past, self.part = self.past + self.shares[name], 0.0
@@ -178,13 +178,13 @@ def _display() -> Iterator[Any]:
         TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True, justify="right")),
         TextColumn("{task.fields[now]}", table_column=Column(**cut, ratio=1)),
     )
+    handlers = [item for item in logging.getLogger().handlers if type(item) is logging.StreamHandler]
+    before = [item.stream for item in handlers]
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        streams = [item for item in logging.getLogger().handlers if type(item) is logging.StreamHandler]
-        handlers = [item for item in streams if not getattr(item.stream, "closed", False)]
-        before = [item.setStream(sys.stderr) for item in handlers]  # rich stands in for it while the bar lives
+        for item in handlers:
+            item.stream = sys.stderr  # rich stands in for it while the bar lives
         try:
             yield bar
         finally:
             for item, stream in zip(handlers, before):
-                if stream is not None:
-                    item.setStream(stream)
+                item.stream = stream

@@ -24,9 +24,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
-import msgspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +41,6 @@ LOCKED = "ROCKTOKENS_LOCK"  # environment variable: directories that this comman
 SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored checkpoint
 STEP_FOLDERS = (*SCORED, "telemetry")
 PACKAGES = ("rocktokens", "torch", "transformers", "trl", "pyarrow", "duckdb")
-PART_ROWS = 1_000_000  # rows buffered before a Parquet part is written: about 50 MB
 # A larger file is told apart by its size and evenly spaced blocks: reading 50 GB to say "nothing to do" takes minutes.
 WHOLE_DIGEST_BYTES = 256 * 2**20
 BLOCK_BYTES, BLOCKS = 2**20, 64
@@ -262,34 +260,21 @@ def working_on(path: Path) -> Iterator[None]:
 # ---------------------------------------------------------------- the run
 
 
-class Manifest(TypedDict):
-    """What run.json holds."""
-
-    schema_version: int
-    config: Json
-    stages: dict[str, Json]
-    """Complete stages → what each found."""
-    records: NotRequired[dict[str, dict[str, Json]]]
-    """Complete stages → settings and inputs, by which a change is noticed."""
-    files: NotRequired[dict[str, Json]]
-    """Tables → size, digest and the stage that wrote them."""
-    versions: NotRequired[Json]
-
-
 class Run:
-    """A run directory. Open one with `open_run`, start or continue one with `Run.create`."""
+    """A run directory. Open one with `open_run`, start or continue one with `Run.create`.
+
+    The manifest holds `config` (settings by section), `versions`, `stages` (complete stages → what each found),
+    `records` (complete stages → settings and inputs, by which a change is noticed) and `files` (tables → size, digest
+    and the stage that wrote them).
+    """
 
     def __init__(self, path: str | Path, manifest: Json) -> None:
         self.path, self.manifest = Path(path), manifest
-        self._written: set[Path] = set()
-        """Files written since the last stage was recorded."""
+        self._written: set[Path] = set()  # since the last stage was recorded
 
     @classmethod
     def create(cls, path: str | Path, config: Json | None = None) -> Run:
-        """Start a run, or continue the one that is there if it was made with the same configuration.
-
-        `config` holds one entry per section. A section the run already has must be the same; new ones are added.
-        """
+        """Start a run, or continue the one that is there: a section of `config` that it has must be the same."""
         path, config = Path(path), json.loads(json.dumps(config or {}, default=str))
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is a directory. Choose another path.")
@@ -302,12 +287,9 @@ class Run:
                 known = run.manifest["config"] = {**known, **config}
                 run.save()
             shared = {name: config[name] for name in config.keys() & known.keys()}
-            difference = next(differences("", known, shared), None)
-            if difference is not None:
-                raise RunError(
-                    f"{path} was made with another configuration: {difference}. "
-                    "Choose another directory, or repeat the first command to continue."
-                )
+            for difference in differences("", known, shared):
+                said = f"{path} was made with another configuration: {difference}"
+                raise RunError(f"{said}. Choose another directory, or repeat the first command to continue.")
             run.describe(config)
             return run
         if content:
@@ -316,13 +298,15 @@ class Run:
         for name in PACKAGES:
             with suppress(PackageNotFoundError):
                 versions[name] = version(name)
-        run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": versions, "stages": {}})
+        empty: Json = {"stages": {}, "records": {}, "files": {}}
+        run = cls(path, {"schema_version": SCHEMA_VERSION, "config": config, "versions": versions, **empty})
         run.save()
         return run
 
     def save(self) -> None:
-        """Write the manifest, whole, in place of the one that is there."""
-        write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=2, allow_nan=False))
+        """Write the manifest, whole, with the digest by which `open_run` knows that nobody else has changed it."""
+        plain = json.loads(json.dumps(self.manifest, allow_nan=False))  # as it will be read: numbers as keys are texts
+        write_text(self.path / MANIFEST, json.dumps({**plain, "digest": digest_of_value(plain)}, indent=2))
 
     def describe(self, sections: Json) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
@@ -338,26 +322,20 @@ class Run:
         """
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} is gone: the run was moved or deleted while {stage} worked on it")
-        files = dict(self.manifest.get("files", {}))
         for path in sorted(self._written):
             name, found = str(path.relative_to(self.path)), digest(path)
             if found is not None:
-                files[name] = {"size": path.stat().st_size, "digest": found, "stage": stage}
-        before = self.manifest
-        self.manifest = {**before, "stages": {**before["stages"], stage: facts or {}}, "files": files}
-        try:
-            self.save()
-        except BaseException:
-            self.manifest = before
-            raise
+                self.manifest["files"][name] = {"size": path.stat().st_size, "digest": found, "stage": stage}
+        self.manifest["stages"][stage] = facts or {}
+        self.save()
         self._written.clear()
 
     def reopen(self, stage: str) -> None:
         """Forget that a stage was completed, so that it runs again."""
         if self.manifest["stages"].pop(stage, None) is not None:
-            self.manifest.get("records", {}).pop(stage, None)
-            files = self.manifest.get("files", {})
-            self.manifest["files"] = {name: known for name, known in files.items() if known.get("stage") != stage}
+            self.manifest["records"].pop(stage, None)
+            files = self.manifest["files"].items()
+            self.manifest["files"] = {name: known for name, known in files if known["stage"] != stage}
             self.save()
 
     def forget_stages(self) -> None:
@@ -369,7 +347,7 @@ class Run:
         """Record a stage as another run recorded it, whose files have been moved here."""
         self.manifest["config"].update(other.manifest["config"])
         for kind in ("records", "files"):
-            self.manifest[kind] = {**self.manifest.get(kind, {}), **other.manifest.get(kind, {})}
+            self.manifest[kind] |= other.manifest[kind]
         self.finish(stage, other.facts(stage))
 
     def done(self, stage: str) -> bool:
@@ -392,24 +370,32 @@ class Run:
 
     def write(self, name: str, table: pa.Table) -> Path:
         """Write NAME.parquet whole, in place of what was there; columns as tables.py has them."""
-        path = self.path / f"{name}.parquet"
-        write_parquet(_conforming(name, table), path)
-        self._written.add(path)
-        return path
+        self.write_all({name: table})
+        return self.path / f"{name}.parquet"
 
-    def write_all(self, tables: Mapping[str, pa.Table], *, stage: str) -> None:
-        """Write tables of a stage under draft names, forget that the stage was complete, then swap them in."""
+    def write_all(self, tables: Mapping[str, pa.Table], *, stage: str = "") -> None:
+        """Write tables under draft names, forget that their stage was complete, then swap them in."""
         with ExitStack() as drafts:
-            waiting = [(drafts.enter_context(drafting(self.path / f"{name}.parquet")), name) for name in tables]
-            for draft, name in waiting:
-                with failing(self.path / f"{name}.parquet"):
-                    write_draft(_conforming(name, tables[name]), draft)
+            waiting = {}
+            for name, table in tables.items():
+                path, known = self.path / f"{name}.parquet", table_of(name)
+                waiting[path] = drafts.enter_context(drafting(path))
+                with failing(path):
+                    write_draft(table if known is None else known.conform(table), waiting[path])
             self.reopen(stage)
-            for draft, name in waiting:
-                path = self.path / f"{name}.parquet"
+            for path, draft in waiting.items():
                 with failing(path):
                     draft.replace(path)
                 self._written.add(path)
+
+    def write_part(self, step: int, table: pa.Table, *, folder: str = "occurrences", part: str = "00000") -> None:
+        """Write rows of one checkpoint (telemetry: of one training step) as a part of their own.
+
+        `part` tells apart the parts of one step, and the processes that write at the same time.
+        """
+        path, schema = self.path / folder / f"step={step}" / f"part-{part}.parquet", TABLES[folder].schema
+        write_parquet(table.select(schema.names).cast(schema), path)
+        self._written.add(path)
 
     def write_tensors(self, name: str, tensors: Json) -> None:
         """Write NAME.safetensors whole, in place of what was there."""
@@ -460,16 +446,16 @@ class Run:
 
     def damaged_files(self, stage: str) -> list[str]:
         """Files that a stage wrote and that are gone, or hold something else at the same size."""
-        own = [name for name, known in self.manifest.get("files", {}).items() if known.get("stage") == stage]
+        own = [name for name, known in self.manifest["files"].items() if known["stage"] == stage]
         return sorted(n for n in own if not (self.path / n).is_file() or self._is_changed(n, self.path / n))
 
     def _is_changed(self, name: str, path: Path) -> bool:
-        known = self.manifest.get("files", {}).get(name, {})
+        known = self.manifest["files"].get(name, {})
         return path.stat().st_size == known.get("size") and digest(path) != known.get("digest")
 
     def _remedy(self, path: Path) -> str:
-        known = self.manifest.get("files", {}).get(str(path.relative_to(self.path)), {})
-        stage = str(known.get("stage", "")).split("/")[0]
+        known = self.manifest["files"].get(str(path.relative_to(self.path)), {"stage": ""})
+        stage = known["stage"].split("/")[0]
         return f"run `rocktokens {stage} {self.path} --again`" if stage else "remove it and run its stage again"
 
     # Occurrences, one folder per checkpoint or training step
@@ -477,20 +463,6 @@ class Run:
     def steps(self) -> list[int]:
         """Checkpoints whose occurrences are recorded, in order."""
         return _steps_in(self.path / "occurrences")
-
-    def part_writer(
-        self, step: int, *, folder: str = "occurrences", part: str = "", part_rows: int = PART_ROWS
-    ) -> PartWriter:
-        """Writes rows of one checkpoint in parts; flush it at the end.
-
-        Args:
-            step: the checkpoint, or the training step.
-            folder: occurrences, top_tokens, or telemetry for a training step's own rollouts: other texts at every step.
-            part: tells apart processes that write at the same time.
-            part_rows: rows of one Parquet file.
-        """
-        stem = f"part-{part}-" if part else "part-"
-        return PartWriter(self.path / folder / f"step={step}" / stem, TABLES[folder].schema, part_rows, self._written)
 
     def clear_occurrences(self, step: int) -> None:
         """Remove a checkpoint's occurrences and top tokens (those of a stage that did not complete)."""
@@ -500,10 +472,7 @@ class Run:
     def replace_occurrences(self, step: int, files: Mapping[str, Sequence[Path]], *, stage: str) -> None:
         """Put finished parts in place of a checkpoint's occurrences and top tokens: linked first, then swapped in.
 
-        Args:
-            step: the checkpoint.
-            files: occurrences, and top_tokens where there are any → the parts, in order.
-            stage: forgotten to be complete before anything is replaced.
+        `files` names the parts of each folder, in order; `stage` is no longer complete before anything is replaced.
         """
         for folder, parts in files.items():
             new = self.path / folder / f".new-step={step}"
@@ -530,12 +499,8 @@ class Run:
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
         """Ask DuckDB; every table of the run is a view, the scored checkpoints `occurrences`, training `telemetry`.
 
-        One SELECT over the run's own files; nothing is written. Names of tables and values in them are somebody else's
-        text: identifiers are quoted, values are bound.
-
-        Args:
-            sql: a query; values that are not ours (ids, texts) go in as `?`.
-            parameters: what the question marks stand for.
+        One SELECT over the run's own files; nothing is written. Values that are not ours (ids, texts) go in as `?` and
+        stand in `parameters`.
         """
         import duckdb
 
@@ -603,35 +568,21 @@ class Run:
 def open_run(path: str | Path) -> Run:
     """Open an existing run directory; one sentence says what is wrong with its manifest."""
     path = Path(path)
-    file, remedy = path / MANIFEST, "restore it or start a new run"
+    file = path / MANIFEST
     if not file.exists():
         raise RunError(f"{path} is no run: it holds no {MANIFEST}")
     try:
-        with reading(file, remedy):
-            manifest = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
+        with reading(file, "restore it or start a new run"):
+            manifest = dict(json.loads(file.read_text(encoding="utf-8")))
     except DataError as error:
         raise RunError(str(error)) from error
-    try:
-        msgspec.convert(manifest, Manifest)
-    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
-        raise RunError(f"{file} is not the manifest of a run ({error}); {remedy}") from None
+    if manifest.pop("digest", None) != digest_of_value(manifest):
+        if manifest.get("schema_version") == 1:
+            raise RunError(f"{path} was made by rocktokens 0.2 or older; `pip install rocktokens==0.2` reads it")
+        raise RunError(f"{file} is damaged, or was edited by hand; restore it or start a new run")
     if manifest["schema_version"] != SCHEMA_VERSION:
-        made_by = manifest.get("versions", {}).get("rocktokens", "another version")
-        raise RunError(
-            f"{path} was made by rocktokens {made_by} in schema version {manifest['schema_version']}, and this version "
-            f"reads {SCHEMA_VERSION}; `pip install rocktokens=={made_by}` reads it"
-        )
+        raise RunError(f"{path} was made by rocktokens {manifest['versions'].get('rocktokens')}; that version reads it")
     return Run(path, manifest)
-
-
-def _no_number(constant: str) -> None:
-    """NaN and infinities are no JSON, and no manifest of ours has them."""
-    raise ValueError(f"{constant} is not a number in JSON")
-
-
-def _conforming(name: str, table: pa.Table) -> pa.Table:
-    known = table_of(name)
-    return table if known is None else known.conform(table)
 
 
 def _steps_in(folder: Path) -> list[int]:
@@ -658,34 +609,3 @@ def differences(section: str, old: object, new: object) -> Iterator[str]:
             yield from differences(f"{section}.{key}" if section else key, old.get(key), new[key])
     elif old != new:
         yield f"{section} was {old!r}, now {new!r}"
-
-
-class PartWriter:
-    """Buffers rows and writes them as Parquet parts, each whole or absent; see `Run.part_writer`."""
-
-    def __init__(self, stem: Path, schema: pa.Schema, part_rows: int, written: set[Path]) -> None:
-        self.stem, self.schema, self.part_rows, self.written = stem, schema, part_rows, written
-        self._tables: list[pa.Table] = []
-        self._buffered = self._parts = 0
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            self.flush()
-
-    def write(self, table: pa.Table) -> None:
-        """Add rows; a part is written when enough have gathered."""
-        self._tables.append(table.select(self.schema.names).cast(self.schema))
-        self._buffered += len(table)
-        if self._buffered >= self.part_rows:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is buffered as a part."""
-        if self._buffered:
-            path = self.stem.with_name(f"{self.stem.name}{self._parts:05d}.parquet")
-            write_parquet(pa.concat_tables(self._tables), path)
-            self.written.add(path)
-            self._tables, self._buffered, self._parts = [], 0, self._parts + 1

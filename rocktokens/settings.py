@@ -13,6 +13,7 @@ import difflib
 import functools
 import inspect
 import itertools
+import json
 import re
 import textwrap
 import types
@@ -167,30 +168,18 @@ def from_mapping(kind: type[C], values: Mapping[str, Any], where: str = "", defa
 
 def to_mapping(config: Any) -> Json:
     """What of a configuration decides the result, as plain values for a manifest: lists for tuples, text for paths."""
-    kept = [item.name for item in dataclasses.fields(config) if not {IMMATERIAL, PERMISSION} & set(item.metadata)]
-    values = {name: getattr(config, name) for name in kept}
-    return {
-        name: to_mapping(value)
-        if dataclasses.is_dataclass(value)
-        else list(value)
-        if isinstance(value, tuple)
-        else str(value)
-        if isinstance(value, Path)
-        else value
-        for name, value in values.items()
-    }
+    found = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if not {IMMATERIAL, PERMISSION} & set(item.metadata):
+            is_section = dataclasses.is_dataclass(value)
+            found[item.name] = to_mapping(value) if is_section else json.loads(json.dumps(value, default=str))
+    return found
 
 
-def from_manifest(kind: type[C], values: Any, where: str) -> C:
+def from_manifest(kind: type[C], values: Json, where: str) -> C:
     """A configuration as a run recorded it: permissions that somebody wrote into it are not granted."""
-    require(isinstance(values, Mapping), f"{where} is not a section of settings; restore run.json or start a new run")
-    try:
-        return from_mapping(kind, without_permissions(kind, values), f"{where}.")
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}. A run that an older version made (`versions` in its run.json) is read by that version: "
-            "`pip install rocktokens==0.2`"
-        ) from error
+    return from_mapping(kind, without_permissions(kind, values), f"{where}.")
 
 
 def without_permissions(kind: type, values: Mapping[str, object]) -> Json:

@@ -29,7 +29,7 @@ from rocktokens.errors import ConfigError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, differences, digest, digest_of_value, open_run
-from rocktokens.settings import from_manifest, is_granted, refuse_code, to_mapping
+from rocktokens.settings import C, from_manifest, is_granted, refuse_code, to_mapping
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
@@ -83,25 +83,25 @@ class Stage:
         pairs = {name: (known.get(name, ""), self.inputs.get(name, "")) for name in sorted({*known, *self.inputs})}
         return [name for name, (old, new) in pairs.items() if old != new and old is not None and new is not None]
 
-    def missing_outputs(self) -> list[str]:
+    def damaged_outputs(self) -> list[str]:
         """Tables that the recorded stage wrote and that are gone or damaged."""
         return self.run.damaged_files(self.name) if self.checks_outputs else []
 
     def is_complete(self) -> bool:
         """Whether the stage is recorded, with these settings and inputs, and what it wrote is there."""
-        changed = self.changed_settings() or self.changed_inputs() or self.missing_outputs()
+        changed = self.changed_settings() or self.changed_inputs() or self.damaged_outputs()
         return self.run.done(self.name) and not changed
 
     def due(self, again: bool = False) -> bool:
         """Whether the stage has to run. Says why it runs again or why not; RunError where it must be asked for."""
         if again or not self.run.done(self.name):
             return True
-        settings, inputs, missing = self.changed_settings(), self.changed_inputs(), self.missing_outputs()
-        if not settings and not inputs and not missing:
+        settings, inputs, damaged = self.changed_settings(), self.changed_inputs(), self.damaged_outputs()
+        changes = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in damaged)]
+        if not changes:
             log.info("%s: %s is complete; nothing to do", self.run.path, self.name)
             self.remove_parts()
             return False
-        changes = [*settings, *(f"{name} has changed" for name in inputs), *(f"{name} is damaged" for name in missing)]
         said = "; ".join(changes[:SHOWN]) + (f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
         if (settings and "settings" in self.guards) or (inputs and "inputs" in self.guards):
             raise RunError(
@@ -122,7 +122,7 @@ class Stage:
         """Record the stage as complete, with its settings and what it read."""
         self.run.manifest["config"].update(self.settings)
         record = {"settings": self.settings, "inputs": self.inputs}
-        self.run.manifest.setdefault("records", {})[self.name] = record
+        self.run.manifest["records"][self.name] = record
         self.run.finish(self.name, facts)
 
     @property
@@ -135,7 +135,7 @@ class Stage:
         shutil.rmtree(self.parts.parent, ignore_errors=True)
 
     def _record(self) -> Json:
-        return self.run.manifest.get("records", {}).get(self.name, {})
+        return self.run.manifest["records"].get(self.name, {})
 
 
 # ---------------------------------------------------------------- what a stage reads
@@ -181,9 +181,8 @@ def stale_stages(run: Run) -> list[str]:
         return in_run and (digest(run.path / label) or "absent") != before
 
     for _ in run.manifest["stages"]:  # as often as a change can pass from stage to stage
-        for name in run.manifest["stages"]:
-            inputs = run.manifest.get("records", {}).get(name, {}).get("inputs", {})
-            if any(has_changed(label, before) for label, before in inputs.items()):
+        for name, record in run.manifest["records"].items():
+            if any(has_changed(label, before) for label, before in record["inputs"].items()):
                 stale.add(name)
     return sorted(stale)
 
@@ -199,13 +198,14 @@ def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairC
     from rocktokens.world import get_world, world_names
 
     if not (path / MANIFEST).exists():
-        if prompts.source in world_names() and not pair.student and not pair.teacher:
+        if pair.student or pair.teacher:
+            return pair, prompts
+        near = difflib.get_close_matches(prompts.source, world_names(), n=1, cutoff=0.75)
+        if near and near[0] != prompts.source:  # a mistyped world rather than a file without its pair
+            raise ConfigError(f"there are no prompts called {prompts.source!r}; did you mean {near[0]!r}?")
+        if near:
             world = get_world(prompts.source)
             pair = dataclasses.replace(pair, student=str(world.student_path), teacher=str(world.teacher_path))
-        elif not pair.student and not pair.teacher:
-            near = difflib.get_close_matches(prompts.source, world_names(), n=1, cutoff=0.75)
-            if near:  # a mistyped world rather than a file without its pair
-                raise ConfigError(f"there are no prompts called {prompts.source!r}; did you mean {near[0]!r}?")
         return pair, prompts
     run = open_run(path)
     if not pair.student and not pair.teacher:
@@ -223,25 +223,22 @@ def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairC
 
 def pair_of(run: Run) -> PairConfig:
     """The pair that a run names."""
-    if "pair" not in run.manifest["config"]:
-        raise RunError(
-            f"{run.path} names no pair: a trainer or a table of occurrences made it. "
-            "Name both models with --pair.student and --pair.teacher."
-        )
-    own = from_manifest(PairConfig, run.manifest["config"]["pair"], "pair")
+    own = _named(run, PairConfig, "pair", "--pair.student and --pair.teacher")
     return dataclasses.replace(own, trust_remote_code=is_granted("model code"), allow_pickle=is_granted("pickle"))
 
 
 def prompts_of(run: Run) -> PromptsConfig:
     """The prompts that a run names."""
-    if "prompts" not in run.manifest["config"]:
-        raise RunError(
-            f"{run.path} names no prompts: a trainer or a table of occurrences made it. "
-            "Name them with --prompts.source FILE.jsonl."
-        )
-    own = from_manifest(PromptsConfig, run.manifest["config"]["prompts"], "prompts")
+    own = _named(run, PromptsConfig, "prompts", "--prompts.source FILE.jsonl")
     refuse_code(str(run.path), "answer checker", own.checker)
     return own
+
+
+def _named(run: Run, kind: type[C], section: str, flags: str) -> C:
+    if section not in run.manifest["config"]:
+        made = "a trainer or a table of occurrences made it"
+        raise RunError(f"{run.path} names no {section}: {made}. Name the {section} with {flags}.")
+    return from_manifest(kind, run.manifest["config"][section], section)
 
 
 def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:

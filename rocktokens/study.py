@@ -27,19 +27,18 @@ from msgspec import Meta
 from rocktokens.causal.settings import BaselineConfig, BypassConfig, GraftConfig, KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.errors import ConfigError, RockTokensError, RunError
+from rocktokens.errors import ConfigError, RockTokensError
+from rocktokens.jobs import Place, forget, keeping_workers, num_gpus
 from rocktokens.models.settings import PairConfig
+from rocktokens.progress import clock, stages, terminal_width
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.score.settings import ScoreConfig
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import Count, Pair, Settings, from_mapping, without_permissions
+from rocktokens.settings import Count, Pair, Settings, field_types, from_mapping, without_permissions
 from rocktokens.train.settings import DistillConfig
-from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
-
-SETTINGS = "study.json"  # the study's settings in its run, so that `rocktokens study RUN` needs no flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +47,18 @@ class StageSpec:
 
     name: str
     help: str
-    work: str
-    """package.module:function; its first parameter is the run directory."""
-    takes: str
-    """Its other parameters, each a field of StudyConfig: the field's name, or parameter=field."""
-    section: str | None = None
-    """The section of its own settings, whose flags need no prefix on its own command."""
-    reads: str
-    """What it rests on: where one of these has changed, the stage is done again."""
-    asks: tuple[Literal["student", "teacher"], ...] = ()
-    """Whose servers it asks, where they are named."""
-    shared: bool = False
-    """Whether its work is a list of jobs, done where --workers and --ray say."""
-    needs_answers: bool = False
-    """Whether it measures accuracy, and is left out where the prompts have no answers."""
-    tells: bool = False
-    """Whether a study prints a line about what it found."""
+    work: str  # package.module:function; its first parameter is the run directory
+    takes: str  # its other parameters, each a field of StudyConfig: the field's name, or parameter=field
+    section: str | None = None  # its own settings, whose flags need no prefix on its own command
+    reads: str  # what it rests on: where one of these has changed, the stage is done again
+    asks: tuple[Literal["student", "teacher"], ...] = ()  # whose servers it asks, where they are named
+    shared: bool = False  # whether its work is a list of jobs, done where --workers and --ray say
+    needs_answers: bool = False  # whether it measures accuracy, and is left out where the prompts have no answers
+    tells: bool = False  # whether a study prints a line about what it found
+    # Expected work, in rollouts sampled from the student; the factors were measured on the built-in world.
     size: Callable[[StudyConfig], float] = lambda c: 1.0
-    """Expected work, in rollouts sampled from the student; the factors were measured on the built-in world."""
-    is_fixed: bool = False
-    """Whether its time hardly depends on the settings."""
-    does: Callable[[StudyConfig], str]
-    """What it will do with these settings, in a few words."""
+    is_fixed: bool = False  # whether its time hardly depends on the settings
+    does: Callable[[StudyConfig], str]  # what it will do with these settings, in a few words
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -279,17 +268,15 @@ class StudyConfig(Settings):
 # ---------------------------------------------------------------- running
 
 
-def study(config: StudyConfig, *, place: Any = None, note: str | None = None) -> None:
-    """Run the chosen stages in order under one display, and close with what was found.
+def study(config: StudyConfig, *, place: Place | None = None, note: str | None = None) -> Any:
+    """Run the chosen stages in order under one display, and close with what was found. Returns the run.
 
     Args:
         config: The settings of every stage.
-        place: The `jobs.Place` where shared work is done; unset: one worker per core for a built-in pair, else one.
+        place: Where shared work is done; unset: one worker per core for a built-in pair, else one.
         note: What to say at the very end, such as what a quick study left out.
     """
     from rocktokens.facts import Facts
-    from rocktokens.jobs import keeping_workers
-    from rocktokens.progress import clock, stages, terminal_width
     from rocktokens.report.conclusions import found_by, summary
     from rocktokens.run import open_run, working_on
 
@@ -299,14 +286,12 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
     sizes = {spec.name: 1.0 if spec.name in complete else spec.size(config) for spec in config.chosen()}
     with working_on(path), keeping_workers(), stages(sizes) as overall:
         for spec in config.chosen():
-            began, before = time.monotonic(), _complete(path)
-            with overall.stage(spec.name), _remembering(config):
+            with overall.stage(spec.name), _recording(config, spec.name):
                 if spec.needs_answers and not _has_answers(path):
                     log.info("no answers to check: %s is left out, accuracy has no meaning here", spec.name)
                 else:
                     spec.load(vars(config), place=place)(path)
-            if _complete(path) != before:  # a stage that was complete, or is left out, took no time
-                _clocked(path, spec.name, time.monotonic() - began)
+            forget()  # the next stage may need the memory of this one's models
             said = found_by(spec.name, Facts.of(path)) if spec.tells else None
             if said:
                 overall.say(f"  {said}")
@@ -318,11 +303,11 @@ def study(config: StudyConfig, *, place: Any = None, note: str | None = None) ->
     print(*summary(facts, path / "report.html" if facts.run.done("report") else None, width=terminal_width()), sep="\n")
     if note:
         print("\n" + "\n".join(textwrap.wrap(note, 80)))
+    return facts.run
 
 
-def fitting(config: StudyConfig) -> Any:
+def fitting(config: StudyConfig) -> Place:
     """Where a study works if its command does not say: for a built-in pair, which needs one thread, on every core."""
-    from rocktokens.jobs import Place, num_gpus
     from rocktokens.world import world_names
 
     is_built_in = config.prompts.source in world_names() and not (config.pair.student or config.pair.teacher)
@@ -332,10 +317,7 @@ def fitting(config: StudyConfig) -> Any:
 
 
 def require_servers(config: StudyConfig) -> None:
-    """Servers that a stage will ask must answer now, and not after the hours before that stage.
-
-    Which model they serve is asked by the stage itself: a student's checkpoint may not have been trained yet.
-    """
+    """Ask the servers of all stages now, and not after the hours before the stage that needs them."""
     from rocktokens.servers.connect import generating
     from rocktokens.servers.pool import ServerPool
 
@@ -365,51 +347,34 @@ def _has_answers(path: Path) -> bool:
     return facts is None or bool(facts["checked"])
 
 
-def _clocked(path: Path, stage: str, seconds: float) -> None:
-    """Add what a stage took to the run's times.json; repeated work counts too."""
-    from rocktokens.run import write_text
-
-    file = path / "times.json"
-    try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        known[stage] = round(float(known.get(stage, 0.0)) + seconds, 1)
-        write_text(file, json.dumps(known, indent=2))
-    except (OSError, ValueError, AttributeError, TypeError) as error:  # nothing that a study should end for
-        log.info("how long %s took was not recorded: %s", stage, error)
-
-
 # ---------------------------------------------------------------- settings in the run
 
 
 @contextmanager
-def _remembering(config: StudyConfig) -> Iterator[None]:
-    """Keep the settings in the run once a stage takes them. Settings of a refused command are not saved."""
-    from rocktokens.run import MANIFEST
+def _recording(config: StudyConfig, stage: str) -> Iterator[None]:
+    """Keep the study's settings and the stage's seconds in the run once the stage has taken the settings.
 
-    is_new, made = not _complete(config.path), False
+    A command that is refused on a run with results leaves the settings of that run as they are.
+    """
+    from rocktokens.run import MANIFEST, open_run
+
+    began, before, refused = time.monotonic(), _complete(config.path), False
     try:
         yield
-        made = True
     except RockTokensError:
-        made = is_new and any(item.name not in (MANIFEST, SETTINGS) for item in config.path.glob("*"))
-        raise
-    except BaseException:  # stopped: the study is continued without its flags
-        made = True
+        refused = True
         raise
     finally:
-        if made and (config.path / MANIFEST).exists():
-            save_settings(config)
-
-
-def save_settings(config: StudyConfig) -> None:
-    """Keep the settings of a study in its run; the same settings are not written again."""
-    from rocktokens.run import write_text
-
-    path = config.path / SETTINGS
-    values = without_permissions(StudyConfig, json.loads(json.dumps(dataclasses.asdict(config), default=str)))
-    text = json.dumps({name: value for name, value in values.items() if name != "path"}, indent=2)
-    if not path.is_file() or path.read_bytes() != text.encode():
-        write_text(path, text)
+        if (config.path / MANIFEST).exists() and not (refused and before):
+            run = open_run(config.path)
+            seconds = run.manifest.setdefault("seconds", {})  # repeated work counts too
+            if run.manifest["stages"] != before:  # a stage that was complete, or is left out, took no time
+                seconds[stage] = round(seconds.get(stage, 0.0) + time.monotonic() - began, 1)
+            values = without_permissions(StudyConfig, json.loads(json.dumps(dataclasses.asdict(config), default=str)))
+            del values["path"]
+            if values != run.manifest.get("study") or run.manifest["stages"] != before:
+                run.manifest["study"] = values
+                run.save()
 
 
 def load_settings(path: Path) -> StudyConfig:
@@ -417,24 +382,17 @@ def load_settings(path: Path) -> StudyConfig:
 
     What permits code or pickles is asked for on the command line of every call and never taken from a run.
     """
-    from rocktokens.run import MANIFEST, open_run, reading
+    from rocktokens.run import open_run
 
-    kept, values = path / SETTINGS, open_run(path).manifest["config"]
-    if kept.is_file():
-        with reading(kept, "remove it, and give the settings as flags"):
-            values = dict(json.loads(kept.read_text(encoding="utf-8")))
-    file = kept if kept.is_file() else path / MANIFEST
-    names = {item.name for item in dataclasses.fields(StudyConfig)} - {"path"}
-    known: Json = {name: value for name, value in values.items() if name in names}
-    try:
-        return from_mapping(StudyConfig, {**without_permissions(StudyConfig, known), "path": str(path)})
-    except ConfigError as error:
-        raise RunError(f"{file} holds settings that cannot be used: {error}; correct or remove it") from error
+    manifest = open_run(path).manifest
+    names = field_types(StudyConfig).keys() - {"path"}
+    kept = manifest["study"] if "study" in manifest else manifest["config"]
+    known = {name: value for name, value in kept.items() if name in names}
+    return from_mapping(StudyConfig, {**without_permissions(StudyConfig, known), "path": str(path)})
 
 
 # ---------------------------------------------------------------- dry run
 
-OCCURRENCE_BYTES, TOKEN_BYTES, REPORT_BYTES = 36, 6, 8_000_000  # on disk; measured on the built-in world
 SLOWER = 2.0  # sampling, scoring and training against one large matrix product: an estimate
 
 
@@ -443,7 +401,6 @@ def dry_run(config: StudyConfig) -> list[str]:
     import psutil
 
     from rocktokens.check import needs_of
-    from rocktokens.progress import clock
     from rocktokens.stage import resolve
 
     pair, prompts = resolve(config.path, config.pair, config.prompts)
@@ -455,12 +412,9 @@ def dry_run(config: StudyConfig) -> list[str]:
         total += 0.0 if spec.name in complete else seconds
         taking = "seconds" if spec.is_fixed else f"about {clock(seconds)}"
         lines.append(f"  {spec.name:9} {'complete' if spec.name in complete else taking}: {spec.does(config)}")
-    memory, free = (
-        max(needs.score_bytes, needs.distill_bytes if "distill" in config.stages else 0),
-        psutil.virtual_memory().available,
-    )
+    memory = max(needs.score_bytes, needs.distill_bytes if "distill" in config.stages else 0)
     home = next(folder for folder in (config.path.absolute(), *config.path.absolute().parents) if folder.is_dir())
-    disk, there = disk_needed(config, 4 * needs.student_parameters), shutil.disk_usage(home).free
+    disk = (config.distill.keep + 4) * 4 * needs.student_parameters  # 4: the last one, and one with Adam's moments
     uses = {
         "training (seen again after an epoch)": config.distill.prompts_per_step * config.distill.steps,
         "accuracy while training": config.problems,
@@ -471,27 +425,14 @@ def dry_run(config: StudyConfig) -> list[str]:
     lines += [
         "",
         f"  time      about {clock(total)} on this machine if every rollout is as long as allowed; a rough estimate",
-        f"  memory    about {memory / 1e9:.2f} GB; {free / 1e9:.1f} GB are free",
-        f"  disk      up to {disk / 1e9:.2f} GB; {there / 1e9:.1f} GB are free",
+        f"  memory    about {memory / 1e9:.2f} GB; {psutil.virtual_memory().available / 1e9:.1f} GB are free",
+        f"  disk      about {disk / 1e9:.2f} GB for checkpoints; {shutil.disk_usage(home).free / 1e9:.1f} GB are free",
         "  prompts   " + "; ".join(f"{count} for {name}" for name, count in uses.items()),
-        *["  This machine has too little of it: choose smaller settings or another machine."]
-        * (memory > free or disk > there),
         "",
         "Nothing was run: this was --dry-run.",
     ]
     wrap = {"subsequent_indent": " " * 12, "break_long_words": False}
     return [part for line in lines for part in textwrap.wrap(line, 80, **wrap) or [""]]  # type: ignore[arg-type]
-
-
-def disk_needed(config: StudyConfig, student_bytes: int) -> int:
-    """Bytes that a run will take, at most."""
-    distill, kept = config.distill, config.distill.keep + 1
-    checkpoints = (kept + 3) * student_bytes  # 3: a checkpoint to resume from has Adam's moments too
-    scored = _detection(config) * config.rollouts.max_new_tokens * OCCURRENCE_BYTES * kept
-    step = distill.prompts_per_step * distill.rollouts_per_prompt * distill.max_new_tokens * OCCURRENCE_BYTES
-    telemetry = step * (distill.steps // distill.telemetry_every) if distill.telemetry_every else 0
-    baseline = config.baseline.problems * config.baseline.rollouts * config.rollouts.max_new_tokens * TOKEN_BYTES
-    return int(checkpoints + scored + telemetry + baseline + REPORT_BYTES)
 
 
 # ---------------------------------------------------------------- recipes

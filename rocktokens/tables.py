@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: version 0.2 and before
 
-# Definition of a rock → the column of `types` that ranks by it.
+# Definition of a rock → the column of `types` that orders by it.
 RANKED_BY = {"certified": "r", "burden": "r", "context": "r_ctx"}
 # Stages of a training step, in the order of the step; those in FLOP_STAGES have their operations counted.
 STEP_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "telemetry", "evaluate", "checkpoint")
@@ -41,7 +41,12 @@ TYPES = {
     "ids": pa.list_(pa.int32()),
     "logprobs": pa.list_(pa.float32()),
 }
-GROUPS = {"STEP": STEP_STAGES, "TRAIN": (*TRAINING_STAGES, "other"), "FLOPS": FLOP_STAGES}
+GROUPS = {  # column_{GROUP} in TEXT: one column for each
+    "STEP": STEP_STAGES,
+    "TRAIN": (*TRAINING_STAGES, "other"),
+    "FLOPS": FLOP_STAGES,
+    "DEFINITION": tuple(RANKED_BY),
+}
 PLACES = {
     "": "{}.parquet",
     "STEP": "{}/step=N/part-*.parquet",
@@ -119,12 +124,8 @@ ccr              float    Share of the type's occurrences that are rock occurren
 r_ctx            float    Burden times ccr.
 rho              float    Mean share of similar contexts among the persistent occurrences; empty if none.
 grad_share       float    Share of the total gradient norm; empty where norms were not recorded.
-rank_certified   int      Rank by the definition certified; empty where not eligible.
-in_certified     bool     Whether the type is a rock by the definition certified.
-rank_burden      int      Rank by the definition burden; empty where not eligible.
-in_burden        bool     Whether the type is a rock by the definition burden.
-rank_context     int      Rank by the definition context; empty where not eligible.
-in_context       bool     Whether the type is a rock by the definition context.
+rank_{DEFINITION} int     Rank by the definition {}; empty where not eligible.
+in_{DEFINITION}  bool     Whether the type is a rock by the definition {}.
 
 # footprints | detect | one row per definition of a rock, and per control of the chosen one
 name                   text     Definition, or control and what it is matched on.
@@ -262,7 +263,7 @@ loss_rest          float    Mean divergence at all other positions, nats; empty 
 kept_share         float    Share of response tokens with a weight above 0.
 weight_share       float    Mean weight of a response token.
 ceiling            float    Largest speed-up that dropping tokens could give: 1 / kept_share.
-tokens             int      Response tokens of the step, all ranks.
+tokens             int      Response tokens of the step, over all processes.
 prompt_tokens      int      Prompt tokens of the step.
 scored             int      Response tokens that the teacher scored for the step's loss; empty in version 0.1.
 changed_share      float    Share of response tokens whose weight is not 1; empty in version 0.1.
@@ -280,8 +281,8 @@ alarm_floor        int      1 where the alarm for a loss below rounding held aft
 alarm_invalid      int      1 where the alarm for invalid divergences held after the step; else empty.
 learning_rate      float    Learning rate of the step.
 accuracy           interval Accuracy on held-out prompts after the step; empty where it was not evaluated.
-seconds            float    Wall-clock seconds of the step on the first rank, evaluation and checkpoint included.
-seconds_processor  float    Processor seconds of the first rank's process for training alone.
+seconds            float    Wall-clock seconds of the step in the first process, evaluation and checkpoint included.
+seconds_processor  float    Processor seconds of the first process for training alone.
 seconds_{STEP}     float    Seconds of the step spent in the stage {}.
 flops_{FLOPS}      float    Floating-point operations of the stage {}, from the models' shapes.
 

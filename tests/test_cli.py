@@ -18,16 +18,11 @@ from small_runs import save_pair
 from tiny import save_model, tiny_model
 
 from rocktokens import Run, open_run
-from rocktokens.cli import main, parse, stage_command
+from rocktokens.cli import main, parse, prepare, stage_command
+from rocktokens.errors import RunError
+from rocktokens.jobs import Place
 from rocktokens.settings import field_types
-from rocktokens.study import (
-    SETTINGS,
-    STAGES,
-    StudyConfig,
-    load_settings,
-    recipes,
-    save_settings,
-)
+from rocktokens.study import STAGES, StudyConfig, _recording, load_settings, recipes
 
 
 def rocktokens(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -100,9 +95,9 @@ def test_nan_logits_name_the_rollout_and_keep_the_row(pair: Path, tmp_path: Path
     token = open_run(run).read("rollouts")["token_ids"].to_pylist()[0][0]
     with torch.no_grad():
         damaged.get_input_embeddings().weight[token] = torch.nan
-    manifest = json.loads((run / "run.json").read_text())
-    manifest["config"]["pair"]["student"] = save_model(tmp_path / "damaged", damaged)
-    (run / "run.json").write_text(json.dumps(manifest))
+    made = open_run(run)
+    made.manifest["config"]["pair"]["student"] = save_model(tmp_path / "damaged", damaged)
+    made.save()
     result = rocktokens("score", run)
     assert result.returncode == 0, result.stderr
     first = open_run(run).read("rollouts")["rollout_id"].to_pylist()[0]
@@ -184,17 +179,24 @@ def test_a_studys_file_serves_every_command(tmp_path: Path) -> None:
         ("study --distil.steps 3", "--distill.steps"),
         ("detect run --detect.kk 3", "--k"),
         ("study arithmetik", "arithmetic"),
-        ("detect run --out dir", "--occurrences"),
         ("detect --occurrences x", "--out"),
-        ("view runs --port 99999", "65,535"),
-        ("sample run --rollouts.temperature 0", "rollouts.temperature"),
-        ("sample run --workers 0", "--workers"),
+        ("sample run --workers 0", "workers takes"),
         ("import slim x.pt --tokenizer t --out r", "slime"),
         ("import slime x.pt", "--tokenizer"),
     ],
 )
 def test_wrong_usage_ends_with_status_two_and_names_the_remedy(words: str, near: str) -> None:
     refused(rocktokens(*words.split()), 2, near)
+
+
+def test_where_shared_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    found = {words: prepare(["score", "RUN", *words.split()])[1] for words in ("", "--workers 2", "--ray auto")}
+    assert found == {"": Place(ray="head:6379"), "--workers 2": Place(workers=2), "--ray auto": Place(ray="auto")}
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert prepare(["score", "RUN"])[1] is None
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
+    refused(rocktokens("detect", "RUN"), 2, "--workers", "--ray")
 
 
 def test_help_is_made_from_the_registry() -> None:
@@ -206,11 +208,8 @@ def test_help_is_made_from_the_registry() -> None:
         assert words in short
     assert "--compare.resamples" not in short
     assert "--compare.resamples" in whole
-    for name, flag in (
-        ("detect", "--kappa"),
-        ("score", "--no-gradients Do not gather"),
-        ("knockout", "--baseline.problems"),
-    ):
+    flags = {"detect": "--kappa", "score": "--no-gradients Do not gather", "knockout": "--baseline.problems"}
+    for name, flag in flags.items():
         assert flag in " ".join(rocktokens(name, "--help").stdout.replace("│", " ").split())
 
 
@@ -237,17 +236,19 @@ def test_the_schema_and_json_are_json(scored: Path) -> None:
 
 
 def test_a_study_continues_without_its_flags(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "mine", {})
+    run = Run.create(tmp_path / "mine", {"distill": {}})
     config = dataclasses.replace(recipes()["arithmetic"](), path=run.path, problems=7)
-    save_settings(config)
-    assert "path" not in json.loads((run.path / SETTINGS).read_text())
+    with _recording(config, "sample"):
+        run.finish("sample", {})
+    assert "path" not in open_run(run.path).manifest["study"]
     assert load_settings(run.path) == config
     again = asked("study", run.path)
     assert (again.path, again.problems) == (run.path, 7)
     assert asked("study", run.path, "--problems", "9").problems == 9
-    (run.path / SETTINGS).write_text("{")
-    refused(rocktokens("study", run.path), 1, SETTINGS)
-    # Without that file the settings of the stages serve.
+    with pytest.raises(RunError), _recording(dataclasses.replace(config, problems=9), "score"):
+        raise RunError("refused")
+    assert load_settings(run.path) == config
+    # In a run of single commands the settings of its stages serve.
     run = Run.create(tmp_path / "other", {"pair": {"student": "s", "teacher": "t"}, "distill": {"steps": 12}})
     found = load_settings(run.path)
     assert (found.pair.teacher, found.distill.steps) == ("t", 12)
@@ -256,7 +257,7 @@ def test_a_study_continues_without_its_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "name"), [(["qwen"], "qwen"), (["market"], "market"), ([], "arithmetic")])
 def test_quick_ends_with_the_whole_study_of_the_same_recipe(words, name, monkeypatch, tmp_path) -> None:
     said: dict = {}
-    monkeypatch.setattr("rocktokens.study.study", lambda config, **more: said.update(more))
+    monkeypatch.setattr("rocktokens.cli.study", lambda config, **more: said.update(more))
     Run.create(tmp_path / "run", {})
     asked("study", *words, "--quick", "--path", tmp_path / "run").run()
     assert said["note"].endswith(f"The whole study: rocktokens study {name}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from safetensors.torch import load_file
 from tiny import letter_tokenizer, save_model, tiny_model
 
 from rocktokens import open_run
-from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.sample.settings import RolloutConfig
-from rocktokens.study import STAGES, recipes, study
+from rocktokens.settings import from_mapping
+from rocktokens.study import STAGES, StudyConfig, recipes, study
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.stage import distill
 
@@ -28,34 +26,18 @@ GYM = pytest.importorskip("reasoning_gym", reason="needs reasoning-gym: pip inst
 def small(config, path, pair):
     """The recipe with its own kinds of settings and as little work as goes through every stage."""
     short = {"max_new_tokens": 12}
-    return dataclasses.replace(
-        config,
-        path=path,
-        pair=dataclasses.replace(config.pair, **pair),
-        prompts=dataclasses.replace(config.prompts, limit=40),
-        problems=4,
-        detection_prompts=16,
-        distill=dataclasses.replace(
-            config.distill, steps=4, keep=2, save_every=2, evaluate_every=4, telemetry_every=2, **short
-        ),
-        rollouts=RolloutConfig(num_rollouts=1, **short),
-        detect=dataclasses.replace(config.detect, k=5, resamples=100),
-        baseline=BaselineConfig(problems=8, rollouts=1),
-        knockout=KnockoutConfig(top=3, resamples=200, kinds=config.knockout.kinds),
-        graft=GraftConfig(problems=4, resamples=200, clusters=False),
-        compare=dataclasses.replace(
-            config.compare,
-            regimes=REGIMES,
-            rocks=ROCKS,  # random models have none of their own
-            definition=None,
-            seeds=1,
-            steps=2,
-            problems=4,
-            rollouts=1,
-            contexts=4,
-            evaluations=1,
-            resamples=100,
-        ),
+    compared = {"seeds": 1, "steps": 2, "problems": 4, "rollouts": 1, "contexts": 4, "evaluations": 1, "resamples": 100}
+    compared |= {"regimes": REGIMES, "rocks": ROCKS, "definition": None}  # random models have no rocks of their own
+    distill = {"steps": 4, "keep": 2, "save_every": 2, "evaluate_every": 4, "telemetry_every": 2, **short}
+    return from_mapping(
+        StudyConfig,
+        {
+            **{"path": path, "pair": pair, "prompts": {"limit": 40}, "problems": 4, "detection_prompts": 16},
+            **{"distill": distill, "rollouts": {"num_rollouts": 1, **short}, "detect": {"k": 5, "resamples": 100}},
+            **{"baseline": {"problems": 8, "rollouts": 1}, "knockout": {"top": 3, "resamples": 200}},
+            **{"graft": {"problems": 4, "resamples": 200, "clusters": False}, "compare": compared},
+        },
+        default=config,
     )
 
 

@@ -297,7 +297,7 @@ def run_graft(
         if run.done("knockout") and run.manifest["config"].get("baseline") == to_mapping(baseline):
             for row in run.read("baseline").to_pylist():
                 known.setdefault(row["prompt_id"], []).append(row)
-        with keeping_workers(loaded=True):
+        with keeping_workers():
             work = setup.work(stage, place)
             found = _graft_all(work, setup.problems, sets, setup.facts.vocabulary, config, setup.baseline, known)
         table = graft_table(found.rows, types, sets)

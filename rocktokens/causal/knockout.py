@@ -277,7 +277,7 @@ def knockout(
         setup = Setup.of(run, baseline, servers or ServersConfig())
         sets = _sets(run, config, setup)
         check_sets(sets, setup.facts.eos_ids, setup.facts.vocabulary)
-        with keeping_workers(loaded=True):
+        with keeping_workers():
             found = _take_census(setup.work(stage, place), setup.problems, sets, config, setup.baseline)
         for note in found.census.notes:
             log.warning("%s", note)

@@ -112,7 +112,7 @@ def _train_all(trainings: Sequence[Training], place: Place) -> None:
         if folder.name != AGAIN:
             raise RunError(f"{error} Or pass --again to train every regime anew.") from error
         shutil.rmtree(folder)  # a stopped `--again` with other settings
-    with keeping_workers(loaded=True):
+    with keeping_workers():
         run_jobs([t.job() for t in starts], evaluate_start, place, what="evaluating the start", unit="seeds")
         every = [training.job(base.steps + base.keep) for training in trainings]
         what = f"comparing {plural(len(trainings), 'training')}"

@@ -83,7 +83,7 @@ def fused_divergence(
     token by token) or srkl (KL(student || 0.1 student + 0.9 teacher)); formulas in measures.py.
     Logits are `softcap * tanh(scale * (hidden @ head.T + bias) / softcap) / temperature`. Head rows beyond the shared
     vocabulary are left out on both sides. The loss is the sum of weight x value over `denominator` (default: the sum of
-    weights); give the count of the whole optimiser step and micro-batches and ranks add up. One backward per call. A
+    weights); give the count of the whole optimiser step and micro-batches and processes add up. One backward a call. A
     row of infinite reverse KL (the teacher rules out what the student may say) shows as inf and adds nothing.
     `cross_entropy` is the share of the loss that is -log p_student(token) instead of the divergence.
     `observe(token_R, grad_RV)` is shown the gradients of `value` in the student's logits (at temperature 1), a few rows

@@ -1,6 +1,6 @@
 """What every token type has cost so far, kept while a model trains: O(V) memory, no scoring pass, any training loop.
 
-Every statistic is a sum, so that monitors of several ranks merge by addition. Four windows are kept for each type:
+Every statistic is a sum, so that monitors of several processes merge by addition. Four windows are kept for each type:
 `total` (everything), `early` (the first updates), `recent` (exponentially forgotten) and `late` (the same, without the
 rows of `early`: the two are independent, so a fall from one to the other is not blurred by rows that both hold). This
 module does not know where the losses come from, nor what is done with the answer.
@@ -76,14 +76,14 @@ class TokenMonitor:
                 self._sums_WSV[place].index_add_(1, type_U, sums_SU)
 
     def merge(self, other: TokenMonitor) -> TokenMonitor:
-        """A monitor that has seen what both have; they must have run side by side (ranks of one training run)."""
+        """A monitor that has seen what both have; they must have run side by side (processes of one training run)."""
         merged = TokenMonitor(self.vocabulary, half_life=self.half_life)
         merged._sums_WSV = self._sums_WSV + other._sums_WSV
         merged.num_updates = max(self.num_updates, other.num_updates)
         return merged
 
     def gathered(self) -> TokenMonitor:
-        """The sum over all ranks of the running process group; a copy of itself where there is none."""
+        """The sum over all processes of the running process group; a copy of itself where there is none."""
         merged = self.merge(TokenMonitor(self.vocabulary, half_life=self.half_life))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             nccl = torch.distributed.get_backend() == "nccl"

@@ -23,7 +23,7 @@ from rocktokens.interop.formats import read_dump
 from rocktokens.interop.samples import Dump
 from rocktokens.models.settings import PairConfig
 from rocktokens.run import MANIFEST, Run, open_run
-from rocktokens.tables import METRICS, OCCURRENCES, ROLLOUTS
+from rocktokens.tables import METRICS, ROLLOUTS
 from rocktokens.values import Json
 
 if TYPE_CHECKING:
@@ -128,10 +128,8 @@ def _write(run: Run, dump: Dump, tokenizer: PreTrainedTokenizerBase) -> Json:
         fields = {"student_logprob": ("student_logprob_T", "engine_logprob_T"), "log_ratio": ("ratio_T",)}
         measured = {name: column(*fields.get(name, (f"{name}_T",))) for name in METRICS}
         ends = {"token_id": token_N, "is_eos": token_N == tokenizer.eos_token_id}
-        table = pa.table({**keys, **measured, **ends}).select(OCCURRENCES.names).cast(OCCURRENCES)
         run.clear_occurrences(samples[-1].step)
-        with run.part_writer(samples[-1].step) as writer:
-            writer.write(table)
+        run.write_part(samples[-1].step, pa.table({**keys, **measured, **ends}))
         if not dump.has_kl:
             notes.append(
                 "every cost is log p_student - log p_teacher of the one token that was sampled: over the student's own "

@@ -25,9 +25,9 @@ def choose_device(device: str) -> str:
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
-    rank = os.environ.get("LOCAL_RANK")
-    if device == "cuda" and rank is not None:  # torchrun numbers its processes; --workers shows each one device only
-        return f"cuda:{int(rank) % max(torch.cuda.device_count(), 1)}"
+    number = os.environ.get("LOCAL_RANK")
+    if device == "cuda" and number is not None:  # torchrun numbers its processes; --workers shows each one device only
+        return f"cuda:{int(number) % max(torch.cuda.device_count(), 1)}"
     return device
 
 

@@ -1,7 +1,7 @@
 """Selectors: which occurrences carry loss, and how much. The interface, every rule, and rules by name.
 
-A selector sees every occurrence of one optimiser step, over all micro-batches and ranks, and gives each a weight in
-[0, 1]; a published rule may state a larger `bound`. What counts is the token PREDICTED at a position, never the one
+A selector sees every occurrence of one optimiser step, over all micro-batches and processes, and gives each a weight
+in [0, 1]; a published rule may state a larger `bound`. What counts is the token PREDICTED at a position, never the one
 before it. Shares, ranks and means are taken over the whole step. docs/selectors.md has formulas and sources. Nothing
 here knows a model, a trainer or a file.
 
@@ -97,7 +97,7 @@ class Selector:
         return limit
 
     def observe(self, monitor: TokenMonitor) -> None:
-        """Called once after every optimiser step with what each token type has cost so far, over all ranks."""
+        """Called once after every optimiser step with what each token type has cost so far, over all processes."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

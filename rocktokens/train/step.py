@@ -348,10 +348,8 @@ class StepHooks(TrainerCallback):
         names = ("log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy", "grad_norm")
         columns |= {name: getattr(rows, f"{name}_K").numpy() for name in names}
         columns["is_eos"] = np.isin(rows.token_K.numpy(), list(trainer.eos_token_ids))
-        with trainer.run.part_writer(
-            step, folder="telemetry", part=f"rank{trainer.accelerator.process_index}"
-        ) as writer:
-            writer.write(pa.table(columns))
+        part = f"rank{trainer.accelerator.process_index}"
+        trainer.run.write_part(step, pa.table(columns), folder="telemetry", part=part)
 
     def _evaluate(self, state: TrainerState) -> Row:
         """Accuracy on held-out prompts, at the steps that are evaluated."""

@@ -232,8 +232,8 @@ def test_live_page_follows_a_training_record_and_no_page_breaks_its_policy(drive
     report(run.path)
     table = run.read("training")
     run.write("training", table.slice(0, 20))
-    with run.part_writer(10, folder="telemetry") as writer:
-        writer.write(run.occurrences("select * exclude (step) from occurrences where step = 100"))
+    rows = run.occurrences("select * exclude (step) from occurrences where step = 100")
+    run.write_part(10, rows, folder="telemetry")
     server = Viewer(tmp_path, port=0)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     size(driver, 1280)

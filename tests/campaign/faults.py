@@ -15,9 +15,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from attacks import SEED, Account, chosen, disagreement, escaped, run_stages, small_study
@@ -43,21 +43,12 @@ EVENTS = {
 NEEDS_SPACE = ("open", "os.mkdir", "os.link", "os.symlink")
 
 
-@dataclass
-class Watch:
-    """What is done below a directory, and what happens at one operation."""
-
-    root: str
-    act: Callable[[int, str], None]
-    events: list[str] = field(default_factory=list)
-
-
-_watch: list[Watch] = []
-_hooked: list[bool] = []
+Act = Callable[[int, str], None]  # called with the number of an operation and its kind
+_watched: list[tuple[str, Act, list[str]]] = []  # directory, what happens at an operation, operations so far
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _watch or event not in EVENTS:
+    if not _watched or event not in EVENTS:
         return
     at, directory = EVENTS[event]
     if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
@@ -69,24 +60,23 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
             path = os.path.join(os.readlink(f"/proc/self/fd/{fd}") if fd is not None and fd >= 0 else os.getcwd(), path)
     except (TypeError, OSError):
         return
-    for watch in _watch:
-        if path == watch.root or path.startswith(watch.root + os.sep):
-            watch.events.append(event)
-            watch.act(len(watch.events), event)
+    for root, act, events in _watched:
+        if path == root or path.startswith(root + os.sep):
+            events.append(event)
+            act(len(events), event)
+
+
+sys.addaudithook(_hook)  # there is no way to take it away; it does nothing outside `watching`
 
 
 @contextmanager
-def watching(root: Path, act: Callable[[int, str], None] = lambda number, event: None) -> Iterator[Watch]:
-    """Inside the block `act` is called before every operation below `root`, with its number and kind."""
-    if not _hooked:
-        sys.addaudithook(_hook)  # there is no way to take it away; it does nothing outside the block
-        _hooked.append(True)
-    watch = Watch(str(root.resolve()), act)
-    _watch.append(watch)
+def watching(root: Path, act: Act = lambda number, event: None) -> Iterator[list[str]]:
+    """Inside the block `act` is called before every operation below `root`; yields their kinds."""
+    _watched.append((str(root.resolve()), act, []))
     try:
-        yield watch
+        yield _watched[-1][2]
     finally:
-        _watch.remove(watch)
+        _watched.pop()
 
 
 def killed(root: Path, at: int, work: Callable[[], None]) -> str | None:
@@ -125,7 +115,7 @@ def without_space(root: Path, at: int, work: Callable[[], None]) -> str | None:
 
 
 def with_small_files(bytes_: int, work: Callable[[], None], said: Path) -> str | None:
-    """Do the work in a child in which no file may grow beyond so many bytes; returns what is wrong."""
+    """Do the work in a child in which no file may grow beyond this number of bytes; returns what is wrong."""
     child = os.fork()
     if child == 0:
         code = 3
@@ -150,8 +140,7 @@ def with_small_files(bytes_: int, work: Callable[[], None], said: Path) -> str |
     return None if status in (0, 1) else f"status {status}: {words}"
 
 
-@dataclass(frozen=True)
-class StageStates:
+class StageStates(NamedTuple):
     """The run before and after a stage that nobody disturbed, and the file operations it takes."""
 
     before: Path
@@ -169,10 +158,10 @@ class Faults:
         for name in STAGES:
             before, after = home / f"before-{name}", home / f"after-{name}"
             self.copy(self.path, before)
-            with watching(self.path) as watch:
-                self.work(name)
+            with watching(self.path) as events:
+                run_stages(self.config, name)
             self.copy(self.path, after)
-            self.states[name] = StageStates(before, after, watch.events)
+            self.states[name] = StageStates(before, after, events)
 
     @staticmethod
     def copy(source: Path, target: Path) -> None:
@@ -180,29 +169,21 @@ class Faults:
         if source.exists():
             shutil.copytree(source, target)
 
-    def work(self, stage: str) -> None:
-        run_stages(self.config, stage)
-
-    def attempt(self, stage: str, fault: Callable[[Callable[[], None]], str | None]) -> str | None:
+    def try_one(self, case: dict[str, Any]) -> str | None:
         """Disturb a stage, repeat it, and compare with the undisturbed one; returns what is wrong."""
+        stage, at = case["stage"], case["at"]
         self.copy(self.states[stage].before, self.path)
-        problem = fault(lambda: self.work(stage))
+        work = partial(run_stages, self.config, stage)
+        if case["kind"] == "files that may not grow":
+            problem = with_small_files(at, work, self.home / "said")
+        else:
+            at = min(at, len(self.states[stage].events))  # a kept case, of a stage that takes fewer operations by now
+            problem = (killed if case["kind"] == "kills" else without_space)(self.path, at, work)
         try:
-            self.work(stage)
+            work()
         except Exception as error:
             return problem or f"after it: {type(error).__name__}: {error}"
         return problem or differs(self.path, self.states[stage].after)
-
-    def try_one(self, case: dict[str, Any]) -> str | None:
-        """One case of any kind."""
-        stage, at = case["stage"], case["at"]
-        if case["kind"] in ("kills", "full disk"):
-            at = min(at, len(self.states[stage].events))  # a kept case, of a stage that takes fewer operations by now
-        if case["kind"] == "kills":
-            return self.attempt(stage, lambda work: killed(self.path, at, work))
-        if case["kind"] == "full disk":
-            return self.attempt(stage, lambda work: without_space(self.path, at, work))
-        return self.attempt(stage, lambda work: with_small_files(at, work, self.home / "said"))
 
     def points(self, kind: str) -> list[dict[str, Any]]:
         """Every operation of every stage; for a full disk, those that need space.

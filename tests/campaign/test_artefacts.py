@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from attacks import SEED, Account, attempt, chosen, copy_of
+from safetensors.torch import load_file, save_file
 
 DAMAGES = ("cut", "empty", "flipped", "other", "directory", "gone")
 # Whole files with the wrong content, and the files that can have it.
@@ -73,10 +78,12 @@ def damage_file(path: Path, damage: str, salt: str = "") -> None:
     elif path.suffix == ".parquet":
         write_wrong_table(path, damage, rng)
     elif path.suffix == ".json":
-        wrong = wrong_json(json.loads(content), damage, rng)
-        path.write_text(json.dumps(wrong))
+        path.write_text(json.dumps(wrong_json(json.loads(content), damage, rng)))
     elif path.suffix == ".safetensors":
-        write_wrong_tensors(path, damage, rng)
+        tensors = load_file(path)
+        name = rng.choice(sorted(tensors))
+        tensors[name] = torch.zeros(3, dtype=torch.int16)
+        save_file({key: own for key, own in tensors.items() if key != name or damage == "retyped"}, path)
 
 
 def write_wrong_table(path: Path, damage: str, rng: random.Random) -> None:
@@ -89,15 +96,9 @@ def write_wrong_table(path: Path, damage: str, rng: random.Random) -> None:
         table = table.drop_columns([some])
     else:
         for name in table.column_names if damage == "retyped" else [some]:
-            table = table.set_column(table.column_names.index(name), name, other_type(table[name]))
+            value = 5 if pa.types.is_string(table[name].type) else "x"
+            table = table.set_column(table.column_names.index(name), name, pa.array([value] * len(table)))
     pq.write_table(table, path)
-
-
-def other_type(column: pa.ChunkedArray) -> pa.Array:
-    """The same number of values of a type that the column does not have."""
-    if pa.types.is_string(column.type):
-        return pa.array([5] * len(column), pa.int64())
-    return pa.array(["x"] * len(column), pa.string())
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -111,30 +112,18 @@ def wrong_json(value: Any, damage: str, rng: random.Random) -> Any:
     found = places(value)
     if damage == "another shape" or not found:
         return [value]
-    *way, last = rng.choice(found)
-    holder = value
-    for key in way:
-        holder = holder[key]
+    return put_wrong(value, rng.choice(found), rng, damage)
+
+
+def put_wrong(value: Any, place: Sequence[Any], rng: random.Random, damage: str = "") -> Any:
+    """The document with a value of another type at one place, or without it."""
+    *way, last = place
+    holder = reduce(getitem, way, value)
     if damage == "key lacking":
         del holder[last]
     else:
-        now = holder[last]
-        holder[last] = rng.choice([item for item in WRONG if type(item) is not type(now)])
+        holder[last] = rng.choice([item for item in WRONG if type(item) is not type(holder[last])])
     return value
-
-
-def write_wrong_tensors(path: Path, damage: str, rng: random.Random) -> None:
-    """Tensors of another type and shape, or one less."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(path)
-    name = rng.choice(sorted(tensors))
-    if damage == "tensor lacking":
-        del tensors[name]
-    else:
-        tensors[name] = torch.zeros(3, dtype=torch.int16)
-    save_file(tensors, path)
 
 
 def mend(run: Path, finished: Path) -> None:
@@ -167,13 +156,8 @@ def manifest_cases(run: Path) -> list[dict[str, Any]]:
 
 def try_manifest(case: dict[str, Any], run: Path) -> str | None:
     manifest = json.loads((run / "run.json").read_text())
-    *way, last = case["place"]
-    holder = manifest
-    for key in way:
-        holder = holder[key]
-    rng = random.Random(f"{SEED}/{case['place']}")
-    holder[last] = rng.choice([item for item in WRONG if type(item) is not type(holder[last])])
-    (run / "run.json").write_text(json.dumps(manifest))
+    wrong = put_wrong(manifest, case["place"], random.Random(f"{SEED}/{case['place']}"))
+    (run / "run.json").write_text(json.dumps(wrong))
     return attempt([case["command"], str(run)])[2]
 
 

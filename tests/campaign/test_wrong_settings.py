@@ -29,13 +29,7 @@ def wrong_values(hint: Any) -> tuple[str, ...]:
         return ("nosuch", "")
     if origin in (typing.Union, types.UnionType, typing.Annotated, tuple):
         return tuple(dict.fromkeys(value for one in arguments for value in wrong_values(one)))
-    if hint is float:
-        return FLOATS
-    if hint is bool or hint is type(None):
-        return ()
-    if hint is int:
-        return INTEGERS
-    return TEXTS if hint in (str, Path) else ()
+    return {float: FLOATS, int: INTEGERS, str: TEXTS, Path: TEXTS}.get(hint, ())
 
 
 def flags_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -26,9 +26,8 @@ def run_of(path, rollout_N, token_N, loss_N, rng=None):
     empty = {name: np.zeros(number) for name in OCCURRENCES.names if name not in known}
     table = pa.table({**known, **empty}).select(OCCURRENCES.names).cast(OCCURRENCES)
     run = Run.create(path, {})
-    with run.part_writer(3, part_rows=100) as writer:
-        for rows in np.array_split(np.arange(number) if rng is None else rng.permutation(number), 4):
-            writer.write(table.take(rows))
+    for part, rows in enumerate(np.array_split(np.arange(number) if rng is None else rng.permutation(number), 4)):
+        run.write_part(3, table.take(rows), part=str(part))
     return run
 
 

@@ -47,10 +47,9 @@ def run_of(path, by_step, order):
     """The SELECT for each checkpoint of a run that holds these tables in parts."""
     run = Run.create(path, {})
     for step, table in by_step.items():
-        with run.part_writer(step, part_rows=400) as writer:
-            mixed = table.take(order(step, len(table)))
-            for start in range(0, len(table), 170):
-                writer.write(mixed.slice(start, 170))
+        mixed = table.take(order(step, len(table)))
+        for start in range(0, len(table), 400):
+            run.write_part(step, mixed.slice(start, 400), part=f"{start:05d}")
     return {step: parquet(sorted((path / f"occurrences/step={step}").glob("*.parquet"))) for step in by_step}
 
 

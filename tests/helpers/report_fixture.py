@@ -104,8 +104,7 @@ def _made(stages: str, hostile: bool, prompts: int, seed: int) -> Path:
     run.finish("sample", {"rollouts": len(rollouts), "accuracy": float(np.mean(rollouts["correct"].to_pylist()))})
     tables = _occurrences(rng, rollouts)
     for step, table in tables.items():
-        with run.part_writer(step) as writer:
-            writer.write(table)
+        run.write_part(step, table)
         _top_tokens(run, rng, rollouts, step)
     run.finish("score", {"steps": list(STEPS)})
     if stages == "score":
@@ -194,7 +193,7 @@ def _occurrences(rng: np.random.Generator, rollouts: pa.Table) -> dict[int, pa.T
 def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: int) -> None:
     """Five tokens of each model at every position of the rollouts that a report shows."""
     lengths = [len(tokens) for tokens in rollouts["token_ids"].to_pylist()]
-    writer = run.part_writer(step, folder="top_tokens")
+    tables = []
     for place in shown_rollouts(rollouts["correct"].to_pylist(), lengths):
         row = rollouts.slice(place, 1).to_pylist()[0]
         columns: dict[str, Any] = {
@@ -207,8 +206,8 @@ def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: in
             shares = [np.sort(rng.dirichlet(np.ones(6)))[::-1][:5] for _ in order]
             columns[f"{who}_top_ids"] = [ids.tolist() for ids in order]
             columns[f"{who}_top_logprobs"] = [np.log(share).tolist() for share in shares]
-        writer.write(pa.table(columns).cast(TOP_TOKENS))
-    writer.flush()
+        tables.append(pa.table(columns).cast(TOP_TOKENS))
+    run.write_part(step, pa.concat_tables(tables), folder="top_tokens")
 
 
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:

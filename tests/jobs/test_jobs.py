@@ -118,23 +118,28 @@ import signal
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from test_jobs import toy, POOL
+from test_jobs import Place, toy
 from toy_jobs import work
 from rocktokens.jobs import run
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run(toy(Path({folder!r}), faults={faults!r}), work, POOL, what="squaring")
+    run(toy(Path({folder!r}), faults={faults!r}), work, {place!r}, what="squaring")
 """
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 @pytest.mark.parametrize("moment", [0, 1, 3])
 def test_a_stopped_driver_leaves_no_process(tmp_path: Path, signal_: signal.Signals, moment: int) -> None:
+    stop_at(moment, signal_, tmp_path, POOL)
+
+
+def stop_at(moment: int, signal_: signal.Signals, tmp_path: Path, place: Place) -> None:
+    """Stop a driver when `moment` parts are there and two jobs hang; then repeat its command."""
     script = tmp_path / "driver.py"
     here = Path(__file__).parent
     paths = [str(here), str(here.parent / "helpers"), str(here.parents[1])]
     faults = {moment: {"fault": "sleeps"}, moment + 1: {"fault": "sleeps"}}
-    script.write_text(DRIVER.format(path=paths, folder=str(tmp_path), faults=faults))
+    script.write_text(DRIVER.format(path=paths, folder=str(tmp_path), faults=faults, place=place))
     driver = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (tmp_path / "log").exists() or attempts(tmp_path)["child"] < 2:
@@ -163,7 +168,7 @@ def test_workers_do_not_import_from_the_current_directory(tmp_path: Path, monkey
 
 def test_wrong_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, 1000):
-        with pytest.raises(ConfigError, match="--workers"):
+        with pytest.raises(ConfigError, match="workers"):
             Place(workers=workers)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="--ray"):
@@ -193,13 +198,20 @@ def test_two_nodes_of_ray_make_the_same_parts_once(tmp_path: Path, cluster: Any)
     assert parts(tmp_path) == SQUARES
     assert attempts(tmp_path) == Counter("012345")
     assert len(processes(tmp_path)) == 2
-    for fault in ("ours", "killed"):
+    for fault in ("ours", "memory", "killed"):
         (tmp_path / "parts" / "4").unlink(missing_ok=True)
-        with pytest.raises(RockTokensError, match=r"prompt 7|died"):
+        with pytest.raises(RockTokensError, match=r"prompt 7|died|memory"):
             run(toy(tmp_path, faults={4: {"fault": fault}}), work, place, what="squaring")
     run(toy(tmp_path, faults={4: {"fault": "killed", "times": attempts(tmp_path)["4"] + 1}}), work, place, what="it")
     assert parts(tmp_path) == SQUARES
     assert not alive(processes(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_driver_on_ray_that_is_stopped_leaves_no_process(tmp_path: Path, cluster: Any) -> None:
+    for moment in (0, 1, 3):
+        (tmp_path / str(moment)).mkdir()
+        stop_at(moment, signal.SIGINT, tmp_path / str(moment), Place(ray=cluster.address))
 
 
 @pytest.mark.slow

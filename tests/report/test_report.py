@@ -314,9 +314,8 @@ def test_text_of_a_run_is_no_tag_and_no_colour_in_a_chart(facts, table, column):
     ],
 )
 def test_a_value_that_no_stage_writes_leaves_out_what_needs_it(run, stage, name, value):
-    manifest = json.loads((run.path / "run.json").read_text())
-    manifest["stages"].setdefault(stage, {})[name] = value
-    (run.path / "run.json").write_text(json.dumps(manifest))
+    run.manifest["stages"].setdefault(stage, {})[name] = value
+    run.save()
     try:
         report(run.path)
     except DataError as error:

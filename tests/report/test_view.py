@@ -21,6 +21,7 @@ from rocktokens.report.live import live_data
 from rocktokens.report.page import content_hash, own_policy
 from rocktokens.report.stage import report
 from rocktokens.report.view import Viewer, find_runs, view
+from rocktokens.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +141,10 @@ def test_scripts_of_a_report_that_this_version_did_not_write_are_not_run(tmp_pat
 def test_one_run_with_values_of_another_type_does_not_hide_the_others(tmp_path):
     for name in ("good", "odd"):
         make_run(tmp_path / name, stages="detect", prompts=6)
-    manifest = json.loads((tmp_path / "odd" / "run.json").read_text())
-    manifest["stages"]["distill"] = {"accuracy_before": {"accuracy": "x"}, "accuracy_after": {"accuracy": []}}
-    manifest["config"]["pair"] = {"student": 5, "teacher": [1]}
-    (tmp_path / "odd" / "run.json").write_text(json.dumps(manifest))
+    odd = open_run(tmp_path / "odd")
+    odd.manifest["stages"]["distill"] = {"accuracy_before": {"accuracy": "x"}, "accuracy_after": {"accuracy": []}}
+    odd.manifest["config"]["pair"] = {"student": 5, "teacher": [1]}
+    odd.save()
     with serving(tmp_path) as viewer:
         found = ask(viewer, "/")
     assert found.status == 200
@@ -215,8 +216,8 @@ def test_all_rollouts_are_read_fifty_at_a_time(server, folder):
 
 
 def test_live_numbers_are_those_of_the_training_record(run):
-    with run.part_writer(20, folder="telemetry") as writer:
-        writer.write(run.occurrences("select * exclude (step) from occurrences where step = 100"))
+    rows = run.occurrences("select * exclude (step) from occurrences where step = 100")
+    run.write_part(20, rows, folder="telemetry")
     found = live_data(run.path)
     curve, table = found["curves"]["distillation"], run.read("training").to_pylist()
     assert curve["step"] == [row["step"] for row in table if row["step"]]
