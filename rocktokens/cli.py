@@ -36,10 +36,10 @@ from rocktokens.settings import (
     Permission,
     field_docs,
     field_types,
-    file_of,
     from_mapping,
     granting,
     load_yaml,
+    refuse_code,
     schema,
 )
 from rocktokens.study import STAGES, StageSpec, StudyConfig, dry_run, load_settings, quick, quick_note, recipes, study
@@ -130,14 +130,11 @@ def permissions_of(command: object, *, allow_code: bool) -> list[Permission]:
     distill = getattr(command, "distill", None)
     if isinstance(distill, DistillConfig):
         named += [("selector", name) for name in (distill.selector.name, *distill.shadows)]
-    for what, name in named:
-        if ":" in name and not allow_code:
-            raise ConfigError(
-                f"the {what} {name} is Python code from {file_of(name)}; importing it runs that file. If you trust it, "
-                f"pass {ALLOW_CODE}."
-            )
-    pair = getattr(command, "pair", None)
     granted: list[Permission] = ["code"] if allow_code else []
+    with granting(*granted):
+        for what, name in named:
+            refuse_code("the command line", what, name)
+    pair = getattr(command, "pair", None)
     granted += ["model code"] if getattr(pair, "trust_remote_code", False) else []
     return granted + (["pickle"] if getattr(pair, "allow_pickle", False) else [])
 

@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rocktokens.errors import ConfigError, RunError
+from rocktokens.errors import ConfigError
 from rocktokens.values import Json
 
 C = TypeVar("C")
@@ -197,20 +197,12 @@ def without_permissions(kind: type, values: Mapping[str, object]) -> Json:
 def schema(kind: type) -> Json:
     """The JSON Schema of a settings tree, with each field's docstring as its description."""
     found, parts = msgspec.json.schema_components([kind], schema_hook=lambda _: {"type": "string"})
-    todo, described = [kind], set()
-    while todo:
-        part = todo.pop()
-        if part in described:
-            continue
-        described.add(part)
-        docs = field_docs(part)
+    todo = [kind]
+    for part in todo:  # which grows by the sections inside
         parts[part.__name__]["additionalProperties"] = False
-        for name, entry in parts[part.__name__]["properties"].items():
-            if name in docs:
-                entry["description"] = docs[name]
-        todo += [
-            hint for hint in field_types(part).values() if isinstance(hint, type) and dataclasses.is_dataclass(hint)
-        ]
+        for name, said in field_docs(part).items():
+            parts[part.__name__]["properties"][name]["description"] = said
+        todo += [hint for hint in field_types(part).values() if dataclasses.is_dataclass(hint)]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found[0], "$defs": parts}
 
 
@@ -257,18 +249,10 @@ def granted() -> list[Permission]:
 
 
 def refuse_code(where: str, what: str, name: str) -> None:
-    """Refuse a Python function or class that a run's settings name, unless this call allows code.
-
-    Args:
-        where: whose settings name it.
-        what: what it would be used as, e.g. answer checker.
-        name: package.module:function.
-    """
+    """Refuse code, given as package.module:function, that settings of `where` name, unless this call allows it."""
     if ":" in name and not is_granted("code"):
-        raise RunError(
-            f"{where} names Python code as its {what}: {name} (from {file_of(name)}). Importing it runs that file. "
-            "If you trust it, pass --allow-code."
-        )
+        said = f"{where} names Python code as its {what}: {name} (from {file_of(name)}). Importing it runs that file."
+        raise ConfigError(f"{said} If you trust it, pass {ALLOW_CODE}.")
 
 
 def file_of(name: str) -> str:

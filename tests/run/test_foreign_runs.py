@@ -53,7 +53,7 @@ def evil_module(folder: Path) -> Path:
 def test_a_checker_that_a_run_names_is_not_imported(run, tmp_path, capsys):
     mark = evil_module(tmp_path)
     change(run, prompts={"checker": "evil:check"})
-    with pytest.raises(RunError, match=r"evil\.py.*--allow-code"):
+    with pytest.raises(ConfigError, match=r"evil\.py.*--allow-code"):
         knockout(run, KnockoutConfig(candidates=("w7",)), BaselineConfig(problems=4))
     for words in (["report", str(run)], ["knockout", str(run)], ["graft", str(run)]):
         with pytest.raises(SystemExit):
