@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("rocktokens: stopped; the same command continues where it was", file=sys.stderr)
     except BrokenPipeError:
-        pass  # whoever read our output has seen enough
+        pass  # the reader of our output has closed it, as `head` does
     except OSError as error:
         where = f"{error.filename}: "[:300] if error.filename else ""
         print(f"rocktokens: {where}{error.strerror or error}", file=sys.stderr)
@@ -399,7 +399,7 @@ class Export:
     list: Literal["bypass", "rocks"] = "bypass"
     """bypass: what training may skip, as `bypass` decided; rocks: what `detect` declared, skipped at your own risk."""
     out: Path | None = None
-    """The file to write; unset: beside the list."""
+    """The file to write; unset: in the directory of the list."""
 
     def run(self, place: Any = None) -> None:
         """Write the file."""

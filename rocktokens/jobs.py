@@ -135,7 +135,7 @@ def keeping_workers() -> Iterator[None]:
 
 
 def num_workers() -> int:
-    """Workers among which the bounds of this command, on servers for example, have to be divided."""
+    """Workers among which the bounds of this command, on servers for example, are divided."""
     return _workers
 
 
@@ -252,7 +252,7 @@ class _Local:
         try:
             return reply.recv()
         except (EOFError, OSError):
-            return "died", "killed, perhaps for want of memory"
+            return "died", "killed, perhaps because memory ran out"
 
     def kill(self, worker: tuple[BaseProcess, Connection]) -> None:
         """End the worker and what it has started."""
@@ -310,7 +310,7 @@ class _Ray:
         self.kill, self.idle = self.ray.kill, list[Any]()
         quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            # Ray lets workers import from the driver's current directory, which may be a run somebody else made.
+            # Ray lets workers import from the driver's current directory, which may be a downloaded run.
             with tempfile.TemporaryDirectory() as empty, chdir(empty):
                 ray.init(address=place.ray, ignore_reinit_error=True, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:

@@ -178,7 +178,7 @@ def to_mapping(config: Any) -> Json:
 
 
 def from_manifest(kind: type[C], values: Json, where: str) -> C:
-    """A configuration as a run recorded it: permissions that somebody wrote into it are not granted."""
+    """A configuration as a run recorded it: permissions in it are not granted."""
     return from_mapping(kind, without_permissions(kind, values), f"{where}.")
 
 

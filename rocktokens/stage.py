@@ -193,7 +193,7 @@ def stale_stages(run: Run) -> list[str]:
 def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairConfig, PromptsConfig]:
     """Fill in pair and prompts: from the run that is there; for a new run, a built-in task's own pair.
 
-    Inside an existing run nothing is ever filled in by the built-in pair: its rollouts would be somebody else's.
+    Inside an existing run the built-in pair is never filled in: its rollouts would be those of another pair.
     """
     from rocktokens.world import get_world, world_names
 

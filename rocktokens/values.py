@@ -1,7 +1,4 @@
-"""Names for values whose types stand in a file and not in Python: rows of tables, objects of JSON, batches of TRL.
-
-The columns of a row are described in tables.py; what a JSON object holds, by whoever writes it.
-"""
+"""Names for values whose types are not in Python: rows of tables (tables.py), objects of JSON, batches of TRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed, or out of space, at every file operation of a small study: the same command goes on to the same tables."""
+"""Killed, or out of space, at every file operation of a small study: the same command completes the same tables."""
 
 from __future__ import annotations
 

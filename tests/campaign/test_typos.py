@@ -13,7 +13,7 @@ MADE: dict[str, Path] = {}
 
 
 def state(run: Path) -> dict[str, bytes]:
-    """Every file but hidden ones: what a command writes beside takes no place until it is complete."""
+    """Every file but hidden ones: drafts do not count."""
     files = {str(path.relative_to(run)): path for path in run.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if not name.startswith(".")}
 
