@@ -8,17 +8,13 @@ from pathlib import Path
 import distilling
 import pytest
 import torch
+from distilling import made
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError
-
-
-def made(path, models=None, args=None, kind=RockDistillationTrainer, **settings):
-    """A trainer that has not trained yet."""
-    return distilling.made(kind, path, models=models, args=args, **settings)
 
 
 def saved(path: Path, model, tokenizer=None) -> str:
@@ -76,7 +72,8 @@ def test_ids_beyond_the_teachers_rows_are_never_sampled(tmp_path, generation):
         student.get_output_embeddings().weight[64:] *= 8
     seen = Seen()
     args = distilling.arguments(tmp_path, max_steps=2)
-    trainer = made(tmp_path, (student, distilling.teacher()), args, generation=generation, callbacks=[seen])
+    models = (student, distilling.teacher())
+    trainer = made(tmp_path, models=models, args=args, generation=generation, callbacks=[seen])
     seen.trainer = trainer
     trainer.train()
     assert len(seen.ids) > 10
@@ -118,7 +115,7 @@ def masked(kind):
 def test_a_step_without_loss_tokens_is_a_step_of_loss_zero(tmp_path):
     logged = {}
     for kind in (DistillationTrainer, RockDistillationTrainer):
-        trainer = made(tmp_path, kind=masked(kind))
+        trainer = made(tmp_path, masked(kind))
         trainer.train()
         logged[kind] = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     stock, ours = logged[DistillationTrainer], logged[RockDistillationTrainer]
@@ -154,7 +151,7 @@ def test_a_length_limit_of_none_stays_trls(tmp_path):
     args = distilling.arguments(tmp_path, max_completion_length=None, max_steps=1)
     losses = []
     for kind in (RockDistillationTrainer, DistillationTrainer):
-        trainer = made(tmp_path, args=args, kind=kind)
+        trainer = made(tmp_path, kind, args=args)
         assert trainer.max_completion_length is trainer.generation_config.max_new_tokens is None
         trainer.train()
         losses.append(trainer.state.log_history[0]["loss"])
@@ -208,7 +205,7 @@ def test_a_trainers_run_is_detected_from_its_telemetry_and_can_be_sampled(tmp_pa
     student, teacher = (saved(tmp_path / name, getattr(distilling, name)()) for name in ("student", "teacher"))
     args = distilling.arguments(tmp_path / "out", max_steps=4)
     run = Run.create(tmp_path / "run")
-    trainer = made(tmp_path, (student, teacher), args, run=run, telemetry_every=1)
+    trainer = made(tmp_path, models=(student, teacher), args=args, run=run, telemetry_every=1)
     trainer.train()
     found = detect(tmp_path / "run", DetectConfig(resamples=100))
     assert found.facts("detect")["num_occurrences"] > 50

@@ -34,7 +34,7 @@ def one_step(kind, path, **settings):
         path, bf16=True, max_steps=1, gradient_checkpointing=settings.pop("checkpointing", False)
     )
     with projections(student) as seen:
-        trainer = distilling.trained(kind, path, models=(student, distilling.teacher()), args=args, **settings)
+        trainer = distilling.trained(path, trainer=kind, models=(student, distilling.teacher()), args=args, **settings)
     return trainer, seen
 
 
@@ -66,7 +66,7 @@ def test_autocast_false_is_stocks_behaviour_number_for_number(tmp_path, caplog):
 def test_mixed_precision_changes_the_gradient_by_bf16s_rounding_and_not_more(tmp_path):
     moved = []
     for autocast in (True, False):
-        _, gradient = distilling.one_step(RockDistillationTrainer, tmp_path, {"bf16": True}, autocast=autocast)
+        _, gradient = distilling.one_step(tmp_path, {"bf16": True}, autocast=autocast)
         moved.append(torch.cat([own.flatten() for own in gradient.values()]))
     error = (moved[0] - moved[1]).norm() / moved[1].norm()
     assert 1e-5 < error < 0.1

@@ -12,6 +12,7 @@ import distilling
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from distilling import made
 from made_once import made_once
 from peft import LoraConfig
 from transformers import TrainerCallback
@@ -24,10 +25,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'w9 ' }}{% endif %}"
 )
 KINDS = {"stock": DistillationTrainer, "ours": RockDistillationTrainer}
-
-
-def made(path, kind=RockDistillationTrainer, data=None, args=None, **settings):
-    return distilling.made(kind, path, data=data, args=args, **settings)
 
 
 def losses(trainer) -> list[float]:

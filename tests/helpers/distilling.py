@@ -104,25 +104,27 @@ def with_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in names} | ({"options": own} if names else {})
 
 
-def made(kind: Any, path: Path | str, /, *, data: Any = None, models: Any = None, args: Any = None, **settings: Any):
-    """A trainer of the given class that has not trained yet."""
+def made(path: Path | str, trainer: Any = None, *, data: Any = None, models: Any = None, args: Any = None, **settings):
+    """A trainer that has not trained yet, ours unless another class is given."""
+    from rocktokens import RockDistillationTrainer
+
     models, data = models or (student(), teacher()), data if data is not None else dataset()
     settings = with_options({"processing_class": tokenizer(), **settings})
-    return kind(*models, args or arguments(path), data, **settings)
+    return (trainer or RockDistillationTrainer)(*models, args or arguments(path), data, **settings)
 
 
-def trained(kind: Any, path: Path | str, /, **settings: Any):
-    """A trainer of the given class after its steps."""
-    trainer = made(kind, path, **settings)
+def trained(path: Path | str, **settings: Any):
+    """A trainer after its steps."""
+    trainer = made(path, **settings)
     trainer.train()
     return trainer
 
 
-def one_step(kind: Any, path: Path | str, given: Mapping[str, Any] | None = None, /, **settings: Any):
+def one_step(path: Path | str, given: Mapping[str, Any] | None = None, /, **settings: Any):
     """One step of plain SGD with rate 1, with these arguments of TRL: the trainer, and the gradient by parameter."""
     sgd = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
     before = parameters(student())
-    trainer = trained(kind, path, args=arguments(path, **{**sgd, **(given or {})}), **settings)
+    trainer = trained(path, args=arguments(path, **{**sgd, **(given or {})}), **settings)
     after = parameters(trainer)
     return trainer, {name: before[name] - after[name] for name in before}
 

@@ -27,7 +27,6 @@ def main(kind: str, directory: Path) -> None:
     from accelerate import PartialState
 
     from rocktokens.run import Run, open_run
-    from rocktokens.train.trainer import RockDistillationTrainer
 
     processes = PartialState(cpu=True).num_processes
     settings = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 2, "use_cpu": True}
@@ -46,7 +45,6 @@ def main(kind: str, directory: Path) -> None:
     PartialState().wait_for_everyone()
     run = open_run(directory / "run")
     trainer = distilling.trained(
-        RockDistillationTrainer,
         directory,
         args=args,
         run=run,

@@ -29,7 +29,6 @@ from rocktokens.select.settings import SelectorConfig
 from rocktokens.train.distill import distill
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.stage import distill as distill_stage
-from rocktokens.train.trainer import RockDistillationTrainer
 from rocktokens.world import get_world
 
 
@@ -39,7 +38,6 @@ def test_gradient_accumulation_changes_nothing(tmp_path, selector):
     losses, moved = [], []
     for micro, passes in ((16, 1), (4, 4), (1, 16)):
         trainer, gradient = distilling.one_step(
-            RockDistillationTrainer,
             tmp_path,
             {"per_device_train_batch_size": micro, "gradient_accumulation_steps": passes},
             selector=make_selector(selector, **options),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import distilling
 import numpy as np
@@ -16,13 +17,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.run import Run
+from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
+from rocktokens.run import Run, open_run
 from rocktokens.select.settings import SelectorConfig
+from rocktokens.settings import from_mapping
 from rocktokens.tables import OCCURRENCES, TABLES
-from rocktokens.train.checkpoints import last_complete_checkpoint
+from rocktokens.train.checkpoints import _load_resume_file, last_complete_checkpoint
 from rocktokens.train.distill import distill
 from rocktokens.train.record import account_table
 from rocktokens.train.settings import DistillConfig, OffPolicyConfig
+from rocktokens.train.teacher import LocalTeacher
 from rocktokens.train.trainer import OffPolicyTrainer, _head_in_full
 
 ROCKS = (5, 6, 7, 8, 9, 10, 11, 12)
@@ -60,7 +65,7 @@ def distilled(path: Path, config: DistillConfig | None = None, *, pair=None, roc
 def test_a_teacher_identical_to_the_student_gives_no_loss_no_drift_and_one_alarm(tmp_path, caplog):
     models = (distilling.student(), distilling.student())
     args = distilling.arguments(tmp_path, max_steps=12, optim="sgd", learning_rate=1.0, max_grad_norm=0.0)
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, args=args, models=models)
+    trainer = distilling.trained(tmp_path, args=args, models=models)
     assert max(row["loss"] for row in trainer.record.rows) < 1e-6
     assert distilling.furthest(distilling.parameters(trainer), distilling.parameters(distilling.student())) < 1e-5
     assert caplog.text.count(", floor: ") == 1  # it holds at steps 10 to 12
@@ -69,9 +74,7 @@ def test_a_teacher_identical_to_the_student_gives_no_loss_no_drift_and_one_alarm
 
 def test_lambda_one_equals_uniform_bit_for_bit(tmp_path):
     runs = [make_selector("uniform"), make_selector("soft", rocks=ROCKS, lam=1.0)]
-    trained = [
-        distilling.trained(RockDistillationTrainer, tmp_path, selector=selector, generation="ours") for selector in runs
-    ]
+    trained = [distilling.trained(tmp_path, selector=selector, generation="ours") for selector in runs]
     first, second = (distilling.parameters(trainer) for trainer in trained)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert [row["loss"] for row in trained[0].record.rows] == [row["loss"] for row in trained[1].record.rows]
@@ -119,7 +122,7 @@ def full_logit_gradient(trainer, kind, weight_of, denominator_of):
 def test_weighted_loss_and_gradient_equal_full_logits(tmp_path, kind, lam, normalise):
     selector = make_selector("soft", rocks=ROCKS, lam=lam)
     trainer, gradient = distilling.one_step(
-        RockDistillationTrainer, tmp_path, selector=selector, normalise=normalise, kind=kind, generation="ours"
+        tmp_path, selector=selector, normalise=normalise, kind=kind, generation="ours"
     )
     rocks = torch.tensor(ROCKS)
     wanted, loss = full_logit_gradient(
@@ -139,16 +142,14 @@ def test_weighted_loss_and_gradient_equal_full_logits(tmp_path, kind, lam, norma
 def test_prefix_really_stops_the_rollouts_there(tmp_path):
     for generation in ("ours", "trl"):
         prefix = make_selector("prefix", keep=0.25)
-        trainer, _ = distilling.one_step(RockDistillationTrainer, tmp_path, selector=prefix, generation=generation)
+        trainer, _ = distilling.one_step(tmp_path, selector=prefix, generation=generation)
         assert trainer._buffered_inputs[0]["completion_ids"].shape[1] == 3  # a quarter of 12
         assert trainer.record.rows[0]["tokens"] <= 3 * 16
 
 
 def test_selectors_that_need_losses_pay_for_them_on_the_meter(tmp_path):
     entropy = make_selector("entropy", keep=0.25)
-    trainer, _ = distilling.one_step(
-        RockDistillationTrainer, tmp_path, selector=entropy, rocks=ROCKS, generation="ours"
-    )
+    trainer, _ = distilling.one_step(tmp_path, selector=entropy, rocks=ROCKS, generation="ours")
     row = trainer.record.rows[0]
     assert row["kept_share"] == pytest.approx(0.25, abs=0.01)
     assert row["seconds_select"] > row["seconds_head"]
@@ -245,13 +246,50 @@ def test_lora_trains_and_only_its_adapter_is_saved(tmp_path):
     assert torch.equal(loaded(ids).logits, found.student.eval()(ids).logits)
 
 
+def test_rocks_and_rest_go_to_the_tracker_that_is_named(tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    found, _ = distilled(tmp_path / "run", small(steps=3, report_to=("tensorboard",)), problems=())
+    board = events.EventAccumulator(str(next((tmp_path / "board").rglob("events*")).parent))
+    board.Reload()
+    for series, column in (("rocks/loss", "loss_rocks"), ("rest/loss", "loss_rest"), ("kept_share", "kept_share")):
+        logged = board.Scalars(f"train/{series}")
+        assert [event.step for event in logged] == [1, 2, 3]
+        assert [event.value for event in logged] == pytest.approx([row[column] for row in found.record.rows], rel=1e-4)
+
+
+def test_a_trainers_run_names_its_pair_prompts_and_tokenizer(tmp_path):
+    for name in ("student", "teacher"):
+        getattr(distilling, name)().save_pretrained(tmp_path / name)
+        distilling.tokenizer().save_pretrained(tmp_path / name)
+    named = {name: str(tmp_path / name) for name in ("student", "teacher")}
+    loaded, data = (distilling.student(), distilling.teacher()), distilling.dataset()
+
+    def config(name: str, models=(named["student"], named["teacher"]), data=data, **described) -> dict:
+        run = Run.create(tmp_path / name, described)
+        distilling.made(tmp_path / "out", models=models, data=data, run=run)
+        return open_run(tmp_path / name).manifest["config"]
+
+    made = config("run")
+    pair, prompts = from_mapping(PairConfig, made["pair"]), from_mapping(PromptsConfig, made["prompts"])
+    assert {"student": pair.student, "teacher": pair.teacher} == named
+    assert [json.loads(line)["prompt"] for line in Path(prompts.source).read_text().splitlines()] == data["prompt"]
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").exists()
+    assert "float32" in made["trainer"]["precision"]
+    assert config("described", pair=named) == {"pair": named}  # what a run says already stays
+    unnamed = config("unnamed", loaded)
+    assert "pair" not in unnamed
+    assert unnamed["trainer"]["student"] == ""
+    assert "prompts" not in config("stream", data=data.to_iterable_dataset())  # a stream is not read for this
+
+
 # Off-policy
 
 
 def test_off_policy_loss_and_gradient_are_half_forward_kl_and_half_cross_entropy(tmp_path):
     answers = [[*range(3 + i, 9 + i), distilling.EOS] for i in range(16)]
     rows = [{"prompt": list(p.prompt_ids), "completion": a} for p, a in zip(distilling.prompts(16), answers)]
-    trainer, gradient = distilling.one_step(OffPolicyTrainer, tmp_path, data=Dataset.from_list(rows))
+    trainer, gradient = distilling.one_step(tmp_path, trainer=OffPolicyTrainer, data=Dataset.from_list(rows))
     student, teacher = distilling.student(), distilling.teacher()
     total, count = 0.0, 0
     for row in rows:
@@ -309,7 +347,24 @@ def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path, settings, 
     args = distilling.arguments(tmp_path, **({"min_p": settings.pop("min_p")} if "min_p" in settings else {}))
     settings = {**settings, "run": Run.create(tmp_path / "run")} if "run" in settings else settings
     with pytest.raises(ConfigError, match=says):
-        distilling.trained(RockDistillationTrainer, tmp_path, args=args, **{"generation": "ours", **settings})
+        distilling.trained(tmp_path, args=args, **{"generation": "ours", **settings})
+
+
+@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+def test_zero_3_is_refused_and_its_lower_stages_are_not(stage):
+    """What of a trainer decides; sharding itself needs several devices."""
+    trainer = SimpleNamespace(
+        is_deepspeed_enabled=stage is not None,
+        args=SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage)),
+        teacher_model=distilling.teacher(),
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+    )
+    if stage != 3:
+        assert LocalTeacher(trainer).rows == distilling.VOCABULARY
+        return
+    with pytest.raises(ConfigError, match="ZeRO-3") as error:
+        LocalTeacher(trainer)
+    assert "--servers.teacher" in str(error.value)
 
 
 def test_a_keyword_of_version_02_names_its_new_place(tmp_path):
@@ -337,17 +392,14 @@ def test_half_written_checkpoints_are_passed_over(tmp_path):
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-5"
     assert last_complete_checkpoint(tmp_path / "none") is None
     with pytest.raises(RunError, match="no complete checkpoint"):
-        distilling.made(RockDistillationTrainer, tmp_path / "empty").train(resume_from_checkpoint=True)
+        distilling.made(tmp_path / "empty").train(resume_from_checkpoint=True)
 
 
 def test_resume_files_are_tensors_or_refused(tmp_path):
-    from rocktokens.train.checkpoints import _load_resume_file
-
     torch.save({"step": torch.tensor(1)}, tmp_path / "optimizer.pt")
     assert _load_resume_file(tmp_path / "optimizer.pt")["step"] == 1
     torch.save({"evil": PurePosixPath("x")}, tmp_path / "optimizer.pt")
-    with pytest.raises(RunError, match="damaged"):
-        _load_resume_file(tmp_path / "optimizer.pt")
     (tmp_path / "rng_state.pth").write_bytes(b"PK\x03\x04 cut")
-    with pytest.raises(RunError, match="damaged"):
-        _load_resume_file(tmp_path / "rng_state.pth")
+    for name in ("optimizer.pt", "rng_state.pth"):
+        with pytest.raises(RunError, match="damaged"):
+            _load_resume_file(tmp_path / name)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats as sps
 
-from rocktokens import RockDistillationTrainer, TokenMonitor, make_selector
+from rocktokens import TokenMonitor, make_selector
 from rocktokens.train.record import (
     TrainingRecord,
     alarms,
@@ -91,19 +91,6 @@ def test_the_line_is_that_of_an_oracle(rng):
     assert (found.low, found.high) == (pytest.approx(found.fall - half), pytest.approx(found.fall + half))
 
 
-def test_the_warm_up_says_nothing():
-    loss = np.concatenate([np.ones(150), 1.0 - 0.002 * np.arange(150)])
-    assert saturation(loss[:150], remaining=2850).saturated  # flat, for nothing was learned yet
-    assert not saturation(loss[150:], remaining=2700).saturated
-
-
-def test_rows_that_are_not_numbers_are_left_out():
-    loss = np.ones(300)
-    loss[::7] = np.nan
-    assert saturation(loss).saturated
-    assert saturation(np.full(300, np.nan)) is None
-
-
 @pytest.mark.parametrize("kind", ["slow decay", "power law", "linear"])
 def test_training_is_not_stopped_while_there_is_more_to_gain(kind):
     """A small version of benchmarks/online.py."""
@@ -116,6 +103,8 @@ def test_a_flat_loss_is_believed_and_its_interval_covers(rng):
     assert 0.92 <= np.mean([f.low <= 0 <= f.high for f in found]) <= 0.98
     assert not saturation(1 + rng.normal(0, 2, 90)).saturated  # too noisy to say
     assert saturation(np.ones(60)) is None  # 20 steps are too few
+    assert saturation(np.full(300, np.nan)) is None
+    assert saturation(np.where(np.arange(300) % 7, 1.0, np.nan)).saturated  # what is not a number is left out
 
 
 def test_a_flat_loss_is_stopped():
@@ -193,6 +182,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_raises_its_alarm_and_no_other(name):
     assert list(looked(**FAULTS[name])) == [name]
+    assert list(looked("bfloat16", loss=1e-4)) == ["floor"]  # the floor follows the precision of the forward
 
 
 @pytest.mark.parametrize(
@@ -208,23 +198,19 @@ def test_a_healthy_course_raises_nothing(series):
     assert not looked(**series)
 
 
-def test_the_floor_follows_the_precision_of_the_forward():
-    assert list(looked("bfloat16", loss=1e-4)) == ["floor"]
-
-
 def test_a_diverging_model_alarms(tmp_path, caplog):
     teacher = distilling.teacher()
     with torch.no_grad():
         teacher.get_output_embeddings().weight[5] = torch.inf
     args = distilling.arguments(tmp_path, max_steps=1)
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, models=(distilling.student(), teacher), args=args)
+    trainer = distilling.trained(tmp_path, models=(distilling.student(), teacher), args=args)
     assert "alarm at step 1, invalid: " in caplog.text
     assert trainer.record.rows[0]["alarm_invalid"] == 1
     assert trainer.state.log_history[0]["alarm/invalid"] == 1
 
 
 def test_lengths_entropy_and_cut_rollouts_are_recorded(tmp_path):
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector("freeze", rocks=[5]))
+    trainer = distilling.trained(tmp_path, selector=make_selector("freeze", rocks=[5]))
     row, logged = trainer.record.rows[0], trainer.state.log_history[0]
     assert row["mean_length"] == pytest.approx(logged["completions/mean_length"])
     assert row["truncated_share"] == pytest.approx(logged["completions/clipped_ratio"])
@@ -240,7 +226,7 @@ def test_rocks_found_online_are_logged(tmp_path, caplog):
             return self
 
     caplog.set_level("INFO", "rocktokens")
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, monitor=Sure(64))
+    trainer = distilling.trained(tmp_path, monitor=Sure(64))
     assert "2 rocks so far: 'w7', 'w9'" in caplog.text
     assert caplog.text.count("rocks so far") == 1
     assert trainer.state.log_history[0]["rocks/online"] == 2

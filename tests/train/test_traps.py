@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import Case, as_numpy, from_logits, make_case
-from tiny import VOCABULARY, prompts, tiny_model
+from cases import as_numpy, from_logits, make_case
+from tiny import VOCABULARY, tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from rocktokens.divergence.fused import KINDS, fused_divergence
+from rocktokens.divergence.fused import fused_divergence
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Request
 from rocktokens.sample.rollouts import RolloutRows, sample_rollouts
@@ -42,23 +42,6 @@ def test_loss_averaged_per_micro_batch():
     assert summed_means > 2 * whole
     assert abs(averaged_means - whole) > 1e-3
     assert sum(micro_batch(rows, denominator=sum(sizes)) for rows in parts) == pytest.approx(whole, rel=1e-5)
-
-
-def test_a_micro_batch_of_which_every_token_is_frozen_neither_breaks_nor_counts():
-    """0 / 0 in one micro-batch made the whole step NaN."""
-    case = make_case(rows=4)
-    weight_N = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    whole = case.run(weight_N=weight_N)[0].loss
-    frozen = fused_divergence(
-        case.student_hidden[2:], case.student_head, case.teacher_hidden[2:], case.teacher_head,
-        weight_N=weight_N[2:], denominator=weight_N.sum(),
-    )  # fmt: skip
-    kept = fused_divergence(
-        case.student_hidden[:2], case.student_head, case.teacher_hidden[:2], case.teacher_head,
-        weight_N=weight_N[:2], denominator=weight_N.sum(),
-    )  # fmt: skip
-    assert frozen.loss == 0
-    torch.testing.assert_close(kept.loss + frozen.loss, whole)
 
 
 def test_ignored_rows_are_left_out_of_loss_count_and_gradient():
@@ -104,17 +87,6 @@ def test_the_temperature_given_is_the_temperature_used():
 # --- precision ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_bf16_log_softmax_gives_no_divergence_for_equal_logits(kind):
-    """log_softmax and softmax rounded to bfloat16 disagree, and equal models seem to differ."""
-    case = make_case(rows=64, vocabulary=2_000, student_width=64, spread=4.0, dtype=torch.bfloat16, kind=kind)
-    case.teacher_hidden, case.teacher_head = case.student_hidden, case.student_head
-    logits_NV = case.student_hidden @ case.student_head.T
-    naive_N = F.kl_div(F.log_softmax(logits_NV, -1), F.softmax(logits_NV, -1), reduction="none").float().sum(-1)
-    assert naive_N.abs().max() > 1e-3
-    assert case.run()[0].value_N.max() < 1e-6
-
-
 def test_bf16_log_softmax_spoils_the_gradient_of_a_converging_student():
     """The differences that are left to learn are smaller than bfloat16's rounding of a log-probability."""
     case = make_case(rows=32, vocabulary=200, student_width=32, spread=3.0)
@@ -138,37 +110,23 @@ def test_bf16_log_softmax_spoils_the_gradient_of_a_converging_student():
 # --- vocabulary ---
 
 
-def padded_pair() -> Case:
-    """Identical models, of which the teacher's head has 8 more rows; training never touched them."""
-    case = make_case(rows=10, vocabulary=40)
+@pytest.mark.parametrize("filling", ["zeros", "the other model's logits"])
+def test_vocabulary_padding_rows_leak_no_probability(filling):
+    """Filled with zero logits (Liger) or with the other model's, padding takes probability from real tokens."""
+    case = make_case(rows=10, vocabulary=40)  # identical models, of which the teacher's head has 8 more rows
     noise = torch.randn(8, 6, generator=torch.Generator().manual_seed(2))
     case.teacher_hidden, case.teacher_head = case.student_hidden, torch.cat([case.student_head, noise])
-    return case
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("filling", ["zeros", "the other model's logits"])
-def test_vocabulary_padding_rows_leak_no_probability(kind, filling):
-    """Filled with zero logits (Liger) or with the other model's, padding takes probability from real tokens."""
-    case = padded_pair()
     student_NV = case.student_hidden @ case.student_head.T
     teacher_NV = case.teacher_hidden @ case.teacher_head.T
     extra_NV = torch.zeros(10, 8) if filling == "zeros" else teacher_NV[:, 40:]
     if filling != "zeros":  # the same student: a constant changes no softmax, but the borrowed rows do not follow
         student_NV = student_NV + 3.0
     student, teacher = as_numpy(torch.cat([student_NV, extra_NV], 1)), as_numpy(teacher_NV)
-    measure = oracles.MEASURES[kind]
-    naive = [measure(oracles.probabilities(s), oracles.probabilities(t)) for s, t in zip(student, teacher)]
+    naive = [oracles.reverse_kl(*map(oracles.probabilities, rows)) for rows in zip(student, teacher)]
     assert min(naive) > 1e-3
-    result, grads = case.run(kind=kind)
+    result, grads = case.run()
     assert result.value_N.max() < 1e-6
     assert grads["head"].abs().max() < 1e-6
-
-
-def test_entropies_do_not_count_vocabulary_padding():
-    case = padded_pair()
-    result, _ = case.run()
-    torch.testing.assert_close(result.teacher_entropy_N, result.student_entropy_N)
 
 
 def test_top_k_divergence_can_be_negative_where_the_full_one_is_not():
@@ -240,17 +198,6 @@ def test_the_predicted_token_is_scored_not_the_one_conditioned_on():
     assert [row["token_id"] for row in rows] == [6, 7, 8, 9]
 
 
-def test_what_the_sampler_drew_is_what_the_scorer_scores():
-    """A greedy rollout's tokens are the most probable ones at their own positions, the first and the last included."""
-    model, teacher = tiny_model(), tiny_model(seed=1)
-    (answer,) = Sampler(model, eos_ids=(0,), pad_id=2, greedy=True).generate([Request((3, 4, 5), 12, 0)])
-    rows = score_all([Rollout("p", "p#0", (3, 4, 5), answer.token_ids)], model, teacher)
-    with torch.no_grad():
-        log_p_TV = F.log_softmax(model(torch.tensor([(3, 4, 5, *answer.token_ids)])).logits[0], -1)
-    best = log_p_TV.max(-1).values[2:-1].tolist()
-    assert [row["student_logprob"] for row in rows] == pytest.approx(best, abs=1e-4)
-
-
 def test_the_end_token_counts_when_pad_is_eos():
     """TRL #6357: a mask made from the pad token's id drops the end token."""
     student, teacher = tiny_model(), tiny_model(seed=1)
@@ -285,16 +232,6 @@ def test_text_is_not_re_tokenised_between_sampler_and_scorer():
     for row in score_all(RolloutRows(table), student, teacher, eos_ids=(3,), vocabulary=4):
         scored.setdefault(row["rollout_id"], []).append(row["token_id"])
     assert scored == drawn
-
-
-def test_identical_runs_flip_no_answer():
-    """36 of 500 answers flipped elsewhere between two runs that differed in how rows were batched."""
-    model = tiny_model("gemma2")
-    asked = [Request(prefix, 15, seed) for seed, prefix in enumerate(prompts(40))]
-    for options in ({"greedy": True}, {}):
-        one = Sampler(model, eos_ids=(1,), pad_id=2, batch_size=40, **options).generate(asked)
-        two = Sampler(model, eos_ids=(1,), pad_id=2, batch_size=7, **options).generate(asked[::-1])[::-1]
-        assert one == two
 
 
 def test_a_ban_does_not_leak_under_soft_capping():

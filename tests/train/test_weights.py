@@ -17,7 +17,6 @@ from rocktokens.train import trainer as trainer_module
 from rocktokens.train.distill import distill
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.teacher import LocalTeacher, StateMemory
-from rocktokens.train.trainer import RockDistillationTrainer
 from rocktokens.train.weights import bite, by_length, decide_weights, shared_lengths
 
 
@@ -55,28 +54,26 @@ def counted(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("name", ["tip", "uniform"])
 def test_the_teacher_runs_once_over_every_rollout_whatever_the_selector_needs(tmp_path, monkeypatch, name):
     calls = counted(monkeypatch)
-    trainer = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector(name), generation="ours")
+    trainer = distilling.trained(tmp_path, selector=make_selector(name), generation="ours")
     assert sum(calls) == 3 * 16
     assert [row["scored"] for row in trainer.record.rows] == [row["tokens"] for row in trainer.record.rows]
     assert (trainer.record.rows[0]["flops_teacher"] == 0) == trainer.selector.needs_losses
 
 
 def test_states_from_memory_train_what_fresh_ones_train(tmp_path, monkeypatch):
-    kept = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector("tip"), generation="ours")
+    kept = distilling.trained(tmp_path, selector=make_selector("tip"), generation="ours")
     monkeypatch.setattr(StateMemory, "states", lambda self, teacher, inputs, keep: teacher.states(inputs))
-    fresh = distilling.trained(RockDistillationTrainer, tmp_path, selector=make_selector("tip"), generation="ours")
+    fresh = distilling.trained(tmp_path, selector=make_selector("tip"), generation="ours")
     assert distilling.furthest(distilling.parameters(kept), distilling.parameters(fresh)) < 1e-6
 
 
 def test_audits_change_nothing_and_say_what_shadows_would_keep(tmp_path):
     shadows = [make_selector(name, **own) for name, own in (("teachable", {"top": 4}), ("tip", {}), ("prefix", {}))]
     audited = distilling.trained(
-        RockDistillationTrainer, tmp_path, generation="ours", shadows=shadows, audit_every=2,
+        tmp_path, generation="ours", shadows=shadows, audit_every=2,
         selector=make_selector("freeze", rocks=[5, 6, 7, 8, 9, 10]),
     )  # fmt: skip
-    plain = distilling.trained(
-        RockDistillationTrainer, tmp_path, generation="ours", selector=make_selector("freeze", rocks=range(5, 11))
-    )
+    plain = distilling.trained(tmp_path, generation="ours", selector=make_selector("freeze", rocks=range(5, 11)))
     assert distilling.furthest(distilling.parameters(audited), distilling.parameters(plain)) == 0
     first, second, third = audited.record.rows
     assert {"overlap_teachable_tip", "shadow_kept_teachable", "changed_loss_share"} <= first.keys() & third.keys()
@@ -107,7 +104,7 @@ OPTIONS |= {name: {"rocks": range(5, 11)} for name in ("freeze", "freeze_rocks",
 def recorded(tmp_path_factory) -> SelectorBatch:
     """Everything that is measured of one real step."""
     trainer = distilling.trained(
-        RockDistillationTrainer, tmp_path_factory.mktemp("step"), args=distilling.arguments("out", max_steps=1),
+        tmp_path_factory.mktemp("step"), args=distilling.arguments("out", max_steps=1),
         generation="ours", audit_every=1, shadows=[make_selector("teachable", top=4)],
     )  # fmt: skip
     assert trainer.audited is not None
@@ -193,9 +190,7 @@ def test_a_step_is_the_same_in_any_order(tmp_path, monkeypatch):
     def run(order):
         monkeypatch.setattr(trainer_module, "by_length", order)
         args = distilling.arguments(tmp_path, gradient_accumulation_steps=4, per_device_train_batch_size=2, max_steps=2)
-        return distilling.trained(
-            RockDistillationTrainer, tmp_path, args=args, rollouts_per_prompt=2, generation="ours"
-        )
+        return distilling.trained(tmp_path, args=args, rollouts_per_prompt=2, generation="ours")
 
     orders = []
     ordered = run(lambda output: orders.append(by_length(output)["row"].tolist()) or by_length(output))
