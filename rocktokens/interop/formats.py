@@ -1,37 +1,116 @@
-"""The formats that can be imported: one reader each, and a table of the names that each trainer gives to things.
+"""Dumps of other trainers as samples, one per rollout: a reader for each format, and a table of each trainer's names.
 
 slime     `--dump-details DIR`: train_data/N.pt, a dictionary with `samples`, each over prompt and rollout (`tokens`,
-          `response_lengths`) with columns over the rollout; rollout_data/N.pt holds Sample.to_dict(). August 2026.
+          `response_lengths`) with columns over the rollout. August 2026.
 prime-rl  `trainer.enable_token_export`: token_exports/step_N/rank_R.jsonl, one object per sequence, all columns
           aligned with `token_ids` of prompt and rollout. It leaves out the teacher's `ref_logprobs`. August 2026.
 trl       `log_completions=True`: completions_N.parquet (text alone), with the telemetry that our trainer writes:
           telemetry/step=N/part-*.parquet, whose rollout N/i is row i of the completions of step N.
 verl      `trainer.rollout_data_dir`: N.jsonl; every list of `reward_extra_infos_dict` with one entry per sample is
           a column. Or the batch saved as plain tensors (.pt): `prompts` (B, P) padded on the left, `responses` (B, R)
-          on the right, `attention_mask` (B, P + R), columns (B, R), and `teacher_logprobs` (B, P + R, K), where entry
+          on the right, `attention_mask` (B, P + R), columns (B, R), and `teacher_logprobs` (B, P + R, 1), where entry
           s is of token s + 1. verl 0.9.1.
 jsonl     one rollout per line; only `token_ids` is required.
 
-Nothing of a trainer is imported, and nothing in a file is executed.
+Nothing of a trainer is imported, and nothing in a file is executed. What is not in a dump stays empty; text is never
+tokenised again, because the sampled ids cannot be recovered from it. Shapes: T tokens of one rollout.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rocktokens.errors import ConfigError, DataError
-from rocktokens.interop.samples import Dump, Names, Sample, first_of, sample_of, whole_numbers
 from rocktokens.run import reading
+from rocktokens.stats import Floats
+from rocktokens.tables import METRICS
 from rocktokens.values import Row
+
+Names = Mapping[str, str | tuple[str, ...]]
+"""Field of `Sample` → the trainer's name for it, or several names of which the first that is there counts."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout of a dump."""
+
+    step: int
+    rollout_id: str
+    token_ids: tuple[int, ...]
+    """Sampled ids, as the engine returned them."""
+    prompt_ids: tuple[int, ...] = ()
+    prompt_id: str = ""
+    """Which prompt it answers; empty: rollouts with the same prompt ids share a prompt."""
+    counts_T: NDArray[np.bool_] | None = None
+    """Which tokens the trainer's loss counts; None: all."""
+    student_logprob_T: Floats | None = None
+    """Log-probabilities of the sampled tokens by the trainer's forward pass."""
+    engine_logprob_T: Floats | None = None
+    """The same by the engine that sampled them."""
+    teacher_logprob_T: Floats | None = None
+    log_ratio_T: Floats | None = None
+    """Student's minus teacher's log-probability, where only the difference was recorded."""
+    kl_T: Floats | None = None
+    """Reverse KL over the whole vocabulary; no trainer but ours records it."""
+    student_entropy_T: Floats | None = None
+    teacher_entropy_T: Floats | None = None
+    grad_norm_T: Floats | None = None
+    text: str | None = None
+    answer: str | None = None
+    correct: bool | None = None
+    truncated: bool | None = None
+    source: str = ""
+    """File and place in it, for messages."""
+
+    @property
+    def ratio_T(self) -> Floats | None:
+        """log p_student - log p_teacher of every sampled token; None where the dump has no teacher values."""
+        if self.log_ratio_T is not None:
+            return self.log_ratio_T
+        student_T = self.student_logprob_T if self.student_logprob_T is not None else self.engine_logprob_T
+        if student_T is None or self.teacher_logprob_T is None:
+            return None
+        return student_T - self.teacher_logprob_T
+
+    @property
+    def prompt_name(self) -> str:
+        """A name that rollouts of one prompt share: its own, or a digest of the prompt's ids."""
+        if self.prompt_id or not self.prompt_ids:
+            return self.prompt_id
+        return hashlib.blake2b(np.asarray(self.prompt_ids, np.int64).tobytes(), digest_size=6).hexdigest()
+
+
+@dataclass(frozen=True)
+class Dump:
+    """Everything that was read, in the order of its steps, and what the reader has to say about it."""
+
+    samples: tuple[Sample, ...]
+    notes: tuple[str, ...] = ()
+    tokenizers: frozenset[str] = frozenset()
+    """Tokenizers that the files name, where they do."""
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether every sample has the teacher's log-probabilities, or the difference to them."""
+        return all(sample.ratio_T is not None for sample in self.samples)
+
+    @property
+    def has_kl(self) -> bool:
+        """Whether every sample has the exact divergence."""
+        return all(sample.kl_T is not None for sample in self.samples)
+
 
 NO_TEACHER = (
     "prime-rl's export has no teacher log-probabilities (ref_logprobs); add them to _export_columns in "
@@ -40,20 +119,10 @@ NO_TEACHER = (
 ENGINE_ONLY = "the files hold no log-probabilities of the trainer (log_probs); the engine's stand for the student's"
 # Field of a sample → the trainer's name for it.
 JSONL: Names = {
-    "token_ids": "token_ids",
-    "prompt_ids": "prompt_ids",
-    "prompt_id": "prompt_id",
+    **{name: name for name in ("token_ids", "prompt_ids", "prompt_id", "text", "answer", "correct", "truncated")},
+    **{f"{name}_T": name for name in ("kl", "student_entropy", "teacher_entropy")},
+    **{f"{who}_logprob_T": f"{who}_logprobs" for who in ("student", "engine", "teacher")},
     "counts_T": "mask",
-    "student_logprob_T": "student_logprobs",
-    "engine_logprob_T": "engine_logprobs",
-    "teacher_logprob_T": "teacher_logprobs",
-    "kl_T": "kl",
-    "student_entropy_T": "student_entropy",
-    "teacher_entropy_T": "teacher_entropy",
-    "text": "text",
-    "answer": "answer",
-    "correct": "correct",
-    "truncated": "truncated",
 }
 PRIME_RL: Names = {
     "counts_T": "loss_mask",
@@ -63,14 +132,12 @@ PRIME_RL: Names = {
     "student_entropy_T": "entropy",
 }
 SLIME: Names = {
-    "counts_T": ("loss_masks", "loss_mask"),
+    "counts_T": "loss_masks",
     "student_logprob_T": "log_probs",
     "engine_logprob_T": "rollout_log_probs",
     "teacher_logprob_T": "teacher_log_probs",
     "log_ratio_T": "opd_reverse_kl",
     "student_entropy_T": "entropy",
-    "text": "response",
-    "answer": "label",
 }
 VERL: Names = {
     "token_ids": ("responses", "response_ids"),
@@ -82,30 +149,11 @@ VERL: Names = {
     "student_entropy_T": "entropys",
     "text": "output",
 }
-TRL: Names = {"token_ids": "token_id"} | {
-    f"{name}_T": name
-    for name in (
-        "kl",
-        "log_ratio",
-        "student_logprob",
-        "teacher_logprob",
-        "student_entropy",
-        "teacher_entropy",
-        "grad_norm",
-    )
-}
+TRL: Names = {"token_ids": "token_id"} | {f"{name}_T": name for name in METRICS}
 
 
 def read_dump(name: str, files: Sequence[Path]) -> Dump:
-    """Read a dump.
-
-    Args:
-        name: one of FORMATS.
-        files: files, or directories that are searched for the format's files.
-
-    Returns:
-        The samples in the order of their steps, and notes for the user.
-    """
+    """Read a dump of one of FORMATS; directories are searched for the format's files."""
     if name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FORMATS)}"
@@ -158,40 +206,32 @@ def _prime_rl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -
 
 
 def _slime(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
-    train = {path.name for path in files if path.parent.name == "train_data"}
     for path in files:
-        if path.name.startswith("eval_") or (path.parent.name == "rollout_data" and path.name in train):
-            continue  # evaluations, and steps whose train dump is there
+        if path.name.startswith("eval_") or path.parent.name == "rollout_data":
+            continue  # evaluations, and the same steps before the trainer has seen them
         content = _load_tensors(path)
         if not isinstance(content, dict) or not isinstance(content.get("samples"), list):
             raise DataError(f"{path} is no dump of slime's --dump-details: it has no list `samples`")
         step = _digits(path.stem if content.get("rollout_id") is None else str(content["rollout_id"]))
         for number, row in enumerate(content["samples"]):
-            where, length = f"{path}, sample {number}", first_of(row, ("response_lengths", "response_length"))
+            where, length = f"{path}, sample {number}", row.get("response_lengths")
             tokens = whole_numbers(row.get("tokens"), f"{where}: tokens")
             if length is None or not 0 < int(length) <= len(tokens):
                 raise DataError(f"{where}: a response of {length} tokens does not fit {len(tokens)} tokens in all")
-            index, status = first_of(row, ("sample_index", "index")), row.get("status")
-            yield (
-                sample := sample_of(
-                    row,
-                    SLIME,
-                    where,
-                    step=step,
-                    rollout_id=f"{step}/{number if index is None else int(index)}",
-                    token_ids=tokens[-int(length) :],
-                    prompt_ids=tokens[: -int(length)],
-                    truncated=None if status is None else status == "truncated",
-                )
+            prompt_ids, token_ids = tokens[: -int(length)], tokens[-int(length) :]
+            name = f"{step}/{row.get('sample_index', number)}"
+            sample = sample_of(
+                row, SLIME, where, step=step, rollout_id=name, token_ids=token_ids, prompt_ids=prompt_ids
             )
             if sample.student_logprob_T is None:
                 notes[ENGINE_ONLY] = None
+            yield sample
 
 
 def _verl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
     for path in files:
         if path.suffix == ".pt":
-            yield from _verl_batch(_load_tensors(path), path, notes)
+            yield from _verl_batch(_load_tensors(path), path)
             continue
         for where, name, row in _json_lines([path]):
             if not isinstance(first_of(row, VERL["token_ids"]), list):
@@ -212,7 +252,7 @@ def _verl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> It
             )
 
 
-def _verl_batch(batch: Any, path: Path, notes: dict[str, None]) -> Iterator[Sample]:
+def _verl_batch(batch: Any, path: Path) -> Iterator[Sample]:
     if not isinstance(batch, dict) or not {"prompts", "responses", "attention_mask"} <= batch.keys():
         raise DataError(f"{path} is no batch of verl: it needs tensors prompts, responses and attention_mask")
     own = {name: np.asarray(values) for name, values in batch.items() if values is not None}
@@ -220,31 +260,22 @@ def _verl_batch(batch: Any, path: Path, notes: dict[str, None]) -> Iterator[Samp
     width, seen_BS = prompt_BP.shape[1], own["attention_mask"].astype(bool)
     columns_BR = {name: own[name] for name in ("old_log_probs", "rollout_log_probs", "entropys") if name in own}
     columns_BR["response_mask"] = own.get("response_mask", seen_BS[:, width:])
-    if "teacher_logprobs" in own:
-        columns_BR["teacher_logprobs"] = _verl_teacher(own, width, notes)
+    teacher = own.get("teacher_logprobs")
+    if teacher is not None and teacher.shape[2:] not in ((), (1,)):
+        raise DataError(
+            f"{path}: teacher_logprobs hold the teacher's top {teacher.shape[2]} tokens; the cost of a sampled token "
+            "outside of them is unknown, and means without it are wrong. Record the sampled token's log-probability."
+        )
+    if teacher is not None:
+        teacher = teacher.reshape(teacher.shape[:2])
+        shifted = slice(width - 1, width - 1 + response_BR.shape[1])  # entry s is of token s + 1
+        columns_BR["teacher_logprobs"] = teacher if teacher.shape == response_BR.shape else teacher[:, shifted]
     for number in range(len(response_BR)):
         length = int(seen_BS[number, width:].sum())
         row: Row = {name: values_BR[number, :length] for name, values_BR in columns_BR.items()}
         row |= {"responses": response_BR[number, :length], "prompts": prompt_BP[number, seen_BS[number, :width]]}
         where = f"{path}, sample {number}"
         yield sample_of(row, VERL, where, step=_digits(path.stem), rollout_id=f"{path.stem}/{number}")
-
-
-def _verl_teacher(own: dict[str, Any], width: int, notes: dict[str, None]) -> Any:
-    """The teacher's log-probability of every response token, out of verl's left-shifted, possibly top-k tensor."""
-    response_BR, found = own["responses"], own["teacher_logprobs"].astype(float)
-    if found.shape == response_BR.shape:
-        return found
-    shifted = slice(width - 1, width - 1 + response_BR.shape[1])
-    own_BRK = (found[..., None] if found.ndim == 2 else found)[:, shifted]
-    if own_BRK.shape[2] == 1:
-        return own_BRK[..., 0]
-    if "teacher_ids" not in own:
-        raise DataError("teacher_logprobs have several columns, but teacher_ids is missing: whose are they?")
-    hit_BRK = own["teacher_ids"][:, shifted] == response_BR[..., None]
-    note = f"teacher_logprobs hold the teacher's top {own_BRK.shape[2]} tokens; other sampled tokens have no value"
-    notes[note] = None
-    return np.where(hit_BRK.any(-1), np.where(hit_BRK, own_BRK, -np.inf).max(-1), np.nan)
 
 
 def _trl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
@@ -301,6 +332,52 @@ FORMATS = {
     "verl": Format("verl's rollout_data_dir or its batch as tensors", ("*.jsonl", "*.pt"), _verl),
     "jsonl": Format("JSONL of token_ids, student_logprobs and teacher_logprobs", ("*.jsonl",), _jsonl),
 }
+
+
+def sample_of(row: Row, names: Names, where: str, **known: Any) -> Sample:
+    """A trainer's row as a sample; `known`: fields that are not in the row under one of the trainer's names."""
+    values = {name: first_of(row, theirs) for name, theirs in names.items()} | known
+    for name in ("token_ids", "prompt_ids"):
+        values[name] = whole_numbers(values.get(name, ()), f"{where}: {names.get(name, name)}")
+    ids = values["token_ids"]
+    if not ids or min(ids) < 0:
+        raise DataError(f"{where}: the rollout has {'a negative token id' if ids else 'no tokens'} in token_ids")
+    for name in [name for name in values if name.endswith("_T")]:
+        column = floats(values[name])
+        if column is not None and len(column) != len(ids):
+            raise DataError(
+                f"{where}: {names.get(name, name)} has {len(column)} entries for {len(ids)} tokens; were prompt and "
+                "rollout cut at different places?"
+            )
+        values[name] = column > 0 if name == "counts_T" and column is not None else column
+    return Sample(**{name: value for name, value in values.items() if value is not None}, source=where)
+
+
+def first_of(row: Row, names: str | tuple[str, ...]) -> Any:
+    """The first value that is there under one of these names, or None."""
+    return next(
+        (row[name] for name in ((names,) if isinstance(names, str) else names) if row.get(name) is not None), None
+    )
+
+
+def floats(values: Any) -> Floats | None:
+    """A column as numbers; empty entries become NaN, a column that is empty throughout becomes None."""
+    if values is None:
+        return None
+    column = np.array([np.nan if value is None else value for value in _listed(values)], np.float64)
+    return None if np.isnan(column).all() and len(column) else column
+
+
+def whole_numbers(values: Sequence[Any], what: str) -> tuple[int, ...]:
+    """A column of ids."""
+    listed = _listed(values if values is not None else ())
+    if any(isinstance(value, bool) or int(value) != value for value in listed):
+        raise DataError(f"{what} must hold whole numbers")
+    return tuple(int(value) for value in listed)
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values.tolist()) if hasattr(values, "tolist") else list(values)
 
 
 def _digits(text: str) -> int:

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError, RunError
-from rocktokens.interop.formats import read_dump
-from rocktokens.interop.samples import Dump
+from rocktokens.interop.formats import Dump, read_dump
 from rocktokens.models.settings import PairConfig
 from rocktokens.run import MANIFEST, Run, open_run
 from rocktokens.tables import METRICS, ROLLOUTS
@@ -39,11 +38,11 @@ def import_dump(name: str, files: Sequence[Path], tokenizer: str, out: Path, *, 
     """Read a dump and write it as a run.
 
     Args:
-        name: the format (rocktokens.interop.formats.FORMATS).
-        files: files or directories.
-        tokenizer: directory or hub name of the tokenizer that the trainer used.
-        out: directory of the new run.
-        detect: whether to detect costly token types and write the report, where the dump has teacher values.
+        name: The format, one of `FORMATS`.
+        files: Files or directories.
+        tokenizer: Directory or hub name of the tokenizer that the trainer used.
+        out: Directory of the new run.
+        detect: Whether to detect costly token types and write the report, if the dump has teacher values.
 
     Returns:
         The run; its stage `import` records what can be computed from the dump and what cannot.
@@ -170,17 +169,14 @@ def _refuse_other_tokenizer(dump: Dump, tokenizer: PreTrainedTokenizerBase, name
                 "the tokenizer of the model that was trained."
             )
 
-    def spelled(ids: Sequence[int], skip: bool) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=skip))
-
-    def spells(ids: Sequence[int], text: str) -> bool:
-        return any("".join(spelled(ids, skip).split()) == "".join(text.split()) for skip in (True, False))
-
+    wrong = []
     named = [sample for sample in dump.samples if sample.text][:SPELLED]
-    wrong = [sample for sample in named if not spells(sample.token_ids, str(sample.text))]
+    for sample in named:
+        read = [str(tokenizer.decode(list(sample.token_ids), skip_special_tokens=skip)) for skip in (True, False)]
+        if "".join(str(sample.text).split()) not in ["".join(text.split()) for text in read]:
+            wrong.append(f"{sample.source} reads {read[0][:60]!r}, the dump says {str(sample.text)[:60]!r}")
     if named and len(wrong) > MISSPELLED * len(named):
         raise DataError(
-            f"{len(wrong)} of {len(named)} rollouts do not spell their own text under tokenizer {name}: "
-            f"{wrong[0].source} reads {spelled(wrong[0].token_ids, True)[:60]!r}, the dump says "
-            f"{str(wrong[0].text)[:60]!r}. Name the tokenizer of the model that was trained."
+            f"{len(wrong)} of {len(named)} rollouts do not spell their own text under tokenizer {name}: {wrong[0]}. "
+            "Name the tokenizer of the model that was trained."
         )

@@ -47,21 +47,19 @@ def write_lines(file: Path, entries: Iterable[dict]) -> Path:
     return file
 
 
-def slime(path: Path, rows: list[dict], *, kind: str = "train_data") -> list[Path]:
-    """--dump-details: `_build_dump_payload` (train_data) or `save_debug_rollout_data` (rollout_data)."""
-    (path / kind).mkdir(parents=True, exist_ok=True)
+def slime(path: Path, rows: list[dict]) -> list[Path]:
+    """--dump-details: `_build_dump_payload`."""
+    (path / "train_data").mkdir(parents=True, exist_ok=True)
     found = []
     for step, own in by_step(rows).items():
-        sample = _slime_train if kind == "train_data" else _slime_rollout
-        payload = {"rollout_id": step, "samples": [sample(i, row) for i, row in enumerate(own)]}
-        if kind == "train_data":
-            payload |= {"format_version": 2, "rank": 0, "dp_shards": [], "raw_reward": [0.0] * len(own)}
-        found.append(path / kind / f"{step}.pt")
+        payload = {"rollout_id": step, "samples": [_slime(i, row) for i, row in enumerate(own)]}
+        payload |= {"format_version": 2, "rank": 0, "dp_shards": [], "raw_reward": [0.0] * len(own)}
+        found.append(path / "train_data" / f"{step}.pt")
         torch.save(payload, found[-1])
     return found
 
 
-def _slime_train(index: int, row: dict) -> dict:
+def _slime(index: int, row: dict) -> dict:
     columns = {"log_probs": "student", "rollout_log_probs": "engine", "teacher_log_probs": "teacher"}
     return {
         "sample_index": index,
@@ -70,20 +68,6 @@ def _slime_train(index: int, row: dict) -> dict:
         "loss_masks": torch.tensor(row["mask"], dtype=torch.int),
         "opd_reverse_kl": torch.tensor(row["student"] - row["teacher"], dtype=torch.float32),
     } | {name: torch.tensor(row[own], dtype=torch.float32) for name, own in columns.items()}
-
-
-def _slime_rollout(index: int, row: dict) -> dict:
-    """Sample.to_dict()."""
-    return {
-        "index": index,
-        "tokens": row["prompt"] + row["tokens"],
-        "response": row["text"],
-        "response_length": len(row["tokens"]),
-        "loss_mask": row["mask"],
-        "rollout_log_probs": row["engine"].tolist(),
-        "teacher_log_probs": row["teacher"].tolist(),
-        "status": "completed",
-    }
 
 
 def prime_rl(path: Path, rows: list[dict], *, teacher: bool = False, stable: bool = True) -> list[Path]:
@@ -129,30 +113,26 @@ def verl_batch(path: Path, rows: list[dict], *, top_k: int = 1) -> list[Path]:
     """The batch's tensors under verl's names; teacher_logprobs (B, P + R, K), entry s of token s + 1."""
     path.mkdir(parents=True, exist_ok=True)
     found = []
+    columns = {
+        "responses": "tokens",
+        "response_mask": "mask",
+        "old_log_probs": "student",
+        "rollout_log_probs": "engine",
+    }
     for step, own in by_step(rows).items():
         prompts, responses = max(len(r["prompt"]) for r in own), max(len(r["tokens"]) for r in own)
-        size, width = len(own), prompts + responses
-        batch = {
-            "prompts": torch.zeros((size, prompts), dtype=torch.long),
-            "responses": torch.zeros((size, responses), dtype=torch.long),
-            "attention_mask": torch.zeros((size, width), dtype=torch.long),
-            "response_mask": torch.zeros((size, responses), dtype=torch.long),
-            "old_log_probs": torch.zeros((size, responses)),
-            "rollout_log_probs": torch.zeros((size, responses)),
-            "teacher_logprobs": torch.zeros((size, width, top_k)),
-            "teacher_ids": torch.zeros((size, width, top_k), dtype=torch.int32),
-        }
-        names = {"responses": "tokens", "response_mask": "mask", "old_log_probs": "student"}
-        names["rollout_log_probs"] = "engine"
+        batch = {name: torch.zeros((len(own), responses), dtype=torch.long) for name in ("responses", "response_mask")}
+        batch |= {name: torch.zeros((len(own), responses)) for name in ("old_log_probs", "rollout_log_probs")}
+        batch["prompts"] = torch.zeros((len(own), prompts), dtype=torch.long)
+        batch["attention_mask"] = torch.zeros((len(own), prompts + responses), dtype=torch.long)
+        batch["teacher_logprobs"] = torch.zeros((len(own), prompts + responses, top_k))
         for i, row in enumerate(own):
             p, r = len(row["prompt"]), len(row["tokens"])
             batch["prompts"][i, prompts - p :] = torch.tensor(row["prompt"])
             batch["attention_mask"][i, prompts - p : prompts + r] = 1
-            for name, column in names.items():
+            for name, column in columns.items():
                 batch[name][i, :r] = torch.tensor(row[column])
-            shifted = slice(prompts - 1, prompts - 1 + r)
-            batch["teacher_logprobs"][i, shifted, -1] = torch.tensor(row["teacher"]).float()
-            batch["teacher_ids"][i, shifted, -1] = torch.tensor(row["tokens"], dtype=torch.int32)
+            batch["teacher_logprobs"][i, prompts - 1 : prompts - 1 + r, -1] = torch.tensor(row["teacher"]).float()
         found.append(path / f"batch_{step}.pt")
         torch.save(batch, found[-1])
     return found

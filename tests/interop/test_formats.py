@@ -15,22 +15,20 @@ from rocktokens.interop.formats import FORMATS, read_dump
 ROWS = dumps.rollouts(12)
 
 
-def written(name, path):
-    """Files of a format, in the richest form it has."""
-    made = {
-        "slime": lambda: dumps.slime(path, ROWS),
-        "prime-rl": lambda: dumps.prime_rl(path, ROWS, teacher=True),
-        "trl": lambda: dumps.trl(path, ROWS),
-        "verl": lambda: dumps.verl_jsonl(path, ROWS),
-        "jsonl": lambda: dumps.jsonl(path / "mine.jsonl", ROWS),
-    }
-    return made[name]()
+# Files of a format, in the richest form it has.
+WRITTEN = {
+    "slime": dumps.slime,
+    "prime-rl": lambda path, rows: dumps.prime_rl(path, rows, teacher=True),
+    "trl": dumps.trl,
+    "verl": dumps.verl_jsonl,
+    "jsonl": lambda path, rows: dumps.jsonl(path / "mine.jsonl", rows),
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("whole_directory", [False, True])
 def test_every_format_gives_back_what_was_sampled_and_what_it_cost(tmp_path, name, whole_directory):
-    files = written(name, tmp_path)
+    files = WRITTEN[name](tmp_path, ROWS)
     dump = read_dump(name, [tmp_path] if whole_directory else files)
     assert len(dump.samples) == len(ROWS)
     assert dump.has_teacher
@@ -42,34 +40,12 @@ def test_every_format_gives_back_what_was_sampled_and_what_it_cost(tmp_path, nam
         np.testing.assert_allclose(sample.student_logprob_T, row["student"], atol=1e-5)
 
 
-@pytest.mark.parametrize("top_k", [1, 4])
-def test_verls_batch_has_the_teacher_one_place_to_the_left(tmp_path, top_k):
-    dump = read_dump("verl", dumps.verl_batch(tmp_path, ROWS, top_k=top_k))
+def test_verls_batch_has_the_teacher_one_place_to_the_left(tmp_path):
+    dump = read_dump("verl", dumps.verl_batch(tmp_path, ROWS))
     for sample, row in zip(dump.samples, ROWS):
         assert list(sample.token_ids) == row["tokens"]
         assert list(sample.prompt_ids) == row["prompt"]
         np.testing.assert_allclose(sample.teacher_logprob_T, row["teacher"], atol=1e-5)
-    assert bool(dump.notes) == (top_k > 1)
-
-
-def test_a_token_outside_verls_top_k_has_no_teacher_value(tmp_path):
-    file = dumps.verl_batch(tmp_path, ROWS[:2], top_k=4)[0]
-    batch = torch.load(file)
-    batch["teacher_ids"][:] = 63
-    torch.save(batch, file)
-    dump = read_dump("verl", [file])
-    assert all(sample.teacher_logprob_T is None for sample in dump.samples)
-
-
-def test_slimes_rollout_dumps_serve_where_no_train_dump_is(tmp_path):
-    dumps.slime(tmp_path, ROWS, kind="rollout_data")
-    dump = read_dump("slime", [tmp_path])
-    assert "engine's stand for the student's" in dump.notes[0]
-    np.testing.assert_allclose(dump.samples[0].ratio_T, ROWS[0]["engine"] - ROWS[0]["teacher"], atol=1e-5)
-    dumps.slime(tmp_path, ROWS)  # with the train dumps beside them, those are read, and each step once
-    dump = read_dump("slime", [tmp_path])
-    assert len(dump.samples) == len(ROWS)
-    assert not dump.notes
 
 
 def test_the_rollout_of_prime_rl_begins_where_the_first_token_counts(tmp_path):
@@ -104,6 +80,7 @@ def test_a_pickle_is_refused_and_nothing_in_it_is_executed(tmp_path, name):
     ("make", "name", "says"),
     [
         (lambda p: dumps.verl_jsonl(p, ROWS, ids=False), "verl", "text only.*reward_extra_infos_dict"),
+        (lambda p: dumps.verl_batch(p, ROWS, top_k=4), "verl", "top 4 tokens"),
         (lambda p: dumps.trl(p, ROWS, telemetry=False), "trl", "text alone.*telemetry"),
         (lambda p: dumps.prime_rl(p, ROWS, stable=False), "prime-rl", "STABLE"),
     ],
