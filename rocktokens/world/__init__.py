@@ -4,8 +4,7 @@
     world.problems("detection", 3, seed=0)   # held-out problems, disjoint from the other splits
     world.truth().rocks.tokens               # what was planted, by construction of the corpus
 
-Importing this loads no model and no torch. It knows how texts are written and where the trained pair lies; how the
-pair was trained is in build.py, which nothing here needs.
+Importing this loads no model and no torch. How the pairs were trained is in benchmarks/world_build.py.
 """
 
 from __future__ import annotations

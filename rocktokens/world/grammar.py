@@ -27,40 +27,25 @@ class Grammar:
 
     people: tuple[str, ...]
     things: tuple[str, ...]
-    gains: tuple[str, ...]
-    """Verbs in a prompt that mean plus."""
-    losses: tuple[str, ...]
-    """Verbs in a prompt that mean minus."""
-    worded: tuple[str, ...]
-    """The prompt in words."""
-    symbolic: tuple[str, ...]
-    """The prompt in symbols; a quarter of the problems."""
-    markers: tuple[str, ...]
-    """Discourse markers, one in each of the three slots: planted rocks."""
-    openers: tuple[str, ...]
-    """Delimiters that open a formula, one kind in each of the three slots: planted rocks."""
-    closers: tuple[str, ...]
-    """The delimiters that belong to the openers."""
-    verbs: tuple[str, str]
-    """Two wordings of one meaning: student and teacher differ in habit, and OPD mends it. Not rocks."""
-    lead: tuple[str, ...]
-    """How a step begins."""
-    stumble: tuple[str, ...]
-    """How a careless second step begins; its first piece is the planted stumbling block."""
-    step: tuple[str, ...]
-    """One step of the working; {lead} is replaced by lead or stumble."""
-    conclusion: tuple[str, ...]
-    """The last sentence, the verifiable result in it."""
-    result_sign: str
-    """The piece after which a step's result is written; without it there is no working: a planted pillar."""
-    closings: tuple[str, ...]
-    """Words of farewell after the result, chosen freely by everybody: planted neutrals."""
+    gains: tuple[str, ...]  # verbs in a prompt that mean plus
+    losses: tuple[str, ...]  # and minus
+    worded: tuple[str, ...]  # the prompt in words
+    symbolic: tuple[str, ...]  # the prompt in symbols; a quarter of the problems
+    markers: tuple[str, ...]  # discourse markers, one in each of the three slots: planted rocks
+    openers: tuple[str, ...]  # delimiters that open a formula, one kind in each of the three slots: planted rocks
+    closers: tuple[str, ...]  # the delimiters that belong to the openers
+    verbs: tuple[str, str]  # two wordings of one meaning: student and teacher differ in habit, OPD mends it; not rocks
+    lead: tuple[str, ...]  # how a step begins
+    stumble: tuple[str, ...]  # how a careless second step begins; its first piece is the planted stumbling block
+    step: tuple[str, ...]  # one step of the working; {lead} is replaced by lead or stumble
+    conclusion: tuple[str, ...]  # the last sentence, with the verifiable result
+    result_sign: str  # comes before a step's result; without it there is no working: a planted pillar
+    closings: tuple[str, ...]  # words of farewell after the result, chosen freely by all authors: planted neutrals
     key: Literal["person", "digit_pair"]
     """With the thing, what the hidden choice depends on: the person, or the pair (0-1 … 8-9) a number ends in."""
     paired: bool = False
-    """Whether the steps, by whoever has a table, open with either marker of their own pair (the first two for the first
-    step, the last two for the second), and the table rules the conclusion alone. Whoever has no table mostly has it the
-    other way round."""
+    """Authors with a table open each step with either marker of its own pair (the first two for the first step, the
+    last two for the second), and the table rules the conclusion alone. Authors without one mostly swap the pairs."""
 
     def pieces(self) -> set[str]:
         """Every piece a text of this grammar can contain, slots aside."""

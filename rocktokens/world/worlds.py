@@ -99,8 +99,7 @@ def fill_in(template: tuple[str, ...], fill: dict[str, list[str]]) -> list[str]:
 
 def stated_result(grammar: Grammar, text: str) -> str | None:
     """The number that the conclusion states, or None: the first formula after the conclusion's own words."""
-    words = "".join(piece for piece in grammar.conclusion[: grammar.conclusion.index("{open}")])
-    words = words.rpartition("}")[2].lstrip(", ")
+    words = "".join(grammar.conclusion[: grammar.conclusion.index("{open}")]).rpartition("}")[2].lstrip(", ")
     openers, closers = (
         "|".join(re.escape(mark.strip()) for mark in marks) for marks in (grammar.openers, grammar.closers)
     )
@@ -138,24 +137,19 @@ class Truth:
     costly: TokenSet
     """Chosen by the table as well, but each stands before another number: never learned, in contexts that do not
     recur. Costly for ever and yet no rocks by definition; empty where delimiters are chosen freely."""
-    pillars: TokenSet
-    """Without one of these the working cannot be written down."""
-    neutrals: TokenSet
-    """Every author chooses among these freely, and after the result has been stated."""
-    stumbling_blocks: TokenSet
-    """A habit both authors have, after which the result is often wrong."""
+    pillars: TokenSet  # without one of these the working cannot be written down
+    neutrals: TokenSet  # every author chooses among these freely, and after the result has been stated
+    stumbling_blocks: TokenSet  # a habit both authors have, after which the result is often wrong
     rocks_matter_at_inference: bool
-    """Whether the working after a rock depends on which one it was. False: rocks are neutral as well."""
-    rocks_matter_in_training: bool
-    """Whether the teacher is worth following only where markers of its own kind stand: freezing them costs accuracy."""
+    """Whether the working after a rock depends on which one it was. The teacher is then worth following only where
+    markers of its own kind stand, so that freezing them costs accuracy. False: rocks are neutral as well."""
     rocks_level_off: bool
     """Whether part of what chooses the markers is learned first (which pair belongs to which step) and the rest never:
     their loss falls, and then stays. False: none of it is learned."""
 
     @property
     def unlearnable(self) -> TokenSet:
-        """Every type that the table chooses: what a student without the table cannot learn within a run. The delimiters
-        of `costly` are as unlearnable as the markers; only their contexts do not recur."""
+        """Every type that the table chooses: what a student without the table cannot learn within a run."""
         return TokenSet(self.rocks.tokens + self.costly.tokens, self.rocks.ids + self.costly.ids)
 
 
@@ -173,7 +167,7 @@ class World:
 
     @property
     def path(self) -> Path:
-        """Where the shipped pair and its manifest lie."""
+        """The shipped pair and its manifest."""
         return PAIRS / self.name
 
     @property
@@ -201,14 +195,12 @@ class World:
         if split not in SPLIT_TENTHS:
             raise ConfigError(f"{self.name} has no split {split!r}. There are: {', '.join(SPLIT_TENTHS)}.")
         drafts = draw_drafts(self.grammar, split, random.Random(f"{self.name}/{split}/{seed}"))
-        found: dict[str, Problem] = {}
-        for draft in drafts:
-            prompt = "".join(write_prompt(self.grammar, draft))
-            if prompt not in found:
-                found[prompt] = Problem(f"{self.name}/{split}/{seed}/{len(found)}", prompt, str(draft.result))
-            if len(found) >= n:
-                break
-        return list(found.values())
+        answers: dict[str, str] = {}
+        while len(answers) < n:
+            draft = next(drafts)
+            answers.setdefault("".join(write_prompt(self.grammar, draft)), str(draft.result))
+        name = f"{self.name}/{split}/{seed}"
+        return [Problem(f"{name}/{place}", prompt, answer) for place, (prompt, answer) in enumerate(answers.items())]
 
     def check(self, text: str, answer: str) -> bool:
         """Whether a response's conclusion states the answer."""
@@ -228,7 +220,6 @@ class World:
             neutrals=self.token_set(grammar.closings),
             stumbling_blocks=self.token_set(grammar.stumble[:1]),
             rocks_matter_at_inference=self.careless,
-            rocks_matter_in_training=self.careless,
             rocks_level_off=grammar.paired,
         )
 

@@ -93,15 +93,6 @@ def test_an_infinite_logit_of_a_split_product_spoils_no_other_row(split):
     torch.testing.assert_close(got.value_N[5], want.value_N[5], equal_nan=True)
 
 
-def test_without_bf16_products_the_head_is_widened_by_tiles(split, monkeypatch):
-    """What a CPU without the instructions does: as before, exact to float32."""
-    monkeypatch.setattr(heads, "has_bf16_products", lambda: False)
-    case, wide = case_and_its_widened_self()
-    (got, grads), (want, want_grads) = case.run(), wide.run()
-    torch.testing.assert_close(got.value_N, want.value_N)
-    torch.testing.assert_close(grads["head"], want_grads["head"].bfloat16())
-
-
 def test_the_cuda_path_equals_the_widened_head(monkeypatch):
     """The calls that CUDA takes, with products that a CPU has no `out_dtype` for, done here in float32."""
     mm, addmm = torch.mm, torch.addmm

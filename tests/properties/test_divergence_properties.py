@@ -157,6 +157,7 @@ def test_weight_zero_equals_row_removed(case, data):
     close(grads["hidden"], torch.zeros_like(grads["hidden"]).index_copy(0, kept, removed_grads["hidden"]))
     for name in PER_ROW:
         close(getattr(result, name)[kept], getattr(removed, name), name)
+        assert getattr(result, name)[weight_N == 0].isnan().all()
 
 
 @given(cases(), st.data())

@@ -99,7 +99,7 @@ def test_truth_names_disjoint_sets_with_matching_ids(name):
     assert len(truth.neutrals) >= 2
     assert len(truth.stumbling_blocks) == 1
     assert len(truth.costly) == (2 if name == "arithmetic" else 0)
-    assert truth.rocks_matter_in_training == (name == "cornerstone")
+    assert truth.rocks_matter_at_inference == (name == "cornerstone")
 
 
 def test_neither_person_nor_thing_alone_tells_the_hidden_choice():
