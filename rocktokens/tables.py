@@ -196,9 +196,9 @@ position_share float    Share of all response positions.
 # knockouts | knockout | one row per resumed rollout; a rollout without a row for a set was copied whole
 prompt_id  text     Identifier of the prompt.
 rollout_id text     Identifier of the rollout: prompt_id#number.
-arm        text     baseline, knockout (the set banned) or placebo (nothing banned).
-set_id     text     The banned set; the empty string for the baseline.
-resumed_at int32    Position from which the rollout was generated anew; empty for the baseline.
+arm        text     knockout or control (the set banned), or placebo (nothing banned).
+set_id     text     The set.
+resumed_at int32    Position from which the rollout was generated anew.
 correct    bool     Whether the resumed rollout's answer is right.
 num_tokens int32    Tokens generated.
 token_ids  ids      The whole rollout, copied part included; empty unless the run keeps them.
@@ -250,7 +250,7 @@ num_problems    int      Prompts.
 prompt_id  text     Identifier of the prompt.
 rollout_id text     Identifier of the rollout: prompt_id#number.
 arm        text     As in grafts.
-resumed_at int32    Position from which the rollout was generated anew; empty for the baseline.
+resumed_at int32    Position from which the rollout was generated anew.
 correct    bool     Whether the resumed rollout's answer is right.
 num_tokens int32    Tokens generated.
 token_ids  ids      The whole rollout, copied part included; empty unless the run keeps them.

@@ -131,7 +131,7 @@ def test_verdicts_are_the_worlds_truth(story):
 def test_effects_are_those_of_the_rollouts(story):
     """Δ again from the rows: a rollout without the token is the baseline's, one with it the resumed one's."""
     knockouts = story.run.read("knockouts").to_pylist()
-    baseline = {row["rollout_id"]: row for row in knockouts if row["arm"] == "baseline"}
+    baseline = {row["rollout_id"]: row for row in story.run.read("baseline").to_pylist()}
     for row in story.run.read("census").to_pylist():
         own = [item for item in knockouts if item["set_id"] == row["set_id"] and item["arm"] in ("knockout", "control")]
         problems = sorted({item["prompt_id"] for item in baseline.values()})[: row["num_problems"]]

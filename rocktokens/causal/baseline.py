@@ -84,8 +84,7 @@ class Baseline:
     @classmethod
     def of(cls, table: pa.Table, first_problem: int = 0) -> Baseline:
         """From a rollouts table, prompt by prompt; the first prompt has this number."""
-        number: dict[str, int] = {}
-        found = []
+        found, number = [], dict[str, int]()
         for row in table.to_pylist():
             prompt = Prompt(row["prompt_id"], tuple(row["prompt_ids"]), "", row["answer"])
             problem = number.setdefault(prompt.prompt_id, first_problem + len(number))

@@ -236,65 +236,52 @@ def _result(
     found: Findings,
     position: int,
     verdict: Verdict,
-    num_problems: int,
+    end: int,
     share: float,
     look: int,
     config: KnockoutConfig,
 ) -> SetResult:
-    """One set at one look."""
-    value, sd = float(found.value_V[position]), float(found.sd_V[position])
-    used, tested = int(effects.used_V[column]), int(effects.tested_V[column])
+    """One set at one look, after `end` prompts."""
+    value, low, high, inner_low, inner_high, p, p_neutral, sd = (float(own_V[position]) for own_V in found)
+    used, alpha, needed = int(effects.used_V[column]), config.alpha * share, end
     verdict = NEVER_USED if used == 0 else verdict
-    alpha = config.alpha * share
-    outer = float(found.low_V[position]), float(found.high_V[position])
-    inner = float(found.inner_low_V[position]), float(found.inner_high_V[position])
-    placebo_P = effects.placebo_PV[: min(effects.placebo_problems, num_problems), column]
-    error = placebo_P.std(ddof=1) / np.sqrt(num_problems) if len(placebo_P) > 1 else float("nan")
-    needed = num_problems
     if verdict == UNDECIDED:
-        needed = problems_to_decide(value, sd, num_problems, epsilon=config.epsilon, alpha=alpha, power=config.power)
+        needed = problems_to_decide(value, sd, end, epsilon=config.epsilon, alpha=alpha, power=config.power)
+    placebo_P = effects.placebo_PV[: min(effects.placebo_problems, end), column]
+    error = placebo_P.std(ddof=1) / np.sqrt(end) if len(placebo_P) > 1 else float("nan")
+    seen = smallest_detectable_effect(sd, end, power=config.power, alpha=alpha)
     return SetResult(
         banned=effects.sets[column],
         verdict=verdict,
         num_used=used,
-        used_share=used / max(tested, 1),
-        num_problems=num_problems,
-        num_changed=int((effects.difference_PV[:num_problems, column] != 0).sum()),
+        used_share=used / max(int(effects.tested_V[column]), 1),
+        num_problems=end,
+        num_changed=int((effects.difference_PV[:end, column] != 0).sum()),
         delta=value,
-        low=inner[0] if verdict == NEUTRAL else outer[0],
-        high=inner[1] if verdict == NEUTRAL else outer[1],
-        outer_low=outer[0],
-        outer_high=outer[1],
-        inner_low=inner[0],
-        inner_high=inner[1],
-        accuracy_with=float(effects.accuracy_P[:num_problems].mean()),
-        p=min(1.0, float(found.p_V[position]) / share),
-        p_neutral=min(1.0, float(found.p_neutral_V[position]) / share),
+        low=inner_low if verdict == NEUTRAL else low,
+        high=inner_high if verdict == NEUTRAL else high,
+        outer_low=low,
+        outer_high=high,
+        inner_low=inner_low,
+        inner_high=inner_high,
+        accuracy_with=float(effects.accuracy_P[:end].mean()),
+        p=min(1.0, p / share),
+        p_neutral=min(1.0, p_neutral / share),
         sd=sd,
-        detectable=max(
-            smallest_detectable_effect(sd, num_problems, power=config.power, alpha=alpha),
-            float(np.log(1 / alpha)) / num_problems,
-        ),
+        detectable=max(seen, float(np.log(1 / alpha)) / end),  # the rule of three: what no prompt may have shown
         placebo_floor=float(sps.norm.isf(config.alpha / 2) * error),
         round=look + 1,
-        more_problems=needed - num_problems,
+        more_problems=needed - end,
     )
 
 
 def power_of(
     correct_N: Floats, used_A: Floats, config: KnockoutConfig, rollouts: int, num_prompts: int
 ) -> dict[str, tuple[float, float]]:
-    """What the census will be able to see, known before it looks: from the baseline and the used shares alone.
+    """What the census will be able to see, before anything is banned: share of rollouts and smallest effect.
 
-    Args:
-        correct_N: outcomes of the first baseline rollouts.
-        used_A: how many of these rollouts use each candidate.
-        config: power and level of the census.
-        rollouts: per prompt.
-        num_prompts: prompts planned.
-
-    Returns:
-        For the median and the most used candidate: the share of rollouts that use it, and the smallest effect seen.
+    For the median and the most used candidate, from the outcomes of the first baseline rollouts and how many of them
+    use each candidate; `rollouts` is per prompt, `num_prompts` the number planned.
     """
     accuracy = float(np.mean(correct_N))
     # A resumed rollout may have a different outcome: at worst its two outcomes are independent.

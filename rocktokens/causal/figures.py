@@ -84,47 +84,36 @@ def noise_floor(facts: Facts) -> float | None:
 def knockouts(facts: Facts) -> Figure | None:
     """Effect of every knock-out, largest first, with the band that counts as nothing and the noise floor."""
     known = [(row, item) for row in census_rows(facts) if (item := estimate(row, "delta")) is not None]
-    if not known:
+    table = facts.table("census")
+    if table is None or not known:
         return None
     known.sort(key=lambda pair: (-abs(pair[1].value), pair[0]["token"]))
     shown = sorted(known[:MAX_BARS], key=lambda pair: (-pair[1].value, pair[0]["token"]))
-    margin, names, data = epsilon(facts), [], []
-    floors = [row.get("placebo_floor") or 0.0 for row, _ in shown]
-    floors = [100 * floor if math.isfinite(floor) else 0.0 for floor in floors]
+    margin, stage, data = epsilon(facts), facts.stage("knockout"), []
+    floors = [100 * (row.get("placebo_floor") or 0.0) for row, _ in shown]
     if any(floors):  # a pale bar behind each effect
         pale = {"marker": {"color": MUTED, "opacity": 0.28}, "width": 0.62, "hoverinfo": "skip"}
-        ends = {
-            "x": [2 * floor for floor in floors],
-            "base": [-floor for floor in floors],
-            "y": list(range(len(shown))),
-        }
+        ends = {"x": [2 * end for end in floors], "base": [-end for end in floors], "y": list(range(len(shown)))}
         data.append({"type": "bar", "orientation": "h", "name": "noise floor", **ends, **pale})
+    for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
+        color, symbol = VERDICTS.get(verdict, (MUTED, "circle"))
+        own = [place for place, (row, _) in enumerate(shown) if row["verdict"] == verdict]
+        if own:
+            drawn = {"type": "scatter", "mode": "markers", "name": label(verdict.lower(), 40), "y": own}
+            drawn["marker"] = {"color": color, "symbol": symbol, "size": 10}
+            drawn |= _bars([shown[place][1] for place in own], color)
+            data.append({**drawn, **_hover([_effect_hover(*shown[place]) for place in own])})
+    names = []
     for row, _ in shown:
         mark = "◆ " if row["token_id"] in facts.rock_ids and row["kind"] == "token" else ""
         names.append(mark + label(row["token"]) + _kind(row))
-    for verdict in dict.fromkeys([*VERDICTS, *(row["verdict"] for row, _ in shown)]):
-        color, symbol = VERDICTS.get(verdict, (MUTED, "circle"))
-        own = [(place, row, item) for place, (row, item) in enumerate(shown) if row["verdict"] == verdict]
-        if own:
-            drawn = {
-                "type": "scatter",
-                "mode": "markers",
-                "name": label(verdict.lower(), 40),
-                "y": [place for place, _, _ in own],
-            }
-            marker = {"marker": {"color": color, "symbol": symbol, "size": 10}}
-            hover = [_effect_hover(row, item) for _, row, item in own]
-            data.append({**drawn, **_bars([item for _, _, item in own], color), **marker, **_hover(hover)})
     shape = layout("change of accuracy without the token, points", "", height=120 + 22 * len(shown))
     shape["yaxis"] = names_axis(names)
     shape["shapes"] = [rule(0, color="@ink", dash="solid"), band(-100 * margin, 100 * margin)]
     left = f" The {len(shown)} largest of {len(known)} effects are drawn." if len(known) > len(shown) else ""
     notes: tuple[str, ...] = ()
-    table = facts.table("census")
-    assert table is not None
-    smallest = facts.stage("knockout").get("smallest_detectable_effect")
-    if smallest is not None:
-        power = percent(float(facts.stage("knockout").get("power", KnockoutConfig.power)), 0)
+    if (smallest := stage.get("smallest_detectable_effect")) is not None:
+        power = percent(float(stage.get("power", KnockoutConfig.power)), 0)
         effect = number(100 * float(smallest), 1)
         notes = (f"Smallest effect that this census could see with {power} power: {effect} points.",)
     return Figure(
@@ -201,7 +190,8 @@ def graft_rows(facts: Facts) -> list[Row]:
 def grafts(facts: Facts) -> Figure | None:
     """Gain in accuracy when the teacher redraws the set's tokens."""
     known = [(row, item) for row in graft_rows(facts) if (item := estimate(row, "gain")) is not None][::-1]
-    if not known:
+    table = facts.table("grafts")
+    if table is None or not known:
         return None
     hover = []
     for row, item in known:
@@ -217,8 +207,6 @@ def grafts(facts: Facts) -> Figure | None:
     shape = layout("gain in accuracy, points", "", height=120 + 44 * len(known), showlegend=False)
     shape["yaxis"] = names_axis([label(row["arm"], 26) for row, _ in known])
     shape["shapes"] = [rule(0, color="@ink", dash="solid")]
-    table = facts.table("grafts")
-    assert table is not None
     return Figure(
         name="grafts",
         title="What would learning them gain?",
@@ -251,7 +239,6 @@ def census_terminal(census: Census, limit: int = 40) -> Table:
     """The candidates, verdict by verdict, largest effect first, and what the table rests on."""
     rows = [r for r in census.results if r.banned.role == "candidate"]
     rows.sort(key=lambda r: (NAMES.index(r.verdict), -abs(r.delta), r.banned.token_id, r.banned.set_id))
-    counts = census.counts()
     data: list[Row] = []
     for r in rows:
         kind = "" if r.banned.kind == "token" else f" {r.banned.kind} of {len(r.banned.members)}"
@@ -264,7 +251,7 @@ def census_terminal(census: Census, limit: int = 40) -> Table:
                 "delta": r.delta if known else None,
                 "delta_low": r.low,
                 "delta_high": r.high,
-                "p_bh": "–" if not known or math.isnan(r.p_bh) else f"{r.p_bh:.2g}",
+                "p_bh": f"{r.p_bh:.2g}" if known and math.isfinite(r.p_bh) else "–",
                 "verdict": f"{r.verdict}: {r.more_problems:,} more" if r.verdict == UNDECIDED else r.verdict,
             }
         )
@@ -276,34 +263,27 @@ def census_terminal(census: Census, limit: int = 40) -> Table:
         Column("p (BH)", "p_bh", str),
         Column("verdict", "verdict"),
     )
+    counts, accuracy, config = census.counts(), census.accuracy, census.config
     title = ", ".join(f"{counts[verdict]} {verdict}" for verdict in NAMES if verdict in counts)
-    return Table(columns, data, title, summary(census), name="census.parquet", limit=limit)
-
-
-def summary(census: Census) -> list[str]:
-    """What the table rests on, in a few lines."""
-    accuracy = census.accuracy
-    lines = [
+    caption = [
         f"baseline accuracy {interval(accuracy, percent)} on {plural(accuracy.num_prompts, 'prompt')}, "
         f"{plural(census.baseline_rollouts, 'rollout')}; "
-        f"looks: {census.num_rounds}, α = {census.config.alpha} in all; ε = {100 * census.config.epsilon:g} points"
+        f"looks: {census.num_rounds}, α = {config.alpha} in all; ε = {100 * config.epsilon:g} points"
     ]
-    smallest = median_detectable(census)
-    if smallest is not None:
-        lines.append(
-            f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(census.config.power, 0)} power "
+    if (smallest := median_detectable(census)) is not None:
+        caption.append(
+            f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(config.power, 0)} power "
             f"{points(smallest, 2, signed=False)} points (median of the sets)"
         )
     strong, placebos = census.placebo_strong
     if placebos:
-        lines.append(
+        caption.append(
             f"A/A on {census.placebo_problems} prompts: resumed with nothing banned, {strong} of {placebos} had a "
-            f"strong verdict ({100 * census.config.alpha:g} % expected on average; they share one baseline)"
+            f"strong verdict ({100 * config.alpha:g} % expected on average; they share one baseline)"
         )
-    controls = census.counts("control")
-    if controls:
-        lines.append("controls as frequent as the rocks: " + ", ".join(f"{n} {name}" for name, n in controls.items()))
-    return [*lines, *census.notes]
+    if controls := census.counts("control"):
+        caption.append("controls as frequent as the rocks: " + ", ".join(f"{n} {name}" for name, n in controls.items()))
+    return Table(columns, data, title, [*caption, *census.notes], name="census.parquet", limit=limit)
 
 
 def graft_terminal(table: pa.Table, accuracy: float) -> Table:

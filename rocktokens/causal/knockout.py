@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rocktokens.causal.bans import make_sets, named_tokens, texts_of, window_sets
 from rocktokens.causal.baseline import (
@@ -61,7 +60,7 @@ from rocktokens.sample.requests import Engine, Request
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.tables import TABLES
-from rocktokens.values import Json, Row
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ class KnockoutResult:
     baseline: pa.Table
     """Rollouts."""
     knockouts: pa.Table
-    """One row per resumption, and one per baseline rollout. A rollout without a row for a set was copied."""
+    """One row per resumption. A rollout without a row for a set was copied."""
 
 
 def check_sets(sets: Sequence[BannedSet], eos_ids: Sequence[int], vocabulary: int | None = None) -> None:
@@ -225,7 +224,7 @@ def _take_census(
         parts = work.make("look", resume_piece, wanted, number=look + 1, sets=tuple(sets), base=base)
         table = pa.concat_tables([KNOCKOUTS.empty_table(), *parts])
         baselines.append(rows)
-        tables.extend([_baseline_rows(rows), table])
+        tables.append(table)
         return Outcomes(
             problem_N=baseline.problem_N,
             correct_N=baseline.correct_N,
@@ -242,16 +241,6 @@ def _take_census(
     effects = Effects(sets, len(problems), base.rollouts)
     census = run_looks(effects, schedule, measure, config, seed=derive_seed(base.seed, "census"))
     return KnockoutResult(census, pa.concat_tables(baselines), pa.concat_tables(tables))
-
-
-def _baseline_rows(rollouts: pa.Table) -> pa.Table:
-    """Baseline rollouts as rows of the knock-out table."""
-    count = len(rollouts)
-    columns: Row = {name: rollouts[name] for name in ("prompt_id", "rollout_id", "correct")}
-    columns |= {"arm": ["baseline"] * count, "set_id": [""] * count}
-    columns |= {"num_tokens": pc.list_value_length(rollouts["token_ids"])}
-    columns |= {name: [None] * count for name in ("resumed_at", "token_ids")}
-    return TABLES["knockouts"].conform(pa.table(columns))
 
 
 # ---------------------------------------------------------------- the stage

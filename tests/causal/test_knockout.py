@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
-import signal
-import time
 
 import markov
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from causal_runs import make_tiny_run
-from forking import ending, fork
+from tiny import CONTEXT, tiny_model
 
-from rocktokens.causal.bans import (
-    families,
-    make_sets,
-    matched_controls,
-    named_tokens,
-)
-from rocktokens.causal.baseline import SHOWN_PROMPTS
+from rocktokens.causal.bans import families, make_sets, matched_controls, named_tokens
+from rocktokens.causal.baseline import SHOWN_PROMPTS, asked_prompts, candidate_types, own_problems
 from rocktokens.causal.census import BannedSet
-from rocktokens.causal.knockout import knockout_census
+from rocktokens.causal.knockout import knockout, knockout_census
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.cli import main
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.models.pair import load_tokenizer
 from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import Prompt
-from rocktokens.seeds import derive_seed
-from rocktokens.settings import from_mapping
+from rocktokens.run import Run, open_run
+from rocktokens.sample.sampler import Sampler
+from rocktokens.settings import from_mapping, to_mapping
+from rocktokens.stage import Stage
 from rocktokens.tables import ROLLOUTS
 from rocktokens.world import get_world
 
@@ -52,19 +48,13 @@ def decode(token_ids):
     return " ".join(map(str, token_ids))
 
 
+BUDGET = KnockoutConfig(until="budget", resamples=500, placebo_share=0.0)
+
+
 def census(engine, sets, *, problems=200, config=CONFIG, base=BASE, **options):
-    return knockout_census(
-        engine,
-        markov.prompts(problems),
-        sets,
-        decode=decode,
-        checker=right_if_odd,
-        eos_ids=(0,),
-        vocabulary=len(engine.matrix),
-        config=config,
-        baseline=base,
-        **options,
-    )
+    options = {"decode": decode, "checker": right_if_odd, "eos_ids": (0,), "config": config, **options}
+    prompts = markov.prompts(problems) if isinstance(problems, int) else problems
+    return knockout_census(engine, prompts, sets, baseline=base, **options)
 
 
 def closed_form_effect(matrix, members):
@@ -85,73 +75,59 @@ def test_the_census_finds_the_effect_that_the_laws_have():
         assert result.low < result.delta < result.high
 
 
-def test_only_rollouts_that_use_the_set_are_resumed():
+def test_only_rollouts_that_use_the_set_are_resumed_and_some_can_be_read():
     engine = markov.MarkovEngine(markov.chain(1))
-    config = KnockoutConfig(until="budget", resamples=500, placebo_share=0.0)
-    found = census(engine, [banned(3)], config=config)
-    rows = found.knockouts.to_pylist()
+    found = census(engine, [banned(3)], config=BUDGET)
     tokens = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
-    resumed = {row["rollout_id"]: row["resumed_at"] for row in rows if row["arm"] == "knockout"}
-    assert resumed == {name: own.index(3) for name, own in tokens.items() if 3 in own}
+    rows = {row["rollout_id"]: row for row in found.knockouts.to_pylist()}
+    assert {name: row["resumed_at"] for name, row in rows.items()} == {
+        name: own.index(3) for name, own in tokens.items() if 3 in own
+    }
     assert len(tokens) == 400
-    assert found.census.results[0].num_used == len(resumed)
-    assert engine.num_requests == 400 + len(resumed)
-    assert sum(row["arm"] == "baseline" for row in rows) == 400
+    assert found.census.results[0].num_used == len(rows)
+    assert engine.num_requests == 400 + len(rows)
+    shown = {name: row for name, row in rows.items() if row["token_ids"] is not None}
+    assert 0 < len({row["prompt_id"] for row in shown.values()}) <= SHOWN_PROMPTS
+    for name, row in shown.items():
+        at = row["resumed_at"]
+        assert row["token_ids"][:at] == tokens[name][:at]
+        assert 3 not in row["token_ids"]
 
 
 def test_without_exact_resumption_everything_is_generated_again_and_it_says_why(caplog):
     engine = markov.MarkovEngine(markov.chain(1), exact_resume=False)
     with caplog.at_level("INFO"):
-        config = KnockoutConfig(until="budget", resamples=500, placebo_share=0.0)
-        found = census(engine, [banned(3)], config=config)
+        found = census(engine, [banned(3)], config=BUDGET)
     assert "generated in full" in caplog.text
-    rows = [row for row in found.knockouts.to_pylist() if row["arm"] == "knockout"]
-    assert len(rows) == 400
-    assert {row["resumed_at"] for row in rows} == {0}
+    assert found.knockouts["resumed_at"].to_pylist() == [0] * 400
 
 
 def test_controls_are_an_arm_of_their_own():
     found = census(markov.MarkovEngine(markov.chain(1)), [banned(3), banned(2, role="control")])
-    assert {row["arm"] for row in found.knockouts.to_pylist()} == {"baseline", "knockout", "placebo", "control"}
+    assert set(found.knockouts["arm"].to_pylist()) == {"knockout", "placebo", "control"}
     assert found.census.counts("control")
     assert np.isnan(found.census.of("token:2").p_bh)
 
 
 def test_a_first_use_at_the_end_of_the_context_has_no_placebo_and_does_not_crash():
     """A rollout that the context cut, and whose last token is the first use of a set: nothing can follow that use."""
-    from tiny import CONTEXT, tiny_model
-
-    from rocktokens.sample.sampler import Sampler
-
     engine = Sampler(tiny_model("llama"), eos_ids=(1,), pad_id=2)
     problems = [Prompt(f"p{i}", tuple(3 + (i + j) % 50 for j in range(CONTEXT - 4)), "", "x") for i in range(12)]
+    config = KnockoutConfig(until="budget", resamples=200, placebo_share=1.0)
+    base = BaselineConfig(problems=12, max_new_tokens=20)
     sets = [banned(token) for token in range(3, 64)]
-    found = knockout_census(
-        engine,
-        problems,
-        sets,
-        decode=decode,
-        checker=right_if_odd,
-        eos_ids=(1,),
-        config=KnockoutConfig(until="budget", resamples=200, placebo_share=1.0),
-        baseline=BaselineConfig(problems=12, max_new_tokens=20),
-    )
-    rows = found.knockouts.to_pylist()
-    last = {row["rollout_id"] for row in rows if row["arm"] == "placebo" and row["num_tokens"] == 0}
-    assert last  # some set's first use was the last token that the context allowed
-    cut = {row["rollout_id"]: row for row in found.baseline.to_pylist()}
-    assert all(cut[name]["truncated"] and len(cut[name]["token_ids"]) == 4 for name in last)
-    effect = {row["rollout_id"]: row["correct"] for row in rows if row["arm"] == "baseline"}
-    assert all(
-        row["correct"] == effect[row["rollout_id"]]
-        for row in rows
-        if row["arm"] == "placebo" and row["num_tokens"] == 0
-    )
+    found = census(engine, sets, problems=problems, config=config, base=base, eos_ids=(1,))
+    before = {row["rollout_id"]: row for row in found.baseline.to_pylist()}
+    rows = [row for row in found.knockouts.to_pylist() if row["arm"] == "placebo" and row["num_tokens"] == 0]
+    assert rows  # some set's first use was the last token that the context allowed
+    for row in rows:
+        own = before[row["rollout_id"]]
+        assert own["truncated"]
+        assert len(own["token_ids"]) == 4
+        assert row["correct"] == own["correct"]
 
 
 def test_candidates_are_the_top_by_burden_and_every_declared_rock():
-    from rocktokens.causal.baseline import candidate_types
-
     types = [{"token_id": token, "r": burden} for token, burden in enumerate([1.0, 9.0, None, 5.0, 0.5, 5.0])]
     assert candidate_types(types, [], 3) == [1, 3, 5]
     assert candidate_types(types, [4, 3, 4], 3) == [1, 3, 5, 4]
@@ -159,45 +135,33 @@ def test_candidates_are_the_top_by_burden_and_every_declared_rock():
 
 def test_adding_problems_changes_no_rollout():
     """Seeds derive from the run's seed, set, rollout and arm alone."""
-    engine, config = markov.MarkovEngine(markov.chain(1)), KnockoutConfig(until="budget", resamples=500)
     few, many = (
         {
             (row["arm"], row["rollout_id"]): row
             for row in found.knockouts.drop_columns("token_ids").to_pylist()  # kept for the first problems only
         }
-        for found in (census(engine, [banned(3)], problems=count, config=config) for count in (60, 200))
-    )
-    placebo = {key for key in few if key[0] == "placebo"}  # on the first problems of a census only
-    assert len(few) > 150
-    assert all(many[key] == row for key, row in few.items() if key not in placebo - many.keys())
-    assert (
-        derive_seed(0, "baseline", "p7", 1)
-        == census(engine, [banned(3)], problems=20).baseline.filter(pc.field("rollout_id") == "p7#1")["seed"][0].as_py()
-    )
-
-
-# ---------------------------------------------------------------- what is refused
-
-
-def test_bans_under_which_nothing_can_end_or_be_written_are_refused():
-    engine = markov.MarkovEngine(markov.chain(1))
-    with pytest.raises(ConfigError, match="ends responses"):
-        census(engine, [banned(0)])
-    with pytest.raises(ConfigError, match="every token type"):
-        knockout_census(
-            engine, markov.prompts(9), [banned(1, 2, 3, 4, 5)], decode=decode, checker=right_if_odd, vocabulary=5
+        for found in (
+            census(markov.MarkovEngine(markov.chain(1)), [banned(3)], problems=count, config=BUDGET)
+            for count in (60, 200)
         )
-    with pytest.raises(ConfigError, match="nothing to ban"):
-        census(engine, [])
+    )
+    assert len(few) > 30
+    assert all(many[key] == row for key, row in few.items())
 
 
-def test_without_answers_accuracy_has_no_meaning():
-    engine = markov.MarkovEngine(markov.chain(1))
-    with pytest.raises(DataError, match="no meaning"):
-        knockout_census(engine, markov.prompts(9), [banned(1)], decode=decode, checker=None)
-    without = [Prompt(f"p{i}", (0,), "", None) for i in range(9)]
-    with pytest.raises(DataError, match="0 of 9 prompts have an answer"):
-        knockout_census(engine, without, [banned(1)], decode=decode, checker=right_if_odd)
+@pytest.mark.parametrize(
+    ("sets", "options", "error", "word"),
+    [
+        ([banned(0)], {}, ConfigError, "ends responses"),
+        ([banned(1, 2, 3, 4, 5)], {"vocabulary": 5}, ConfigError, "every token type"),
+        ([], {}, ConfigError, "nothing to ban"),
+        ([banned(1)], {"checker": None}, DataError, "no meaning"),
+        ([banned(1)], {"problems": [Prompt(f"p{i}", (0,), "", None) for i in range(9)]}, DataError, "0 of 9 prompts"),
+    ],
+)
+def test_what_a_census_refuses(sets, options, error, word):
+    with pytest.raises(error, match=word):
+        census(markov.MarkovEngine(markov.chain(1)), sets, **options)
 
 
 # ---------------------------------------------------------------- who is banned
@@ -250,39 +214,7 @@ def tiny_run(tmp_path_factory):
 
 
 KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "3000")
-
-
-def test_a_killed_stage_goes_on_to_the_same_result(tiny_run, tmp_path, monkeypatch):
-    from rocktokens.causal import baseline as causal_baseline
-    from rocktokens.causal.knockout import knockout
-    from rocktokens.run import open_run
-
-    own, config = causal_baseline.do_piece, KnockoutConfig(candidates=("+", "7", " the"), resamples=3000)
-    base = BaselineConfig(problems=120, max_new_tokens=24, batch_size=32)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    shutil.copytree(tiny_run, whole)
-    shutil.copytree(tiny_run, killed)
-    knockout(whole, config, base)
-
-    flags = ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32", "--allow-code")
-    process = fork(lambda: main(["knockout", str(killed), *KNOCKOUT, *flags]), tmp_path / "killed.log")
-    deadline = time.monotonic() + 120
-    while len(list(killed.glob("knockout.parts/*/*.parquet"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process, signal.SIGKILL)
-    assert ending(process) == -signal.SIGKILL
-    assert not open_run(killed).done("knockout")
-    before = {path.name: path.stat().st_mtime_ns for path in killed.glob("knockout.parts/*/*.parquet")}
-    assert len(before) >= 3
-
-    done = []
-    monkeypatch.setattr(causal_baseline, "do_piece", lambda part, **given: [done.append(part.name), own(part, **given)])
-    knockout(killed, config, base)
-    assert done
-    assert not set(before) & set(done), "a finished part was done again"
-    for name in ("census", "knockouts", "baseline"):
-        assert open_run(killed).read(name).equals(open_run(whole).read(name))
-    assert not list(killed.glob("knockout.parts"))
+KNOCKOUT += ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32")
 
 
 def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_path, capfd):
@@ -299,7 +231,6 @@ def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_pat
 
 def with_detection(path, rocks):
     """A run as `detect` leaves it: three candidates, three types that can be controls, and these rocks."""
-    from rocktokens.run import open_run
 
     run = open_run(path)
     counts = {20: 90, 21: 80, 22: 70, 23: 88, 24: 79, 25: 71}
@@ -310,8 +241,6 @@ def with_detection(path, rocks):
 
 
 def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypatch):
-    from rocktokens.causal.knockout import knockout
-    from rocktokens.stage import Stage
 
     config = KnockoutConfig(top=3, until="budget", resamples=200)
     base = BaselineConfig(problems=40, max_new_tokens=12, batch_size=32)
@@ -331,7 +260,6 @@ def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypa
 
 
 def test_what_the_stage_refuses(tiny_run, tmp_path):
-    from rocktokens.causal.knockout import knockout
 
     base = BaselineConfig(problems=20, max_new_tokens=8)
     with pytest.raises(ConfigError, match="ends responses"):
@@ -348,11 +276,6 @@ def test_what_the_stage_refuses(tiny_run, tmp_path):
 @pytest.fixture
 def own_prompts(tiny_run, tmp_path):
     """A run over a JSONL file of 200 problems; returns the run and its settings."""
-    import json
-
-    from rocktokens.prompts.settings import PromptsConfig
-    from rocktokens.run import Run, open_run
-    from rocktokens.settings import to_mapping
 
     problems = get_world("arithmetic").problems("train", 200)
     file = tmp_path / "mine.jsonl"
@@ -368,8 +291,6 @@ def used_for_detection(run, prompt_ids):
 
 
 def test_problems_that_detection_used_are_left_out(own_prompts):
-    from rocktokens.causal.baseline import asked_prompts, own_problems
-    from rocktokens.models.pair import load_tokenizer
 
     run, prompts, _ = own_prompts
     pair = from_mapping(PairConfig, run.manifest["config"]["pair"])
@@ -391,25 +312,9 @@ def test_problems_that_detection_used_are_left_out(own_prompts):
 
 
 def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts):
-    from rocktokens.causal.knockout import knockout
 
     run, _, _ = own_prompts
     run.manifest["config"]["prompts"]["checker"] = "none"
     run.finish("sample")
     with pytest.raises(DataError, match="no meaning"):
         knockout(run.path, KnockoutConfig(candidates=("7",)), BASE)
-
-
-def test_token_ids_are_kept_for_the_first_prompts_and_begin_like_the_baseline():
-    engine = markov.MarkovEngine(markov.chain(1))
-    found = census(engine, [banned(3)], problems=40, config=KnockoutConfig(until="budget", resamples=200))
-    base = {row["rollout_id"]: row["token_ids"] for row in found.baseline.to_pylist()}
-    kept = [row for row in found.knockouts.to_pylist() if row["token_ids"] is not None]
-    assert kept
-    assert len({row["prompt_id"] for row in kept}) <= SHOWN_PROMPTS
-    for row in kept:
-        at = row["resumed_at"]
-        assert row["token_ids"][:at] == base[row["rollout_id"]][:at]
-        if row["arm"] == "knockout":
-            assert base[row["rollout_id"]][at] == 3
-            assert 3 not in row["token_ids"]

@@ -262,7 +262,7 @@ def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeToke
     sets = [BannedSet(f"token:{i}", "token", i, tokenizer.texts[i], (i,)) for i in ids]
     config = KnockoutConfig(resamples=500, rounds=1)
     base_P = rng.random(CENSUS_PROMPTS) < 0.6
-    rows: list[dict[str, Any]] = [_outcome(prompt, "baseline", "", right) for prompt, right in enumerate(base_P)]
+    rows: list[dict[str, Any]] = []
 
     def measure(look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
         jobs = []
