@@ -99,7 +99,7 @@ def knockouts(facts: Facts) -> Figure | None:
         color, symbol = VERDICTS.get(verdict, (MUTED, "circle"))
         own = [place for place, (row, _) in enumerate(shown) if row["verdict"] == verdict]
         if own:
-            drawn = {"type": "scatter", "mode": "markers", "name": label(verdict.lower(), 40), "y": own}
+            drawn: Json = {"type": "scatter", "mode": "markers", "name": label(verdict.lower(), 40), "y": own}
             drawn["marker"] = {"color": color, "symbol": symbol, "size": 10}
             drawn |= _bars([shown[place][1] for place in own], color)
             data.append({**drawn, **_hover([_effect_hover(*shown[place]) for place in own])})
