@@ -142,12 +142,10 @@ def reading(path: Path, remedy: str = "remove it and run its stage again") -> It
         yield
     except (RockTokensError, MemoryError, AssertionError):
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}; {remedy}") from error
-    except PermissionError as error:
-        raise DataError(f"{path} may not be read: {error.strerror}; change its permissions") from error
     except Exception as error:
-        raise DataError(f"{path} is damaged and cannot be read ({first_line(error)}); {remedy}") from error
+        said = f"is damaged and cannot be read ({first_line(error)})"
+        said = {FileNotFoundError: "is missing", PermissionError: "may not be read"}.get(type(error), said)
+        raise DataError(f"{path} {said}; {remedy}") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -168,7 +166,7 @@ def digest(path: Path) -> str | None:
             name = file.relative_to(path)
             if file.is_file() and not any(part.startswith(".") for part in name.parts):
                 parts.append(f"{name}:{file.stat().st_size}:{_file_digest(file)}")
-        return _short("\n".join(parts).encode("utf-8", "surrogateescape")) if parts else None
+        return digest_of_value(parts) if parts else None
     except OSError:
         return None
 
@@ -193,13 +191,9 @@ def _known_digest(path: str, size: int, _mtime: int, _inode: int) -> str:
     return found.hexdigest()
 
 
-def _short(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
 def digest_of_value(value: object) -> str:
     """The digest of plain values: settings, facts."""
-    return _short(json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 # ---------------------------------------------------------------- one command at a time
@@ -337,11 +331,6 @@ class Run:
             files = self.manifest["files"].items()
             self.manifest["files"] = {name: known for name, known in files if known["stage"] != stage}
             self.save()
-
-    def forget_stages(self) -> None:
-        """Forget that any stage was completed."""
-        self.manifest = {**self.manifest, "stages": {}, "records": {}, "files": {}}
-        self.save()
 
     def adopt(self, other: Run, stage: str) -> None:
         """Record a stage as another run recorded it, whose files have been moved here."""
@@ -574,14 +563,13 @@ def open_run(path: str | Path) -> Run:
     try:
         with reading(file, "restore it or start a new run"):
             manifest = dict(json.loads(file.read_text(encoding="utf-8")))
+            made_by = dict(manifest.get("versions", {})).get("rocktokens", "0.2")
     except DataError as error:
         raise RunError(str(error)) from error
+    if manifest.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise RunError(f"{path} was made by rocktokens {made_by}; `pip install rocktokens=={made_by}` reads it")
     if manifest.pop("digest", None) != digest_of_value(manifest):
-        if manifest.get("schema_version") == 1:
-            raise RunError(f"{path} was made by rocktokens 0.2 or older; `pip install rocktokens==0.2` reads it")
         raise RunError(f"{file} is damaged, or was edited by hand; restore it or start a new run")
-    if manifest["schema_version"] != SCHEMA_VERSION:
-        raise RunError(f"{path} was made by rocktokens {manifest['versions'].get('rocktokens')}; that version reads it")
     return Run(path, manifest)
 
 

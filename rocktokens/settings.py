@@ -197,7 +197,7 @@ def without_permissions(kind: type, values: Mapping[str, object]) -> Json:
 def schema(kind: type) -> Json:
     """The JSON Schema of a settings tree, with each field's docstring as its description."""
     found, parts = msgspec.json.schema_components([kind], schema_hook=lambda _: {"type": "string"})
-    todo = [kind]
+    todo: list[Any] = [kind]
     for part in todo:  # which grows by the sections inside
         parts[part.__name__]["additionalProperties"] = False
         for name, said in field_docs(part).items():

@@ -175,7 +175,8 @@ def _take_over(run: Run, new: Run) -> None:
 
     Each step can be repeated: a process that is killed in between continues here the next time.
     """
-    run.forget_stages()
+    run.manifest |= {"stages": {}, "records": {}, "files": {}}
+    run.save()
     old, moving = run.path / OLD, run.path / f"{OLD}.part"
     with failing(run.path):
         if not old.exists():  # once it has that name, what lies in the run is the new training
