@@ -147,7 +147,7 @@ def parse(words: list[str], file: str | None = None) -> Any:
     words = ["--help" if word == "--help-all" else word for word in words]
     words = [f"--prompts.source{word[9:]}" if word.partition("=")[0] == "--prompts" else word for word in words]
     if name in STAGES:
-        kind, section = stage_command(STAGES[name]), f"--{STAGES[name].section}."
+        kind, section = stage_command(STAGES[name]), f"--{STAGES[name].section or name}."
         words = [f"--{word.removeprefix(section)}" if word.startswith(section) else word for word in words]
         return _tyro(name, kind, words, _from_file(kind, load_yaml(file)) if file else None)
     if name != "study":
@@ -242,7 +242,7 @@ def stage_command(spec: StageSpec) -> type[StageCommand]:
     for name in (name for name in spec.arguments.values() if name not in own):
         hint, default = hints[name], StudyConfig.__dataclass_fields__[name].default
         if dataclasses.is_dataclass(hint):
-            shown = Annotated[hint, arg(name="")] if name == spec.section else hint  # type: ignore[valid-type]
+            shown = Annotated[hint, arg(name="")] if name == (spec.section or spec.name) else hint  # type: ignore[valid-type]
             members.append((name, shown, field(default_factory=hint)))  # type: ignore[arg-type]
         else:
             members.append((name, Annotated[hint, arg(help=docs[name])], field(default=default)))

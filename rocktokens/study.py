@@ -49,12 +49,11 @@ class StageSpec:
     help: str
     work: str  # package.module:function; its first parameter is the run directory
     takes: str  # its other parameters, each a field of StudyConfig: the field's name, or parameter=field
-    section: str | None = None  # its own settings, whose flags need no prefix on its own command
+    section: str = ""  # its own settings, whose flags need no prefix on its own command; unset: those of its name
     reads: str  # what it rests on: where one of these has changed, the stage is done again
     asks: tuple[Literal["student", "teacher"], ...] = ()  # whose servers it asks, where they are named
     shared: bool = False  # whether its work is a list of jobs, done where --workers and --ray say
     needs_answers: bool = False  # whether it measures accuracy, and is left out where the prompts have no answers
-    tells: bool = False  # whether a study prints a line about what it found
     # Expected work, in rollouts sampled from the student; the factors were measured on the built-in world.
     size: Callable[[StudyConfig], float] = lambda c: 1.0
     is_fixed: bool = False  # whether its time hardly depends on the settings
@@ -93,10 +92,8 @@ STAGES: dict[str, StageSpec] = {
             help="Distil the student on its own rollouts, with a weight and a record for every token.",
             work="rocktokens.train.stage:distill",
             takes="pair prompts config=distill problems servers",
-            section="distill",
             reads="the pair, the prompts",
             asks=("teacher",),
-            tells=True,
             size=lambda c: (
                 _trained(c, c.distill.steps)
                 + c.problems * c.distill.steps / (c.distill.evaluate_every or c.distill.steps)
@@ -127,7 +124,6 @@ STAGES: dict[str, StageSpec] = {
             help="Score a run's rollouts: the exact cost of every sampled token, at every kept checkpoint.",
             work="rocktokens.score.stage:score",
             takes="config=score servers",
-            section="score",
             reads="the rollouts of sample, the kept checkpoints, the teacher",
             asks=("teacher",),
             shared=True,
@@ -139,9 +135,7 @@ STAGES: dict[str, StageSpec] = {
             help="Find the rocks of a scored run, or of a table of occurrences (--occurrences FILE --out DIR).",
             work="rocktokens.detect.stage:detect",
             takes="config=detect",
-            section="detect",
             reads="the occurrences of score, else the telemetry of distill",
-            tells=True,
             is_fixed=True,
             size=lambda c: 1000.0,
             does=lambda c: "declares the rocks; loads no model",
@@ -160,12 +154,10 @@ STAGES: dict[str, StageSpec] = {
             help="Ban the candidates one at a time and say what each ban does to accuracy.",
             work="rocktokens.causal.knockout:knockout",
             takes="config=knockout baseline servers",
-            section="knockout",
             reads="the rocks of detect, prompts that detection did not use, the last checkpoint",
             asks=("student",),
             shared=True,
             needs_answers=True,
-            tells=True,
             size=lambda c: c.baseline.problems * c.baseline.rollouts * (1 + 0.2 * c.knockout.top),
             does=lambda c: (
                 f"bans up to {c.knockout.top} candidates, {c.baseline.problems} prompts × "
@@ -177,7 +169,6 @@ STAGES: dict[str, StageSpec] = {
             help="Let the teacher draw the rocks in the student's place: what learning them perfectly would gain.",
             work="rocktokens.causal.graft:run_graft",
             takes="config=graft baseline servers",
-            section="graft",
             reads="the rocks of detect, the baseline of knockout, the last checkpoint, the teacher",
             asks=("student", "teacher"),
             shared=True,
@@ -190,7 +181,6 @@ STAGES: dict[str, StageSpec] = {
             help="Say which costly token types training may skip, which it must not, and why.",
             work="rocktokens.bypass:bypass",
             takes="config=bypass",
-            section="bypass",
             reads="the tables of detect, knockout and graft",
             is_fixed=True,
             does=lambda c: "writes the list of what may be skipped",
@@ -200,12 +190,10 @@ STAGES: dict[str, StageSpec] = {
             help="Train the regimes from one start and say what leaving out the rocks costs and saves.",
             work="rocktokens.compare.stage:compare",
             takes="config=compare servers",
-            section="compare",
             reads="the settings and checkpoints of distill, the rollouts of sample, the rocks, the bypass list",
             asks=("teacher",),
             shared=True,
             needs_answers=True,
-            tells=True,
             size=lambda c: (
                 len({"uniform", *c.compare.regimes})
                 * c.compare.seeds
@@ -292,8 +280,7 @@ def study(config: StudyConfig, *, place: Place | None = None, note: str | None =
                 else:
                     spec.load(vars(config), place=place)(path)
             forget()  # the next stage may need the memory of this one's models
-            said = found_by(spec.name, Facts.of(path)) if spec.tells else None
-            if said:
+            if said := found_by(spec.name, Facts.of(path)):
                 overall.say(f"  {said}")
     facts = Facts(open_run(path))
     student, teacher = facts.pair
