@@ -144,7 +144,8 @@ def reading(path: Path, remedy: str = "remove it and run its stage again") -> It
         raise
     except Exception as error:
         said = f"is damaged and cannot be read ({first_line(error)})"
-        said = {FileNotFoundError: "is missing", PermissionError: "may not be read"}.get(type(error), said)
+        if isinstance(error, FileNotFoundError | PermissionError):
+            said = "is missing" if isinstance(error, FileNotFoundError) else "may not be read"
         raise DataError(f"{path} {said}; {remedy}") from error
 
 

@@ -105,14 +105,9 @@ def attempt(words: list[str]) -> tuple[int, str, str | None]:
         status = int(ended.code or 0)
     except BaseException as error:  # whatever escapes is what the campaign looks for
         return 70, out.getvalue(), escaped(error)
-    else:
-        return 70, out.getvalue(), "the command returned without a status"
     said = out.getvalue()
-    if "should not have happened" in said:
-        return status, said, "caught at the last moment: " + said[-300:]
-    if "Traceback (most recent call last)" in said:
-        return status, said, "traceback: " + said[-300:]
-    return status, said, None if status in (0, 1, 2) else f"status {status}"
+    escapes = "should not have happened" in said or "Traceback (most recent call last)" in said
+    return status, said, f"status {status}: {said[-300:]}" if escapes or status not in (0, 1, 2) else None
 
 
 def escaped(error: BaseException) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from attacks import attempt
 
-LONG = "a" * 300
 MADE: dict[str, Path] = {}
 
 
@@ -56,30 +56,22 @@ NONSENSE = {
     "sample NEW --prompts.source arithmetic --prompts.split nosuch": "nosuch",
     "distill NEW --prompts.source arithmetic --keep 1000000000": "keep",
     "distill NEW --prompts.source arithmetic --steps 1 --generation vllm": "vllm",
-    "study --config LATIN": "utf-8",
-    "sample NEW --prompts.source LATIN MODELS": "UTF-8",
+    "study --config LATIN.yaml": "utf-8",
+    "sample NEW --prompts.source LATIN.jsonl MODELS": "UTF-8",
     "export RUN --format nosuch": "nosuch",
     "view HOME/none": "no directory",
 }
 
 
 def words(command: str, run: Path) -> list[str]:
-    home = run.parent
-    (home / "file").touch()
-    (home / "latin").write_bytes(b"distill: # caf\xe9\n")
-    shutil.copy(home / "latin", home / "latin.yaml")
-    shutil.copy(home / "latin", home / "latin.jsonl")
-    latin = home / ("latin.yaml" if command.startswith("study") else "latin.jsonl")
-    known = {"RUN": run, "OUT": home / "out", "FILE": home / "file", "HOME": home, "NEW": home / "new"}
-    found = []
-    for word in command.split():
-        head, _, rest = word.partition("/")
-        word = f"{known[head]}/{rest}" if head in known and rest else str(known.get(word, word))
-        if word == "MODELS":
-            found += ["--pair.student", f"{MADE['pair']}/student", "--pair.teacher", f"{MADE['pair']}/teacher"]
-            continue
-        found.append(word.replace("LONG", LONG).replace("LATIN", str(latin)))
-    return found
+    """The words of a command, its capitals replaced by what they stand for."""
+    home, pair = run.parent, MADE["pair"]
+    for ending in ("yaml", "jsonl"):
+        (home / f"latin.{ending}").write_bytes(b"distill: # caf\xe9\n")
+    models = f"--pair.student {pair}/student --pair.teacher {pair}/teacher"
+    known = {"RUN": run, "HOME": home, "OUT": home / "out", "NEW": home / "new", "LATIN": home / "latin"}
+    known |= {"LONG": "a" * 300, "MODELS": models}
+    return re.sub(rf"\b({'|'.join(known)})\b", lambda found: str(known[found[0]]), command).split()
 
 
 @pytest.mark.parametrize(("command", "expected"), [*TYPOS.items(), *NONSENSE.items()])
