@@ -93,7 +93,7 @@ def writing(path: Path) -> Iterator[Path]:
     """Yields the draft to write, a file or folder; it takes the place of `path` when the block ends well."""
     with drafting(path) as draft, failing(path):
         yield draft
-        draft.replace(path)
+        draft.replace(path)  # atomic: a reader sees the old file or the new one
 
 
 def remove_left_drafts(folder: Path, pattern: str = "*") -> None:
@@ -372,7 +372,7 @@ class Run:
                 waiting[path] = drafts.enter_context(drafting(path))
                 with failing(path):
                     write_draft(table if known is None else known.conform(table), waiting[path])
-            self.reopen(stage)
+            self.reopen(stage)  # killed from here on, the stage is not listed, and a repeat writes it anew
             for path, draft in waiting.items():
                 with failing(path):
                     draft.replace(path)
@@ -500,8 +500,8 @@ class Run:
                     connection.execute(f"create view {_quoted(name, chr(34))} as select * from {source}")
                 homes = sorted({f"{form}/" for form in (str(self.path), str(self.path.resolve()), _escape(self.path))})
                 connection.execute(f"set allowed_directories = [{', '.join(_quoted(home) for home in homes)}]")
-                connection.execute("set enable_external_access = false")
-                connection.execute("set lock_configuration = true")
+                connection.execute("set enable_external_access = false")  # no other file, no network, no extension
+                connection.execute("set lock_configuration = true")  # and no query that sets it back
                 statements = connection.extract_statements(sql)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                     raise DataError("the query failed: only one SELECT statement is allowed")

@@ -63,7 +63,7 @@ class Stage:
         self.run, self.name, self.guards, self.checks_outputs = run, name, guards, checks_outputs
         self.command, self.inputs = name.partition("/")[0], dict(inputs)
         plain = {key: to_mapping(own) if dataclasses.is_dataclass(own) else own for key, own in settings.items()}
-        self.settings: Json = json.loads(json.dumps(plain, default=str))
+        self.settings: Json = json.loads(json.dumps(plain, default=str))  # as the manifest will give them back
 
     @property
     def key(self) -> str:

@@ -270,7 +270,7 @@ def study(config: StudyConfig, *, place: Place | None = None, note: str | None =
 
     start, path = time.monotonic(), config.path
     place, complete = place or fitting(config), _complete(path)
-    require_servers(config)
+    require_servers(config)  # before the hours of the first stage
     sizes = {spec.name: 1.0 if spec.name in complete else spec.size(config) for spec in config.chosen()}
     with working_on(path), keeping_workers(), stages(sizes) as overall:
         for spec in config.chosen():
