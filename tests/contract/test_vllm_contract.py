@@ -21,7 +21,7 @@ import torch
 import vllm_server
 from datasets import Dataset
 from scipy import stats
-from standin_server import StandIn
+from standin_server import Direct, StandIn
 
 from rocktokens.causal.census import BannedSet
 from rocktokens.causal.knockout import knockout_census
@@ -56,12 +56,14 @@ real = pytest.param(
 
 @pytest.fixture(scope="module", params=["stand-in", real])
 def served(request, tmp_path_factory):
-    """(kind, base URL of a server that generates with the student, base URL of one with the teacher's states)."""
+    """(kind, URL of a server that generates with the student, of one with the teacher's states, paths, stand-in)."""
     folder = tmp_path_factory.mktemp("served")
     paths = [tiny.save_model(folder / name, model) for name, model in (("student", STUDENT), ("teacher", TEACHER))]
     with ExitStack() as stack:
+        stand_in = None
         if request.param == "stand-in":
-            urls = [stack.enter_context(StandIn(STUDENT)).url, stack.enter_context(StandIn(TEACHER, pooling=True)).url]
+            stand_in = stack.enter_context(StandIn(STUDENT))
+            urls = [stand_in.url, stack.enter_context(StandIn(TEACHER, pooling=True)).url]
         elif "ROCKTOKENS_VLLM_URLS" in os.environ:
             urls = os.environ["ROCKTOKENS_VLLM_URLS"].split(",")
         else:
@@ -69,12 +71,13 @@ def served(request, tmp_path_factory):
                 stack.enter_context(vllm_server.serve(path, folder / f"{number}.log", pooling=number == 1))
                 for number, path in enumerate(paths)
             ]
-        yield request.param, *urls, paths
+        yield request.param, *urls, paths, stand_in
 
 
 @pytest.fixture(scope="module")
 def engine(served):
-    with ServerPool([served[1]], ServersConfig(concurrency=32)) as pool:
+    # Laws take thousands of draws: the stand-in is asked without a network, which tests/servers/test_pool.py looks at.
+    with Direct(served[4]) if served[4] else ServerPool([served[1]], ServersConfig(concurrency=32)) as pool:
         yield VllmEngine(pool, eos_ids=(EOS,), vocabulary=tiny.VOCABULARY, model_context=tiny.CONTEXT)
 
 

@@ -35,8 +35,6 @@ class StandIn:
     """Serve states instead of generating, as `--runner pooling` does."""
     fail_first: int = 0
     """So many requests are answered with 503 first."""
-    fails_with: str = "warming up"
-    """What such an answer says."""
     models_fail: int = 0
     """So many times GET /v1/models is answered with 503 first."""
     unknown: int = 404
@@ -169,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.cut()
         elif self.path == "/v1/models" and it.models_fail:
             it.models_fail -= 1
-            self.answer(503, {"error": {"message": it.fails_with}})
+            self.answer(503, {"error": {"message": "warming up"}})
         elif self.path == "/v1/models":
             entry = {"id": it.name, "object": "model", "root": it.root, "max_model_len": it.context}
             self.answer(200, {"object": "list", "data": [entry]})
@@ -198,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
             if it.dead:
                 self.cut()
             elif failing:
-                self.answer(503, {"error": {"message": it.fails_with}})
+                self.answer(503, {"error": {"message": "warming up"}})
             else:
                 self.respond(it, body)
         finally:

@@ -76,24 +76,14 @@ def test_messages_go_through_the_tokenizers_own_template(tmp_path, chat_tokenize
     assert list(prompt.prompt_ids) == chat_tokenizer("Ana has\nSo,")["input_ids"]
 
 
-def test_a_system_message_stands_before_the_prompt(tmp_path, chat_tokenizer):
+def test_plain_text_takes_the_template_only_when_asked_and_a_system_message_first(tmp_path, chat_tokenizer):
     source = write_jsonl(tmp_path / "plain.jsonl", {"prompt": "Ana has"})
     asked = PromptsConfig(source=source, chat=True, system="Be brief.")
-    alone = load_prompts(replace(asked, system=None), chat_tokenizer)[0].text
-    assert load_prompts(asked, chat_tokenizer)[0].text == chat_tokenizer.apply_chat_template(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ana has"}],
-        add_generation_prompt=True,
-        tokenize=False,
-    )
-    assert load_prompts(asked, chat_tokenizer)[0].text != alone
+    assert load_prompts(PromptsConfig(source=source), chat_tokenizer)[0].text == "Ana has"
+    assert load_prompts(replace(asked, system=None), chat_tokenizer)[0].text == "Ana has\nSo,"
+    assert load_prompts(asked, chat_tokenizer)[0].text == "Be brief.\nAna has\nSo,"
     with pytest.raises(ConfigError, match="system is a message of a chat: set chat too"):
         PromptsConfig(source=source, system="Be brief.")
-
-
-def test_plain_text_takes_the_template_only_when_asked(tmp_path, chat_tokenizer):
-    source = write_jsonl(tmp_path / "p.jsonl", {"prompt": "Ana has"})
-    assert load_prompts(PromptsConfig(source=source), chat_tokenizer)[0].text == "Ana has"
-    assert load_prompts(PromptsConfig(source=source, chat=True), chat_tokenizer)[0].text == "Ana has\nSo,"
 
 
 def test_dataset_directory_goes_through_the_datasets_library(tmp_path, tokenizer, monkeypatch):
@@ -128,9 +118,7 @@ ANA = {"prompt": "Ana"}
         ([ANA, {"prompt": "1" * 200}], {}, "p/2 with 200"),
         ([{"messages": [{"role": "user", "content": "Ana"}]}], {}, "no chat template"),
         ([{"messages": "hello"}], {}, "p/1"),
-        ([{"messages": [{"text": "hello"}]}], {}, "p/1"),
         ([{"messages": [{"role": "assistant", "content": "hello"}]}], {}, "no message for the student"),
-        ([ANA], {"split": "test"}, "leave split=test out"),
         ([ANA], {"options": ("a=1",)}, "leave options out"),
         (b'{"prompt": "caf\xe9"}\n', {}, "UTF-8"),
         (b'{"prompt": "\\ud800"}\n', {}, "surrogate"),
@@ -139,7 +127,6 @@ ANA = {"prompt": "Ana"}
         ([], {"source": "arithmetc"}, "Did you mean 'arithmetic'"),
         ([], {"source": "gsm"}, "owner/name"),
         ([], {"source": "missing.jsonl"}, "no prompt file"),
-        ([], {"source": "arithmetic", "split": "test"}, "train, detection, causal"),
         ([], {"source": "arithmetic", "prompt_field": "q"}, "leave prompt_field out"),
     ],
 )
@@ -211,22 +198,25 @@ def test_math_checker_works_outside_the_main_thread():
     assert found == [True]
 
 
-def test_exact_regex_and_none():
-    exact = make_checker(PromptsConfig(source="x.jsonl", checker="exact"))
-    assert exact(" a  b\n", "a b")
-    assert not exact("a b c", "a b")
-    regex = make_checker(PromptsConfig(source="x.jsonl", checker="regex", pattern=r"=(\d+)"))
-    assert regex("1+1=2, 2+2=4", "4")
-    assert not regex("1+1=2, 2+2=4", "2")
-    assert not regex("nothing", "4")
-    assert make_checker(PromptsConfig(source="x.jsonl", checker="none")) is None
+@pytest.mark.parametrize(
+    ("settings", "text", "answer", "right"),
+    [
+        ({"checker": "exact"}, " a  b\n", "a b", True),
+        ({"checker": "exact"}, "a b c", "a b", False),
+        ({"checker": "regex", "pattern": r"=(\d+)"}, "1+1=2, 2+2=4", "4", True),
+        ({"checker": "regex", "pattern": r"=(\d+)"}, "1+1=2, 2+2=4", "2", False),
+        ({"checker": "regex", "pattern": r"=(\d+)"}, "nothing", "4", False),
+        ({"source": "market"}, "Stock **14**, okay; bye!", "14", True),
+        ({"source": "market"}, "Count **14**, okay; bye!", "14", False),
+    ],
+)
+def test_other_checkers(settings, text, answer, right):
+    assert make_checker(PromptsConfig(**{"source": "x.jsonl", **settings}))(text, answer) is right
 
 
-def test_auto_takes_the_worlds_own_checker():
-    check = make_checker(PromptsConfig(source="market"))
-    assert check("Stock **14**, okay; bye!", "14")
-    assert not check("Count **14**, okay; bye!", "14")
+def test_auto_is_math_and_none_is_none():
     assert isinstance(make_checker(PromptsConfig(source="x.jsonl")), MathChecker)
+    assert make_checker(PromptsConfig(source="x.jsonl", checker="none")) is None
 
 
 def test_checker_by_dotted_path(tmp_path, monkeypatch):
@@ -240,18 +230,18 @@ def test_checker_by_dotted_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("checker", "words"),
-    [("maths", "auto, math, exact"), ("no.such.module:check", "cannot import"), ("os:linesep", "no function")],
+    ("settings", "words"),
+    [
+        ({"checker": "maths"}, "auto, math, exact"),
+        ({"checker": "no.such.module:check"}, "cannot import"),
+        ({"checker": "os:linesep"}, "no function"),
+        ({"checker": "regex", "pattern": "("}, "not a regular expression"),
+        ({"checker": "regex", "pattern": "abc"}, "group"),
+    ],
 )
-def test_unknown_checkers(checker, words):
+def test_unknown_checkers_and_bad_patterns(settings, words):
     with pytest.raises(ConfigError, match=words):
-        make_checker(PromptsConfig(source="x.jsonl", checker=checker))
-
-
-@pytest.mark.parametrize(("pattern", "words"), [("(", "not a regular expression"), ("abc", "group")])
-def test_bad_patterns(pattern, words):
-    with pytest.raises(ConfigError, match=words):
-        make_checker(PromptsConfig(source="x.jsonl", checker="regex", pattern=pattern))
+        make_checker(PromptsConfig(source="x.jsonl", **settings))
 
 
 def test_the_three_parts_are_disjoint_and_make_up_the_file(tmp_path: Path, tokenizer) -> None:
