@@ -62,21 +62,15 @@ REASONS: dict[str, tuple[str, str]] = {
     "unclear": ("undecided", "costly, but neither that it stays nor that it falls is proven"),
     "no loss before": (
         "undecided",
-        "costly, but no checkpoint before distillation was scored: whether it stays is not known",
+        "costly, but no checkpoint before distillation was scored to tell if it stays",
     ),
     "not declared": ("undecided", "stagnant, but not in the declared set"),
     "not confirmed": ("undecided", "declared a rock on one half of the prompts, and not confirmed on the other"),
     "not tested": ("undecided", "a confirmed rock that no census has tested; run `rocktokens knockout`"),
     "census undecided": ("undecided", "a confirmed rock, but the census is undecided: {banned}"),
     "never used": ("undecided", "a confirmed rock, but no rollout of the census used it"),
-    "no graft": (
-        "undecided",
-        "a confirmed rock, not needed at inference, but not grafted; run `rocktokens graft`",
-    ),
-    "graft undecided": (
-        "undecided",
-        "a confirmed rock, not needed at inference, but what learning it would gain is not known to {margin}{gain}",
-    ),
+    "no graft": ("undecided", "a confirmed rock, not needed at inference, but not grafted; run `rocktokens graft`"),
+    "graft undecided": ("undecided", "a rock, not needed at inference, but learning it may gain over {margin}{gain}"),
 }
 
 

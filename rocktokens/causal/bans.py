@@ -64,6 +64,7 @@ def families(texts: Mapping[int, str]) -> dict[int, tuple[int, ...]]:
     """Every type with its other surface forms: leading space and case."""
     forms: dict[str, list[int]] = {}
     for token_id, text in texts.items():
+        # What is nothing but spaces has no other form.
         forms.setdefault(text.lstrip(" ").casefold() or f"\0{token_id}", []).append(token_id)
     return {token_id: tuple(sorted(own)) for own in forms.values() for token_id in own}
 

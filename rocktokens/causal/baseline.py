@@ -207,9 +207,11 @@ class Work:
             given: further arguments.
         """
         size = max(1, CHUNK // rollouts)
+        # Neighbours stay together: resumptions of one rollout share its prefix.
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         if self.bench is not None:
             return [piece(self.bench, chunk, **given) for chunk in chunks]
+        # The number of items is in the name: with other rollouts known beforehand, a part holds other ones.
         names = [f"{what}-{number}-{len(items)}-{place:06d}" for place in range(len(chunks))]
         how = {"opens": self.opens, "piece": piece, "given": given}
         jobs = [

@@ -197,6 +197,7 @@ def run_looks(
             if before is not None:  # the smallest p over the looks is a p value: each was divided by its share
                 fresh = fresh._replace(p=min(before.p, fresh.p), p_neutral=min(before.p_neutral, fresh.p_neutral))
             results[column] = fresh
+        # A set that no rollout used yet may still be used by later prompts.
         active = [column for column in active if results[column].verdict == UNDECIDED or not effects.used_V[column]]
         begin = end
         if not active:

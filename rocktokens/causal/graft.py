@@ -102,6 +102,7 @@ def make_arms(sets: Sets, vocabulary: int, share: float) -> list[GraftArm]:
 def first_redraw(rollout: BaseRollout, redraw_V: Floats, seed: int) -> int | None:
     """The first position whose token the rule draws again; None: the rollout is copied whole."""
     redraw_T = redraw_V[list(rollout.token_ids)]
+    # Two numbers a position: the coin, and the one that the teacher's draw takes.
     coin_T = uniforms(seed, 2 * len(redraw_T)).reshape(-1, 2)[:, 0]
     hits = np.flatnonzero(coin_T < redraw_T)
     return int(hits[0]) if len(hits) else None
@@ -120,6 +121,7 @@ def graft_piece(bench: Bench, redraws: Sequence[Redraw], *, arms: Json, base: Ba
     """One row per redraw: generated, and checked. `arms`: arguments of `make_arms`, small where its result is not."""
     made, begun = make_arms(**arms), []
     for index, rollout, at, seed in redraws:
+        # The draw at `at` is on record and the rule draws it again, so the first token is forced to be the teacher's.
         kept, how = rollout.token_ids[:at], Row(skip=at, graft_seed=seed, rule=index, forced=True)
         request = GraftRequest((*rollout.prompt.prompt_ids, *kept), limit_of(base) - at, rollout.seed, **how)
         begun.append(Begun(rollout, kept, request, {"arm": made[index].name, "resumed_at": at}))

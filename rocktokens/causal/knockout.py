@@ -205,6 +205,7 @@ def _take_census(
             "top-k or top-p is set: banning a token then lets others into the cut, so a rollout cannot be resumed "
             "where it first used it; every knock-out is generated in full"
         )
+    # Problems are shuffled, so the first of them are a fair sample.
     placebo_problems = int(np.ceil(config.placebo_share * len(problems)))
     baselines: list[pa.Table] = []
     tables: list[pa.Table] = []

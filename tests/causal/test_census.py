@@ -48,36 +48,23 @@ def test_large_effects_get_their_names(rng):
     assert (found.high_V >= [-0.2, 0.2]).all()
 
 
-def test_an_effect_that_never_was_is_neutral_once_enough_problems_were_seen():
-    assert judge(np.zeros((100, 1)))[1] == ["Undecided"]  # 3 % of problems may have been missed
-    found, named = judge(np.zeros((400, 1)))
-    assert named == ["Proven Neutral"]
-    assert found.inner_high_V[0] == pytest.approx(np.log(1 / ALPHA) / 400, rel=0.01)
-    assert found.p_V[0] == 1
-
-
-def test_one_changed_problem_of_many_is_neutral_and_its_interval_is_the_binomial_one():
-    difference = np.zeros((2000, 1))
-    difference[7] = 0.5
-    found, named = judge(difference)
-    assert named == ["Proven Neutral"]
-    assert found.high_V[0] == pytest.approx(sps.beta.isf(ALPHA / 2, 2, 1999), rel=1e-6)
-
-
-def test_the_same_change_everywhere_is_seen():
-    found, named = judge(np.full((50, 1), -1.0))
-    assert named == ["Strong Pillar"]
-    assert found.low_V[0] == -1
-    assert found.p_V[0] < 0.01
-
-
-def test_five_changed_problems_all_one_way_are_not_significant():
-    """Where a percentile bootstrap says p = 0.01, the exact answer is 2 / 2**5."""
-    difference = np.zeros((200, 1))
-    difference[:5] = 1.0
+@pytest.mark.parametrize(
+    ("num_prompts", "changed", "by", "verdict", "known"),
+    [
+        (100, 0, 0.0, "Undecided", {}),  # 3 % of prompts may have been missed
+        (400, 0, 0.0, "Proven Neutral", {"inner_high_V": (np.log(1 / ALPHA) / 400, 1e-4), "p_V": (1, 0)}),
+        (2000, 1, 0.5, "Proven Neutral", {"high_V": (sps.beta.isf(ALPHA / 2, 2, 1999), 1e-8)}),  # the binomial bound
+        (50, 50, -1.0, "Strong Pillar", {"low_V": (-1, 0), "p_V": (0, 0.01)}),  # the same change everywhere
+        (200, 5, 1.0, "Undecided", {"p_V": (2 / 2**5, 0.015)}),  # exact; a percentile bootstrap says 0.01
+    ],
+)
+def test_sparse_changes_have_known_answers(num_prompts, changed, by, verdict, known):
+    difference = np.zeros((num_prompts, 1))
+    difference[:changed] = by
     found, named = judge(difference, resamples=4000)
-    assert found.p_V[0] == pytest.approx(2 / 2**5, abs=0.015)
-    assert named == ["Undecided"]
+    assert named == [verdict]
+    for name, (value, tolerance) in known.items():
+        assert getattr(found, name)[0] == pytest.approx(value, abs=tolerance)
 
 
 @settings(max_examples=60, deadline=None)

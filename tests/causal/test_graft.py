@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-
 import markov
 import numpy as np
 import pyarrow as pa
 import pytest
 from causal_runs import make_tiny_run
 
+from rocktokens.bypass import bypass
 from rocktokens.causal.figures import graft_terminal
 from rocktokens.causal.graft import graft, graft_table, make_arms
+from rocktokens.causal.graft import run_graft as graft_stage
 from rocktokens.causal.inference import change
-from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
+from rocktokens.causal.knockout import knockout
+from rocktokens.causal.settings import BaselineConfig, BypassConfig, GraftConfig, KnockoutConfig
 from rocktokens.errors import ConfigError, DataError
+from rocktokens.run import open_run
 from rocktokens.world import get_world
 
 LIMIT = 5
@@ -125,9 +127,6 @@ def test_cost_stands_beside_benefit():
 
 
 def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, caplog, monkeypatch):
-    from rocktokens.causal.graft import run_graft as graft_stage
-    from rocktokens.causal.knockout import knockout
-
     path = make_tiny_run(tmp_path)
     base = BaselineConfig(problems=30, max_new_tokens=12)
     run = knockout(path, KnockoutConfig(candidates=("7",), until="budget", resamples=200), base)
@@ -141,7 +140,6 @@ def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, capl
     with caplog.at_level("INFO"):
         graft_stage(path, GraftConfig(rocks=("7", "+"), problems=30, resamples=200), base)
     assert "nothing to do" in caplog.text
-    shutil.rmtree(path)
 
 
 def declared(run, token_ids, rocks):
@@ -164,12 +162,6 @@ def declared(run, token_ids, rocks):
 
 
 def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(tmp_path, caplog):
-    from rocktokens.bypass import bypass
-    from rocktokens.causal.graft import run_graft as graft_stage
-    from rocktokens.causal.knockout import knockout
-    from rocktokens.causal.settings import BypassConfig
-    from rocktokens.run import open_run
-
     path = make_tiny_run(tmp_path)
     seven, plus, minus = (get_world("arithmetic").vocabulary[text] for text in ("7", "+", "-"))
     declared(open_run(path), [seven, plus, minus], rocks=())
@@ -187,17 +179,11 @@ def test_without_rocks_census_and_grafts_run_on_candidates_and_the_list_says_so(
 
 def test_a_census_that_changes_what_would_be_skipped_makes_the_graft_due(tmp_path):
     """The set that has to be grafted follows from the census: another verdict, another graft."""
-    from rocktokens.causal.graft import run_graft as graft_stage
-    from rocktokens.causal.knockout import knockout
-    from rocktokens.run import open_run
-
     path = make_tiny_run(tmp_path)
     seven, plus = (get_world("arithmetic").vocabulary[text] for text in ("7", "+"))
     declared(open_run(path), [seven, plus], rocks=(seven, plus))
-    base, config = (
-        BaselineConfig(problems=20, max_new_tokens=12),
-        GraftConfig(problems=20, resamples=200, clusters=False),
-    )
+    base = BaselineConfig(problems=20, max_new_tokens=12)
+    config = GraftConfig(problems=20, resamples=200, clusters=False)
     run = knockout(path, KnockoutConfig(until="budget", resamples=200, controls=False), base)
     rows = run.read("census").to_pylist()
     for row, verdict in zip(rows, ("Proven Neutral", "Strong Pillar")):

@@ -1,7 +1,7 @@
 """A "language model" whose every law can be written down: the next token depends on the last one only.
 
-`MarkovEngine` and `MarkovGrafter` answer the engine interface in numpy; `paths`, `law`, `graft_law` and `greedy` are
-closed forms that share nothing with them. Token 0 ends a response; prompts are the single token 0.
+`MarkovEngine` and `MarkovGrafter` answer the engine interface in numpy; `paths`, `law` and `graft_law` are closed
+forms that share nothing with them. Token 0 ends a response; prompts are the single token 0.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats as sps
 
+from rocktokens.causal.grafters import graft_numbers
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Continuation, GraftRequest, Request
 
@@ -38,11 +39,10 @@ def numbers(seeds: Sequence[int], skips: Sequence[int], count: int, salt: int = 
 
 
 class MarkovEngine:
-    """Continues prefixes by a transition matrix; all rows at once. Counts what it generates."""
+    """Continues prefixes by a transition matrix; all rows at once. Counts its requests."""
 
-    def __init__(self, matrix: np.ndarray, *, greedy: bool = False, exact_resume: bool = True) -> None:
-        self.matrix, self.greedy, self.exact_resume = matrix, greedy, exact_resume
-        self.num_tokens = self.num_requests = 0
+    def __init__(self, matrix: np.ndarray, *, exact_resume: bool = True) -> None:
+        self.matrix, self.exact_resume, self.num_requests = matrix, exact_resume, 0
 
     def generate(self, requests: Sequence[Request], *, progress=None) -> list[Continuation]:
         if not requests:
@@ -67,13 +67,10 @@ class MarkovEngine:
             length_B += live_B
             live_B &= (last_B != EOS) & (room_B > step + 1)
         self.num_requests += len(requests)
-        self.num_tokens += int(length_B.sum())
         rows = [tuple(row[:length]) for row, length in zip(token_BT.tolist(), length_B.tolist())]
         return [Continuation(row, truncated=row[-1] != EOS) for row in rows]
 
     def draw(self, weight_BV: np.ndarray, uniform_B: np.ndarray, requests, step: int) -> np.ndarray:
-        if self.greedy:
-            return weight_BV.argmax(1)
         cumulative_BV = weight_BV.cumsum(1)
         return (cumulative_BV <= (uniform_B * cumulative_BV[:, -1])[:, None]).sum(1)
 
@@ -87,8 +84,6 @@ class MarkovGrafter(MarkovEngine):
         self.own = np.zeros(len(rules), bool) if own is None else np.asarray(own)
 
     def generate(self, requests: Sequence[GraftRequest], *, progress=None) -> list[Continuation]:
-        from rocktokens.causal.grafters import graft_numbers
-
         room = max(request.max_new_tokens for request in requests)
         self.graft_BT2 = np.stack([graft_numbers(r.graft_seed, r.skip, room) for r in requests])
         self.last_B = np.array([request.prefix[-1] for request in requests])

@@ -47,24 +47,17 @@ def census(distilled):
     return world, {row["token_id"]: row for row in run.read("census").to_pylist()}
 
 
-def test_planted_pillars_are_strong_pillars(census):
+@pytest.mark.parametrize(
+    ("planted", "verdict"),
+    [("pillars", "Strong Pillar"), ("neutrals", "Proven Neutral"), ("stumbling_blocks", "Strong Stumbling Block")],
+)
+def test_planted_types_get_their_verdicts(census, planted, verdict):
     world, rows = census
-    for token, token_id in zip(*world.truth().pillars.__dict__.values()):
-        row = rows[token_id]
-        assert (row["verdict"], row["p_bh"] <= 0.05) == ("Strong Pillar", True), (token, row)
-
-
-def test_planted_neutrals_are_proven_neutral(census):
-    world, rows = census
-    for token, token_id in zip(*world.truth().neutrals.__dict__.values()):
-        assert rows[token_id]["verdict"] == "Proven Neutral", (token, rows[token_id])
-
-
-def test_the_planted_stumbling_block_is_one(census):
-    world, rows = census
-    (token_id,) = world.truth().stumbling_blocks.ids
-    row = rows[token_id]
-    assert (row["verdict"], row["p_bh"] <= 0.05) == ("Strong Stumbling Block", True), row
+    ids = getattr(world.truth(), planted).ids
+    assert ids
+    for row in map(rows.get, ids):
+        assert row["verdict"] == verdict, row
+        assert verdict == "Proven Neutral" or row["p_bh"] <= 0.05, row
 
 
 def test_rocks_that_do_not_matter_are_no_pillars(census):
