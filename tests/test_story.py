@@ -56,16 +56,6 @@ def test_every_table_and_column_is_described_in_the_schema(story):
     assert found == []
 
 
-def test_answers_are_judged_as_the_world_judges_them(story):
-    problems = {problem.id: problem for problem in WORLD.problems("detection", 80)}
-    rows = story.run.read("rollouts").to_pylist()
-    assert len(rows) == 160
-    for row in rows:
-        problem = problems[row["prompt_id"]]
-        assert row["answer"] == problem.answer
-        assert row["correct"] == WORLD.check(row["text"], problem.answer)
-
-
 def test_every_token_is_scored_at_every_checkpoint_with_its_exact_loss(story):
     run = story.run
     assert run.steps() == run.checkpoints() == [0, 3, 6]
@@ -107,15 +97,6 @@ def test_the_planted_rocks_do_not_learn_and_the_rest_does(story):
     kl = {(row["step"], row["planted"]): row["kl"] for row in mean.to_pylist()}
     assert kl[6, True] == pytest.approx(kl[0, True], rel=0.1)
     assert kl[6, False] < 0.9 * kl[0, False]
-
-
-def test_gradients_add_up_and_rocks_hold_more_than_their_share(story):
-    table = story.run.read("geometry")
-    assert sum(table["grad_share"].to_pylist()) == pytest.approx(1)
-    assert sum(table["position_share"].to_pylist()) == pytest.approx(1)
-    assert np.all(np.abs(table["cos_global"].to_numpy()) <= 1 + 1e-9)
-    facts = story.run.facts("geometry")
-    assert facts["rock_grad_share"] > facts["rock_position_share"]
 
 
 def test_verdicts_are_the_worlds_truth(story):

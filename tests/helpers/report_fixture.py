@@ -1,42 +1,30 @@
-"""A synthetic run with everything a report can show, every table made by the function that makes it in a real run.
+"""A synthetic run with everything a report can show, every table by its schema.
 
-Losses are planted: a few tokens stay expensive at every checkpoint, a few learn, the rest are cheap. Outcomes of the
-causal tests and of the comparison are drawn; their tables and verdicts are computed. Hostile token texts can be put in
-place of ordinary ones.
+Losses are planted: a few tokens stay expensive at every checkpoint, a few learn, the rest are cheap; detection finds
+them. Results of the causal tests and of the comparison are written down (test_story reports a real study). Hostile
+token texts can be put in place of ordinary ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from rocktokens.causal.census import BannedSet, Effects, Outcomes, census_facts, census_table, make_schedule, run_looks
-from rocktokens.causal.graft import GraftRow, graft_table
-from rocktokens.causal.settings import KnockoutConfig
-from rocktokens.compare.settings import CompareConfig
-from rocktokens.compare.stage import write_comparison
 from rocktokens.detect.rocks import Occurrences, detect_rocks
 from rocktokens.detect.settings import DetectConfig
-from rocktokens.geometry.gradients import GradientGeometry, compare_groups
 from rocktokens.run import Run, open_run
 from rocktokens.score.shown import shown_rollouts
-from rocktokens.stage import Stage
-from rocktokens.stats import Estimate
-from rocktokens.tables import FLOP_STAGES, OCCURRENCES, ROLLOUTS, STEP_STAGES, TABLES, TOP_TOKENS
-from rocktokens.train.record import TrainingRecord
+from rocktokens.tables import OCCURRENCES, ROLLOUTS, TABLES, TOP_TOKENS
 
 HOME = tempfile.TemporaryDirectory(prefix="rocktokens-reports-")
-CENSUS_PROMPTS, COMPARE_PROMPTS = 1000, 400
-SECONDS = {"rollout": 0.7, "teacher": 0.2, "student": 0.25, "head": 0.1, "optimiser": 0.05}
-
+SECONDS = {"seconds_rollout": 0.7, "seconds_teacher": 0.2, "seconds_student": 0.25, "seconds_head": 0.1}
 STEPS = (0, 50, 100)
 OPENERS = [" So", " Thus", " Then", " First"]
 MARKS = [" \\(", "\\)", "\n", ":", "**", "\n\n"]
@@ -112,9 +100,9 @@ def _made(stages: str, hostile: bool, prompts: int, seed: int) -> Path:
     report = _detect(run, tables, tokenizer, seed)
     if stages == "detect":
         return path
-    _geometry(run, rng, report, tables[STEPS[-1]])
+    _geometry(run, rng, report)
     _training(run, rng)
-    _census(run, rng, report, tokenizer)
+    _census(run, report, tokenizer)
     _grafts(run)
     _compare(run, rng)
     return path
@@ -211,8 +199,7 @@ def _top_tokens(run: Run, rng: np.random.Generator, rollouts: pa.Table, step: in
 
 
 def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, seed: int) -> Any:
-    config = DetectConfig(resamples=200, seed=seed)
-    report = detect_rocks(Occurrences.read(tables), tokenizer, config)
+    report = detect_rocks(Occurrences.read(tables), tokenizer, DetectConfig(resamples=200, seed=seed))
     for name in ("types", "sensitivity", "persistence", "footprints", "clusters"):
         run.write(name, report.tables[name])
     run.manifest["config"]["detect"] = {"resamples": 200, "seed": seed}
@@ -220,88 +207,60 @@ def _detect(run: Run, tables: dict[int, pa.Table], tokenizer: FakeTokenizer, see
     return report
 
 
-def _geometry(run: Run, rng: np.random.Generator, report: Any, table: pa.Table) -> None:
-    geometry = GradientGeometry(len(VOCABULARY))
-    token_N = torch.tensor(np.array(table["token_id"]), dtype=torch.long)
-    direction = torch.from_numpy(rng.normal(size=(len(VOCABULARY), len(VOCABULARY))))
-    noise = torch.from_numpy(rng.normal(size=(len(token_N), len(VOCABULARY))))
-    size = torch.from_numpy(np.array(table["grad_norm"], dtype=float))[:, None]
-    geometry.update(token_N, (direction[token_N] + 2 * noise + 0.5) * size)
-    found = geometry.table(report.groups)
-    run.write("geometry", found)
-    run.finish("geometry", {"sketched": False, "comparisons": compare_groups(found)})
+def _write(run: Run, name: str, rows: list[dict[str, Any]]) -> None:
+    """A table with the columns of its schema; what a row does not have is empty."""
+    run.write(name, pa.Table.from_pylist(rows, schema=TABLES[name].schema))
+
+
+def _around(name: str, value: float, reach: float) -> dict[str, float]:
+    return {name: value, f"{name}_low": value - reach, f"{name}_high": value + reach}
+
+
+def _geometry(run: Run, rng: np.random.Generator, report: Any) -> None:
+    groups = {int(token_id): name for name, ids in report.groups.items() for token_id in ids}
+    types = run.types().to_pylist()
+    total, loss = sum(row["count"] for row in types), sum(row["count"] * row["loss_post"] for row in types)
+    rows = []
+    for row in types:
+        rows.append({"token_id": row["token_id"], "group": groups.get(row["token_id"], "other"), "count": row["count"]})
+        rows[-1] |= {"position_share": row["count"] / total, "grad_share": row["count"] * row["loss_post"] / loss}
+        rows[-1] |= {"mean_grad_norm": row["loss_post"], "cos_others": rng.uniform(-0.5, 0.9)}
+    _write(run, "geometry", rows)
+    compared = {"metric": "cos_others", "first": "rocks", "second": "random others", "p_value": 0.2}
+    run.finish("geometry", {"sketched": False, "comparisons": [compared]})
 
 
 def _training(run: Run, rng: np.random.Generator) -> None:
-    record = TrainingRecord()
+    rows = []
     for step in range(101):
         done = step / 100
         losses = {"loss_rocks": 0.55 - 0.02 * done + rng.normal(0, 0.02), "loss_rest": 0.09 - 0.05 * done}
-        right = 0.35 + 0.25 * done
-        read = {"accuracy": right, "accuracy_low": right - 0.05, "accuracy_high": right + 0.05}
-        record.rows.append(_step(step, 0.2 - 0.1 * done) | (losses if step else {}) | (read if step % 20 == 0 else {}))
-    record.write(run)
-    ends = [{"accuracy": value, "accuracy_low": value - 0.05, "accuracy_high": value + 0.05} for value in (0.35, 0.6)]
-    run.finish("distill", {"steps": 100, "saturated": True, "accuracy_before": ends[0], "accuracy_after": ends[1]})
+        rows.append({"step": step, "loss": 0.2 - 0.1 * done, "kept_share": 1.0, **SECONDS} | (losses if step else {}))
+        rows[-1] |= _around("accuracy", 0.35 + 0.25 * done, 0.05) if step % 20 == 0 else {}
+    _write(run, "training", rows)
+    ends = {f"accuracy_{name}": _around("accuracy", value, 0.05) for name, value in (("before", 0.35), ("after", 0.6))}
+    run.finish("distill", {"steps": 100, "saturated": True, **ends})
 
 
-def _step(step: int, loss: float, *, kept: float = 1.0, pace: float = 1.0) -> dict[str, Any]:
-    """What training records of a step, accuracy and losses by group aside."""
-    row = {"step": step, "loss": loss, "kept_share": kept, "weight_share": kept, "ceiling": 1 / kept}
-    row |= {"tokens": 900, "prompt_tokens": 100, "rollouts": 16, "invalid": 0, "learning_rate": 1e-4}
-    row |= {"seconds": 1.3 * pace, "seconds_processor": 1.2 * pace}
-    row |= {f"seconds_{stage}": pace * SECONDS.get(stage, 0.0) for stage in STEP_STAGES}
-    return row | {f"flops_{stage}": 1e9 * pace for stage in FLOP_STAGES}
-
-
-def _census(run: Run, rng: np.random.Generator, report: Any, tokenizer: FakeTokenizer) -> None:
-    """A census of simulated outcomes: three pillars, one stumbling block, the others without an effect."""
+def _census(run: Run, report: Any, tokenizer: FakeTokenizer) -> None:
+    """Three pillars, one rock that is a stumbling block, the others proven neutral; continuations of six rollouts."""
     rocks = [int(token_id) for token_id in report.rocks]
     pillars = [VOCABULARY.index(text) for text in ("3", " +", " =")]
-    ids = list(dict.fromkeys([*rocks, *pillars, *range(15, 24)]))
-    sets = [BannedSet(f"token:{i}", "token", i, tokenizer.texts[i], (i,)) for i in ids]
-    config = KnockoutConfig(resamples=500, rounds=1)
-    base_P = rng.random(CENSUS_PROMPTS) < 0.6
-    rows: list[dict[str, Any]] = []
-
-    def measure(look: int, begin: int, end: int, active: Sequence[int]) -> Outcomes:
-        jobs = []
-        for column in active:
-            fall, rise = (
-                (0.15, 0.0) if ids[column] in pillars else (0.0, 0.3) if ids[column] == rocks[0] else (0.0, 0.0)
-            )
-            for prompt in range(begin, end):
-                uses = rng.random() < 0.5
-                flip = uses and rng.random() < (fall if base_P[prompt] else rise)
-                jobs.append((prompt, column, True, bool(base_P[prompt]) != flip))
-                jobs.append((prompt, column, False, bool(base_P[prompt]) != (rng.random() < 0.02)))
-        prompt_J, column_J, knockout_J, after_J = (np.array(values) for values in zip(*jobs))
-        rows.extend(_outcome(p, "knockout" if k else "placebo", sets[c].set_id, a) for p, c, k, a in jobs)
-        return Outcomes(
-            problem_N=np.arange(begin, end),
-            correct_N=base_P[begin:end].astype(float),
-            used_V=np.full(len(sets), (end - begin) // 2),
-            problem_J=prompt_J,
-            before_J=base_P[prompt_J].astype(float),
-            column_J=column_J,
-            is_knockout_J=knockout_J.astype(bool),
-            after_J=after_J.astype(float),
-            placebo_problems=end,
-        )
-
-    effects = Effects(sets, CENSUS_PROMPTS, rollouts=1)
-    census = run_looks(effects, make_schedule(CENSUS_PROMPTS, config.rounds), measure, config, seed=0)
-    run.write("census", census_table(census))
+    effects = dict.fromkeys([*rocks, *pillars, *range(15, 24)], ("Proven Neutral", 0.0))
+    effects |= {token_id: ("Strong Pillar", -0.05 - token_id / 1000) for token_id in pillars}
+    effects |= {rocks[0]: ("Strong Stumbling Block", 0.04)} if rocks else {}
+    rows = []
+    for token_id, (verdict, delta) in effects.items():
+        names = {"set_id": f"token:{token_id}", "role": "candidate", "kind": "token", "token_id": token_id}
+        rows.append(names | {"token": tokenizer.texts[token_id], "members": [token_id], "verdict": verdict})
+        rows[-1] |= _around("delta", delta, 0.008) | {"used_share": 0.5, "placebo_floor": 0.011, "p": 0.01}
+    _write(run, "census", rows)
     base = run.read("rollouts").to_pylist()[:6]
-    run.write("baseline", pa.Table.from_pylist(base, schema=ROLLOUTS))
-    rows += [_without(row, token_id) for row in base for token_id in rocks[:3] if token_id in row["token_ids"]]
-    run.write("knockouts", pa.Table.from_pylist(rows, schema=TABLES["knockouts"].schema))
-    run.finish("knockout", census_facts(census))
-
-
-def _outcome(prompt: int, arm: str, set_id: str, correct: bool) -> dict[str, Any]:
-    names = {"prompt_id": f"c{prompt}", "rollout_id": f"c{prompt}#0", "arm": arm, "set_id": set_id}
-    return {**names, "correct": bool(correct), "num_tokens": 12}
+    _write(run, "baseline", base)
+    used = [(row, token_id) for row in base for token_id in rocks[:3] if token_id in row["token_ids"]]
+    _write(run, "knockouts", [_without(row, token_id) for row, token_id in used])
+    known = {"epsilon": 0.01, "noise_floor": 0.011, "smallest_detectable_effect": 0.003, "power": 0.8}
+    run.finish("knockout", known | _around("accuracy", 0.6, 0.03))
 
 
 def _without(row: dict[str, Any], token_id: int) -> dict[str, Any]:
@@ -315,57 +274,28 @@ def _without(row: dict[str, Any], token_id: int) -> dict[str, Any]:
 
 def _grafts(run: Run) -> None:
     gains = {"rocks": 0.004, "rest": 0.17, "all": 0.18, "control": 0.02, "cluster digits": 0.12}
-    rows = [
-        GraftRow(
-            arm,
-            6,
-            0.16,
-            Estimate(0.6 + gain, 0.58 + gain, 0.62 + gain, 60),
-            Estimate(gain, gain - 0.012, gain + 0.012, 60),
-        )
-        for arm, gain in gains.items()
-    ]
-    types = run.types().to_pylist()
-    digits = [row["token_id"] for row in types if row["cluster"] == "digits"]
-    run.write("grafts", graft_table(rows, types, {"rocks": run.facts("detect")["rocks"], "cluster digits": digits}))
+    own = {"num_types": 6, "share_positions": 0.16, "grad_share": 0.5}
+    rows = [{"arm": arm, **own, **_around("gain", gain, 0.012)} for arm, gain in gains.items()]
+    _write(run, "grafts", [row | _around("accuracy", 0.6 + row["gain"], 0.02) for row in rows])
     run.finish("graft", {"accuracy": 0.6})
 
 
 def _compare(run: Run, rng: np.random.Generator) -> None:
-    """Trainings as the stage leaves them, read and written by the stage's own functions."""
     ends = {"uniform": (0.62, 1.0), "freeze": (0.618, 0.93), "random": (0.55, 0.93), "prefix": (0.61, 0.64)}
-    ends["small"] = (0.6, 0.4)
-    difficulty_P = rng.random(COMPARE_PROMPTS)
-    arms = {
-        (seed, regime): _arm(run.path / "compare" / regime / f"seed={seed}", rng, regime, end, pace, difficulty_P)
-        for seed in range(3)
-        for regime, (end, pace) in ends.items()
-    }
-    config = CompareConfig(regimes=tuple(ends), resamples=200, problems=COMPARE_PROMPTS)
-    rocks = run.facts("detect")["rocks"]
-    write_comparison(Stage(run, "compare", {}, {}), arms, config, {"normalise": "kept", "steps": 20, "rocks": rocks})
-
-
-def _arm(path: Path, rng: np.random.Generator, regime: str, end: float, pace: float, difficulty_P: np.ndarray) -> Run:
-    arm, record = Run.create(path), TrainingRecord()
-    kept = 0.78 if regime in ("freeze", "random") else 1.0
-    for step in range(1, 21):
-        row = _step(step, 0.1, kept=kept, pace=5 * pace * rng.uniform(0.97, 1.03))
-        row |= {"scored": row["tokens"], "changed_share": 1 - kept, "end_dropped_share": 0.0}
-        if step % 5 == 1:
-            row |= {"changed_loss_share": 0.4 * (kept < 1)}
-        record.rows.append(row)
-    record.write(arm)
-    for step in range(0, 21, 4):
-        accuracy = 0.35 + (end - 0.35) * (1 - np.exp(-step / 6)) + rng.normal(0, 0.001)
-        names = [f"h{i}" for i in range(COMPARE_PROMPTS)]
-        columns = {"prompt_id": names, "correct": (difficulty_P < accuracy).astype(float)}
-        columns |= {"rollouts": np.ones(COMPARE_PROMPTS, np.int32), "length": rng.normal(40, 5, COMPARE_PROMPTS)}
-        arm.write(f"problems/step={step}", pa.table(columns | {"truncated": np.zeros(COMPARE_PROMPTS)}))
-        losses = {"rock_positions": [40, 50, 60], "rock_loss": [18.0, 27.0, 30.0], "rest_positions": [300, 320, 340]}
-        arm.write(f"losses/step={step}", pa.table({"prompt_id": names[:3], **losses, "rest_loss": [17.0, 20.0, 21.0]}))
-        found = {"heldout_loss_rocks": 0.5, "heldout_loss_rest": 0.06}
-        found |= {"heldout_length": rng.normal(40, 0.5), "heldout_truncated": 0.01 + 0.001 * rng.random()}
-        arm.manifest["stages"][f"read/step={step}"] = found
-    arm.finish("train", {"steps": 20})
-    return arm
+    curves, finals = [], []
+    for regime, (end, pace) in ends.items():
+        delta = end - ends["uniform"][0]
+        row = {"regime": regime, "verdict": "unchanged" if delta > -0.02 else "costs", "num_seeds": 3}
+        row |= {"over_seeds": True, "flops_ratio": pace, "kept_share": 0.78, "ceiling": 1.28, "seconds": 100 * pace}
+        row |= _around("delta", delta, 0.007) | _around("accuracy", end, 0.03)
+        finals.append(row | _around("seconds_ratio", pace, 0.02) | _around("change_same_tokens", delta, 0.01))
+        for seed, step in itertools.product(range(3), range(0, 21, 4)):
+            accuracy = 0.35 + (end - 0.35) * (1 - np.exp(-step / 6)) + rng.normal(0, 0.001)
+            spent = {"tokens_total": 900 * step * pace, "seconds_total": 5.0 * step * pace}
+            seconds = {name: pace * value for name, value in SECONDS.items()}
+            curves.append({"regime": regime, "seed": seed, "step": step, "accuracy": accuracy} | spent | seconds)
+    _write(run, "compare", curves)
+    _write(run, "compare_summary", finals)
+    run.finish(
+        "compare", {"steps": 20, "verdicts": ["The rocks can be skipped here."], "estimators": "Means over seeds."}
+    )
