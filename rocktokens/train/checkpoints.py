@@ -51,12 +51,8 @@ MOST_PROMPTS = 10_000
 
 def last_complete_checkpoint(directory: str | Path) -> Path | None:
     """The newest checkpoint that was written to its end; half-written ones are passed over."""
-    found = {}
-    for path in Path(directory).glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        if step.isdigit() and _is_complete(path):
-            found[int(step)] = path
-    return found[max(found)] if found else None
+    paths = [path for path in Path(directory).glob("checkpoint-*") if path.name[11:].isdigit() and _is_complete(path)]
+    return max(paths, key=lambda path: int(path.name[11:]), default=None)
 
 
 def _is_complete(path: Path) -> bool:
@@ -101,12 +97,7 @@ class CheckpointMixin(_Base):
                 raise RunError(f"{self.args.output_dir} holds no complete checkpoint to resume from")
         if resume_from_checkpoint:
             path = Path(str(resume_from_checkpoint))
-            self._check_checkpoint(path)
-            for name in RESUME_FILES:
-                if (path / name).exists():
-                    _load_resume_file(path / name)
-            if (path / STATE_NAME).exists():  # a stock TRL checkpoint has none: monitor and selector start anew
-                self._restore(path / STATE_NAME)
+            self._restore(path)
             state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
             if 0 < self.args.max_steps <= state.global_step:  # transformers would take one more step
                 return self._finished(path, state)
@@ -118,14 +109,13 @@ class CheckpointMixin(_Base):
         if not self.is_fsdp_enabled and not self.is_deepspeed_enabled:  # shards stay where they are
             self._load_from_checkpoint(str(path))
         losses = self.record.column("loss")
-        known = losses[np.isfinite(losses)]
-        loss = float(known.mean()) if len(known) else 0.0
+        loss = float(losses[np.isfinite(losses)].mean()) if np.isfinite(losses).any() else 0.0
         rates = dict.fromkeys(("train_runtime", "train_samples_per_second", "train_steps_per_second"), 0.0)
         metrics = {**rates, "total_flos": float(self.state.total_flos), "train_loss": loss}
         return TrainOutput(self.state.global_step, loss, metrics)
 
-    def _check_checkpoint(self, path: Path) -> None:
-        """Refuse a checkpoint of another model before any weight is touched."""
+    def _restore(self, path: Path) -> None:
+        """Take our state from a checkpoint; one of another model or selector is refused before a weight is touched."""
         if not _is_complete(path):
             raise RunError(f"{path} is no complete checkpoint; choose another, or resume_from_checkpoint=True")
         if (path / "config.json").exists():  # else an adapter: PEFT checks its own
@@ -137,11 +127,15 @@ class CheckpointMixin(_Base):
                         "here. Choose the run's own checkpoint, or start a new run."
                     )
 
-    def _restore(self, path: Path) -> None:
-        state = _load_resume_file(path)
+        for name in RESUME_FILES:
+            if (path / name).exists():
+                _load_resume_file(path / name)
+        if not (path / STATE_NAME).exists():  # a stock TRL checkpoint has none: monitor and selector start anew
+            return
+        state = _load_resume_file(path / STATE_NAME)
         if state["selector_name"] != self.selector.name:
             raise RunError(
-                f"{path.parent} was trained with selector {state['selector_name']}, this run has {self.selector.name}; "
+                f"{path} was trained with selector {state['selector_name']}, this run has {self.selector.name}; "
                 "start a new run for another selector"
             )
         if not self.accelerator.is_main_process:  # the saved sums are of all ranks: only one may carry them on
@@ -208,10 +202,7 @@ def _writing(directory: Path) -> Iterator[None]:
 def describe_run(trainer: RockDistillationTrainer, run: Run, models: dict[str, str | PreTrainedModel | None]) -> None:
     """Record pair, prompts and tokenizer in a run that does not name them yet, so that `sample` knows what to load.
 
-    Args:
-        trainer: knows the prompts and the tokenizer.
-        run: the run.
-        models: student and teacher as the user gave them; None for a served teacher.
+    Models are those that the user gave; None for a served teacher.
     """
     if "pair" in run.manifest["config"] or not trainer.accelerator.is_main_process:
         return

@@ -6,6 +6,7 @@ Each function reads the run's tables and returns a figure with its sentence, or 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -43,17 +44,30 @@ LOG_FROM = 20
 def training_loss(facts: Facts) -> Figure | None:
     """Loss on rocks and on the rest, step by step."""
     rows, estimator = _steps_recorded(facts)
-    data, ends = [], {}
-    for key, title, color in (("loss_rocks", "rocks", ROCK), ("loss_rest", "the rest", REST)):
+    data, said = [], []
+    for key, title, color, dash in (("loss_rocks", "rocks", ROCK, "solid"), ("loss_rest", "the rest", REST, "dash")):
         own = [(row["step"], row[key]) for row in rows if row[key] is not None and math.isfinite(row[key])]
         if len(own) < 2:
             continue
-        losses = [loss for _, loss in own]
+        step_S, loss_S = zip(*own)
         kernel = np.ones(max(1, len(own) // 20))
-        smooth = np.convolve(losses, kernel, "same") / np.convolve(np.ones(len(own)), kernel, "same")
-        tenth = max(1, len(own) // 10)
-        ends[title] = (_mean_of_steps(losses[:tenth]), _mean_of_steps(losses[-tenth:]))
-        data += _loss_traces(title, color, own, smooth)
+        smooth_S = np.convolve(loss_S, kernel, "same") / np.convolve(np.ones(len(own)), kernel, "same")
+        tenth, thin = max(1, len(own) // 10), slice(None, None, max(1, math.ceil(len(own) / MAX_POINTS)))
+        before, after = _mean_of_steps(loss_S[:tenth]), _mean_of_steps(loss_S[-tenth:])
+        said.append(f"on {title} the loss went from {before} to {after} nats")
+        # The recorded values, faint, and their moving mean.
+        line: Json = {"type": "scatter", "x": list(step_S[thin]), "mode": "lines"}
+        faint = {"showlegend": False, "line": {"color": color, "width": 1}, "opacity": 0.35, "hoverinfo": "skip"}
+        data.append({**line, **faint, "y": list(loss_S[thin])})
+        bold = {
+            "mode": "lines+markers" if len(own) <= 40 else "lines",
+            "name": title,
+            "y": smooth_S[thin].tolist(),
+            "line": {"color": color, "width": 2.4, "dash": dash},
+            "text": [f"step {at}: {title} {number(mean, 3)} nats" for at, mean in zip(step_S[thin], smooth_S[thin])],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        data.append({**line, **bold})
     if not data:
         if facts.table("training") is not None:
             facts.notes.append("loss over training was left out: no step recorded the loss of rocks or of the rest")
@@ -63,7 +77,6 @@ def training_loss(facts: Facts) -> Figure | None:
     drawn = [value for trace in data for value in trace["y"] if value > 0]
     if drawn and max(drawn) > LOG_FROM * min(drawn):
         log_axis(shape["yaxis"], min(drawn), max(drawn))
-    said = [f"on {name} the loss went from {before} to {after} nats" for name, (before, after) in ends.items()]
     return Figure(
         name="training_loss",
         title="Loss over training",
@@ -76,35 +89,13 @@ def training_loss(facts: Facts) -> Figure | None:
     )
 
 
-def _mean_of_steps(losses: list[float]) -> str:
+def _mean_of_steps(losses: Sequence[float]) -> str:
     """The mean of some steps' losses with a t interval over the steps; a single step has none."""
     count, value = len(losses), float(np.mean(losses))
     if count < 2:
         return number(value, 3)
     reach = float(sps.t.isf(0.025, count - 1) * np.std(losses, ddof=1) / math.sqrt(count))
     return interval(Estimate(value, value - reach, value + reach, count), number, digits=3)
-
-
-def _loss_traces(title: str, color: str, own: list[tuple[int, float]], smooth: np.ndarray) -> list[Json]:
-    """The recorded values, faint, and their moving mean; a long training is thinned to MAX_POINTS."""
-    stride = max(1, math.ceil(len(own) / MAX_POINTS))
-    own, smooth = own[::stride], smooth[::stride]
-    step = [at for at, _ in own]
-    line = {"type": "scatter", "x": step}
-    faint = {"mode": "lines", "showlegend": False, "line": {"color": color, "width": 1}, "opacity": 0.35}
-    dash = "solid" if title == "rocks" else "dash"
-    return [
-        {**line, **faint, "y": [loss for _, loss in own], "hoverinfo": "skip"},
-        {
-            **line,
-            "mode": "lines+markers" if len(own) <= 40 else "lines",
-            "name": title,
-            "y": smooth.tolist(),
-            "line": {"color": color, "width": 2.4, "dash": dash},
-            "text": [f"step {at}: {title} {number(value, 3)} nats" for at, value in zip(step, smooth)],
-            "hovertemplate": "%{text}<extra></extra>",
-        },
-    ]
 
 
 def _steps_recorded(facts: Facts) -> tuple[list[Json], str]:

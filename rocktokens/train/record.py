@@ -250,17 +250,11 @@ def account_table(title: str, summary: Mapping[str, float]) -> Table:
     total = summary["seconds"]
     seconds = {stage: summary[f"seconds_{stage}"] for stage in STEP_STAGES if summary[f"seconds_{stage}"] > 0}
     seconds |= {"other": total - sum(summary[f"seconds_{stage}"] for stage in STEP_STAGES), "all": total}
-    flops = {stage: summary.get(f"flops_{stage}") or math.nan for stage in seconds}
-    rows = [
-        {
-            "stage": stage,
-            "seconds": own,
-            "share": own / total,
-            "tflop": flops[stage] / 1e12,
-            "speed": flops[stage] / own / 1e9,
-        }
-        for stage, own in seconds.items()
-    ]
+    rows = []
+    for stage, own in seconds.items():
+        flops = summary.get(f"flops_{stage}") or math.nan
+        row = {"stage": stage, "seconds": own, "share": own / total}
+        rows.append(row | {"tflop": flops / 1e12, "speed": flops / own / 1e9})
     columns = [
         Column("stage", "stage"),
         Column("seconds", "seconds", number, {"digits": 1}),

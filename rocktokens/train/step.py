@@ -138,17 +138,9 @@ def step_flops(
 ) -> dict[str, float]:
     """FLOPs of one optimiser step by stage. A backward costs two forwards; the loss projects once and back twice.
 
-    Where a selector had losses measured first, the teacher's states of that pass serve the loss, too.
-
-    Args:
-        student: What the student's forward pass costs.
-        teacher: What the teacher's costs.
-        prompt_R: Tokens of every rollout's prompt.
-        response_R: Tokens of every rollout.
-        kept: Tokens whose loss was trained on.
-        measured_first: Whether the selector needed the losses before the step.
-        sampled: Whether the rollouts were sampled in this step.
-        shared_S: Tokens of every prompt that was not computed because another rollout of it already had been.
+    Lengths are in tokens: of every rollout's prompt, of its response, and of every prompt that was not computed because
+    another rollout of it had been. Where a selector had losses measured first, the teacher's states of that pass serve
+    the loss, too.
     """
     whole_R, tokens = prompt_R + response_R, float(response_R.sum())
     shared_S = np.zeros(0) if shared_S is None else shared_S
@@ -202,8 +194,13 @@ class StepHooks(TrainerCallback):
                     selector.observe(monitor)
             row: Row = {"step": step, "learning_rate": self._learning_rate}
             row |= self._counts(trained) | self._losses(trained, others) | self._shadows(trained, others)
-            if control.should_log:
-                row |= self._online()
+            if control.should_log:  # rocks as the monitor declares them, without a scoring pass
+                rocks = trainer.monitor.gathered().rocks()
+                row["rocks_online"] = len(rocks)
+                if set(rocks) != set(self._rocks) and trainer.accelerator.is_main_process:
+                    names = ", ".join(repr(trainer._tokenizer.decode([id_])) for id_ in rocks[:20]) or "none"
+                    log.info("step %d: %d rocks so far: %s", step, len(rocks), names)
+                self._rocks = rocks
             if trainer.run is not None and trainer.records_at(step):
                 self._write_occurrences(step, Rows.joined([trained, others]))
         if trainer.run is not None and step in trainer.options.keep_at:
@@ -319,16 +316,6 @@ class StepHooks(TrainerCallback):
         for first, second in combinations(kept, 2):
             row[f"overlap_{first}_{second}"] = overlap(kept[first], kept[second])
         return row
-
-    def _online(self) -> Row:
-        """Rocks as the monitor declares them without a scoring pass, at every log line."""
-        trainer = self.trainer
-        rocks = trainer.monitor.gathered().rocks()
-        if set(rocks) != set(self._rocks) and trainer.accelerator.is_main_process:
-            names = ", ".join(repr(trainer._tokenizer.decode([id_])) for id_ in rocks[:20]) or "none"
-            log.info("step %d: %d rocks so far: %s", trainer.state.global_step, len(rocks), names)
-        self._rocks = rocks
-        return {"rocks_online": len(rocks)}
 
     def _write_occurrences(self, step: int, rows: Rows) -> None:
         """Every occurrence of this rank's rollouts, as one part of telemetry/step=N."""

@@ -24,7 +24,6 @@ from trl import DistillationConfig
 from trl.models import prepare_deepspeed
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from rocktokens.divergence.fused import Head
 from rocktokens.errors import ConfigError
 from rocktokens.models.pair import head_of
 from rocktokens.models.states import Sequences, StateSource
@@ -51,11 +50,7 @@ class LocalTeacher:
                 "pooling and name its URL with --servers.teacher (docs/scale.md)"
             )
         self.rows = len(self._model.get_output_embeddings().weight)
-        self.shape = ModelShape.of(self._model)
-
-    def head(self) -> Head:
-        """Its output head."""
-        return head_of(self._model)
+        self.shape, self.head = ModelShape.of(self._model), head_of(self._model)
 
     def states(self, inputs: Batch) -> Tensor:
         """The states that predict each completion token, (B, C, G); through its own wrapper, without gradient."""
@@ -73,13 +68,9 @@ class ServedTeacher:
         self.trainer, self.source = trainer, source
         device, head = trainer.accelerator.device, source.head
         bias = None if head.bias_V is None else head.bias_V.to(device)
-        self._head = replace(head, weight_VH=head.weight_VH.to(device), bias_V=bias)
+        self.head = replace(head, weight_VH=head.weight_VH.to(device), bias_V=bias)
         self.rows = len(head.weight_VH)
         self.shape = ModelShape(0, 0, head.weight_VH.numel())  # its backbone costs this machine nothing
-
-    def head(self) -> Head:
-        """Its output head."""
-        return self._head
 
     @torch.no_grad()
     def states(self, inputs: Batch) -> Tensor:
@@ -95,7 +86,7 @@ class ServedTeacher:
             tuple(len(prompts[index]) for index in filled),
             tuple(f"{index + 1} of step {self.trainer.state.global_step + 1}" for index in filled),
         )
-        device, width = self._head.weight_VH.device, self._head.weight_VH.shape[1]
+        device, width = self.head.weight_VH.device, self.head.weight_VH.shape[1]
         state_BCG = torch.zeros((*mask_BC.shape, width), device=device)
         if filled:
             state_BCG[mask_BC.to(device)] = self.source.response_states(sequences).to(device)

@@ -70,14 +70,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # What a multimodal model is given in addition to token ids.
-IMAGE_KEYS: tuple[str, ...] = (
-    "pixel_values",
-    "image_grid_thw",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "image_sizes",
-)
-IMAGE_KEYS += ("token_type_ids", "mm_token_type_ids", "image_position_ids")
+IMAGE_KEYS = ["pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes"]
+IMAGE_KEYS += ["token_type_ids", "mm_token_type_ids", "image_position_ids"]
 PASSED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row")
 
 
@@ -167,8 +161,12 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         is_named = len(self.shadows) == len(options.shadows)
         require(is_named, "several shadow selectors share a name; pass a mapping from names of your own")
         self.length_limit = args.max_completion_length
+        shortens = type(self.selector).length is not Selector.length  # later positions are not even sampled
+        limited = self.length_limit is not None or not shortens
+        require(limited, f"selector {self.selector.name} takes a share of the length; set max_completion_length")
         apart = differ_in_size(model, teacher_model, args)  # TRL would refuse them; our loss cuts to the shared rows
-        args.max_completion_length = self._sampled_length()  # while TRL reads it; afterwards it is the user's again
+        if shortens and self.length_limit is not None:  # while TRL reads it; afterwards it is the user's again
+            args.max_completion_length = self.selector.length(self.length_limit)
         try:
             super().__init__(model, None if apart else teacher_model, args, *trl_arguments, **trl_settings)
         finally:
@@ -209,65 +207,58 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             describe_run(self, run, {"student": model, "teacher": teacher_model})
         self.add_callback(StepHooks(self))
 
-    def _sampled_length(self) -> int | None:
-        """Tokens that are sampled at most: TRL's limit, or less where the selector never uses later positions."""
-        if self.length_limit is not None:
-            return self.selector.length(self.length_limit)
-        shortens = type(self.selector).length is not Selector.length
-        require(not shortens, f"selector {self.selector.name} takes a share of the length; set max_completion_length")
-        return None
-
     def _check_settings(self) -> None:
-        options, vocabulary, each = self.options, self.vocabulary, self.options.rollouts_per_prompt
-        beyond = sorted(v for v in {*self.rocks, *self.selector.token_ids} if not 0 <= v < vocabulary)
-        rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        options, each = self.options, self.options.rollouts_per_prompt
+        beyond = sorted(v for v in {*self.rocks, *self.selector.token_ids} if not 0 <= v < self.vocabulary)
+        require(
+            not beyond,
+            f"rock id {beyond[:1]} is not in the vocabulary of {self.vocabulary} token types ({len(beyond)} such); "
+            "were the rocks found with another tokenizer?",
+        )
         is_reverse = self.beta == 1.0 if options.kind is None else options.kind == "reverse_kl"
-        sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
-        refused = {
-            f"rock id {beyond[:1]} is not in the vocabulary of {vocabulary} token types ({len(beyond)} such); were the "
-            "rocks found with another tokenizer?": bool(beyond),
+        require(
+            self.run is None or options.telemetry_every is None or is_reverse,
             f"occurrences record the reverse KL; beta = {self.beta}, kind = {options.kind} trains another divergence: "
-            "set beta=1.0 or telemetry_every=None": bool(self.run and options.telemetry_every and not is_reverse),
-            f"{rows} rollouts per step cannot be divided into {each} per prompt": bool(
-                rows * self.accelerator.num_processes % each
-            ),
-            f"rollouts_per_prompt = {each} needs a dataset with a length, but this one is a stream. Repeat its rows "
-            "yourself, or load it whole.": each > 1 and isinstance(self.train_dataset, IterableDataset),
-            "evaluation while training needs the whole student on every rank; leave it out": sharded
-            and options.evaluator is not None,
+            "set beta=1.0 or telemetry_every=None",
+        )
+        rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        divides = rows * self.accelerator.num_processes % each == 0
+        require(divides, f"{rows} rollouts per step cannot be divided into {each} per prompt")
+        streams = isinstance(self.train_dataset, IterableDataset)  # its rows would come once, whatever was asked for
+        require(each == 1 or not streams, f"rollouts_per_prompt = {each} needs a dataset with a length, not a stream")
+        # Our sampler cannot keep the ranks of a sharded model in step.
+        sharded = self.is_fsdp_enabled or (self.is_deepspeed_enabled and self.args.deepspeed_plugin.zero_stage == 3)
+        whole = options.evaluator is None or not sharded
+        require(whole, "evaluation while training needs the whole student on every rank; leave it out")
+        not_ours = {
+            "vLLM": self.use_vllm,
+            "tools": self.tools,
+            "images": self._is_vlm,
+            "min_p": self.min_p is not None,
+            "repetition_penalty": self.repetition_penalty != 1.0,
+            "generation_kwargs": self.args.generation_kwargs,
+            "a sharded model": sharded,
+            "rollouts without a limit; set max_completion_length, or": self.max_completion_length is None,
         }
-        if options.generation == "ours":
-            no_limit = "generation='ours' needs a limit for its rollouts; set max_completion_length"
-            refused[no_limit] = self.max_completion_length is None
-            not_ours = {
-                "vLLM": self.use_vllm,
-                "tools": self.tools,
-                "images": self._is_vlm,
-                "min_p": self.min_p is not None,
-                "repetition_penalty": self.repetition_penalty != 1.0,
-                "generation_kwargs": self.args.generation_kwargs,
-                "a sharded model": sharded,  # it cannot keep the ranks in step
-            }
-            refused |= {
-                f"our sampler does not do {name}; use generation='trl'": bool(used) for name, used in not_ours.items()
-            }
-        for sentence, holds in refused.items():
-            require(not holds, sentence)
+        for name, used in not_ours.items():
+            allowed = options.generation == "trl" or not used
+            require(allowed, f"generation='ours': our sampler does not do {name}; use generation='trl'")
 
     # Rollouts
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's order of prompts, several rollouts per prompt, and the same order after a resume in a later epoch."""
         stock: Any = super()._get_train_sampler(dataset)
-        return _ResumableSampler(
+        sampler = _ResumableSampler(
             data_source=stock.data_source,
             mini_repeat_count=self.options.rollouts_per_prompt,
             batch_size=stock.batch_size // self.options.rollouts_per_prompt,
             repeat_count=stock.repeat_count,
             shuffle=stock.shuffle,
             seed=self.args.seed,
-            steps_done=lambda: self.state.global_step,
         )
+        sampler.steps_done = lambda: self.state.global_step
+        return sampler
 
     def _tokenize_prompts(self, prompts: list) -> object:
         """Prompts that come as token ids stay as they are: text is never tokenised twice."""
@@ -362,21 +353,16 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         if every is not None and self.state.global_step % every == 0:
             with self.meter.whole("telemetry"):
                 top_k = max(given.needs_top for given in (selector, *self.shadows.values()))
-                if rows is not None and top_k <= selector.needs_top:
-                    self.audited = grid.batch
-                else:
-                    self.audited = with_losses(accelerator, grid, *self._measure(output, top_k))
+                is_known = rows is not None and top_k <= selector.needs_top
+                self.audited = grid.batch if is_known else with_losses(accelerator, grid, *self._measure(output, top_k))
         if rows is not None:
             self.others.append(rows.at(weight_BC[rows.rollout_K - grid.first_row, rows.position_K] == 0))
 
     @torch.no_grad()
     def _measure(self, output: Mapping[str, Any], top: int, *, keep: bool = False) -> tuple[Rows, TopChoices | None]:
-        """Losses of every occurrence of this rank before the step, micro-batch by micro-batch, without gradient.
+        """Losses of every occurrence of this rank before the step, and both models' `top` most probable tokens.
 
-        Args:
-            output: the step's rollouts.
-            top: how many of both models' most probable tokens to find, too.
-            keep: whether the loss shall use the teacher's states of this pass again.
+        With `keep` the loss uses the teacher's states of this pass again.
         """
         images = "pixel_values" in output
         require(not images, f"selector {self.selector.name} needs losses, which is not supported with images")
@@ -442,7 +428,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         with self.precision.mixed():  # a block of its own: autocast remembers casts made without grad
             student_BCH = self._states(unwrapped_student, inputs)
         with self.meter.stage("head"):
-            heads = head_of(unwrapped_student), self.teacher.head()
+            heads = head_of(unwrapped_student), self.teacher.head
             device = heads[0].weight_VH.device
             is_one = device == heads[1].weight_VH.device
             require(is_one, "both output heads must be on one device; set their device_map so")
@@ -488,7 +474,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             other.weight_VH,
             token_N=token_K,
             weight_N=weight_K,
-            kind=self.options.kind or {1.0: "reverse_kl", 0.0: "forward_kl"}.get(self.beta, "jsd"),
+            kind=self.options.kind or ("reverse_kl" if self.beta == 1 else "forward_kl" if self.beta == 0 else "jsd"),
             beta=self.beta,
             temperature=self.temperature,
             student_bias=own.bias_V,
@@ -536,14 +522,12 @@ class _ResumableSampler(RepeatSampler):
     """TRL's sampler draws each epoch's order from where the last one left its generator, which a resumed process never
     saw. Here the epoch follows from the steps done, and its order from the seed."""
 
-    def __init__(self, *, steps_done: Callable[[], int], **settings: Any) -> None:
-        super().__init__(**settings)
-        self._steps_done = steps_done
+    steps_done: Callable[[], int]
 
     def __iter__(self) -> Any:
         if self.shuffle and self.seed is not None:
             self.generator.manual_seed(self.seed)
-            for _ in range(self._steps_done() // max(self.num_samples // self.batch_size, 1)):
+            for _ in range(self.steps_done() // max(self.num_samples // self.batch_size, 1)):
                 torch.randperm(self.num_samples, generator=self.generator)
         return super().__iter__()
 
