@@ -188,7 +188,7 @@ class Random(Soft):
         if not rock_N.any():
             return torch.ones(len(batch))
         rng = np.random.default_rng(derive_seed(self.seed, "random", batch.step))
-        chosen_N = matched_control(rock_N, batch.rollout_N.numpy(), np.zeros(len(batch)), rng=rng).chosen_N
+        chosen_N = matched_control(rock_N, batch.rollout_N.numpy(), np.zeros(len(batch)), rng=rng)
         # Where rocks are dense, runs one free position apart do not all fit: the number is kept, the runs give way.
         missing = int(rock_N.sum() - chosen_N.sum())
         free = np.flatnonzero(~rock_N & ~chosen_N)
