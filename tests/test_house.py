@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocktokens.cli import main
-from rocktokens.settings import field_docs, field_types
+from rocktokens.settings import field_types
 from rocktokens.study import StudyConfig
 
 ROOT = Path(__file__).parent.parent
@@ -121,19 +121,13 @@ def test_stages_are_listed_in_the_registry_alone():
     assert listing <= {"study"}
 
 
-def settings_of(kind: type, section: str = "") -> Iterator[tuple[type, str, str]]:
-    """(class, field, flag) of every setting."""
-    for name, hint in field_types(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from settings_of(hint, f"{section}{name}.")
-        else:
-            yield kind, name, f"{section}{name}"
+def number_of_settings(kind: type) -> int:
+    hints = field_types(kind).values()
+    return sum(number_of_settings(hint) if dataclasses.is_dataclass(hint) else 1 for hint in hints)
 
 
-def test_settings_are_few_and_described():
-    found = list(settings_of(StudyConfig))
-    assert len(found) <= MOST_SETTINGS
-    assert not [flag for kind, name, flag in found if name not in field_docs(kind)]
+def test_settings_are_few():
+    assert number_of_settings(StudyConfig) <= MOST_SETTINGS
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -223,11 +223,9 @@ def test_parts_of_two_students_are_never_mixed(pair, tmp_path, monkeypatch):
 
 
 def test_a_table_of_ones_own_never_overwrites_a_study(run):
-    part = next((run / "occurrences").rglob("*.parquet"))
-    before = (run / "types.parquet").read_bytes()
     with pytest.raises(RunError, match="--out"):
-        detect_table(part, run, DETECT)
-    assert (run / "types.parquet").read_bytes() == before
+        detect_table(next((run / "occurrences").rglob("*.parquet")), run, DETECT)
+    assert not open_run(run).damaged_files("detect")
 
 
 def test_a_run_deleted_while_a_stage_works_is_not_recorded_as_complete(run):
@@ -239,22 +237,15 @@ def test_a_run_deleted_while_a_stage_works_is_not_recorded_as_complete(run):
 
 
 def test_flipped_bytes_are_noticed(run):
-    path = run / "rollouts.parquet"
-    content = bytearray(path.read_bytes())
-    for place in range(8, len(content) - 8, len(content) // 12):
-        changed = bytearray(content)
-        changed[place] ^= 0x10
-        path.write_bytes(changed)
-        with pytest.raises(DataError, match=r"rollouts\.parquet is damaged.*rocktokens sample"):
-            open_run(run).read("rollouts")
-        with pytest.raises(DataError, match=r"rollouts\.parquet is damaged"):
-            open_run(run).query("select * from rollouts")
     part = next((run / "occurrences").rglob("*.parquet"))
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
+    for path, stage in ((run / "rollouts.parquet", "sample"), (part, "score")):
+        content = path.read_bytes()
+        for place in range(8, len(content) - 8, len(content) // 12):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+            with pytest.raises(DataError, match=rf"{path.name} is damaged.*rocktokens {stage}"):
+                open_run(run).query(f"select * from {'rollouts' if stage == 'sample' else 'occurrences'}")
     with pytest.raises(DataError, match="is damaged"):
-        open_run(run).occurrences()
+        open_run(run).read("rollouts")
 
 
 # ---------------------------------------------------------------- several processes
