@@ -183,11 +183,14 @@ def test_a_server_that_dies_leaves_its_parts_and_another_model_may_not_go_on(tmp
 
 
 def test_check_probes_servers(pair, student, states):
-    servers = ServersConfig(student=(student.url,), teacher=(states.url,))
-    first, second = server_findings(pair, ROLLOUTS, servers)
-    assert f"{student.url} serves the student and gives its rollouts" in first.sentence
-    assert f"{states.url} serves the teacher and gives its hidden states" in second.sentence
-    assert "context" in first.number
+    with StandIn(STUDENT, context=8) as short:
+        servers = ServersConfig(student=(student.url, short.url), teacher=(states.url,))
+        samples, fault, scores = server_findings(pair, ROLLOUTS, servers)
+    assert f"{student.url} serves the student and gives its rollouts" in samples.sentence
+    assert f"{states.url} serves the teacher and gives its hidden states" in scores.sentence
+    assert "context" in samples.number
+    assert fault.status == "wrong"
+    assert f"{short.url} takes 8 tokens" in fault.sentence
 
 
 def test_every_server_of_a_pool_is_recognised(tmp_path, pair, prompts, student, states):
@@ -271,14 +274,6 @@ def test_a_teacher_that_writes_must_be_the_one_whose_states_are_given(tmp_path, 
     path = tmp_path / "run"
     train(path, states.url, writes.url)
     assert open_run(path).facts("distill")["steps"] == 2
-
-
-def test_check_names_the_fault_of_a_server_and_its_url(pair):
-    with StandIn(STUDENT, context=8) as server:
-        (found,) = server_findings(pair, ROLLOUTS, ServersConfig(student=(server.url,)))
-        assert found.status == "wrong"
-        assert "--max-model-len" in found.sentence
-        assert server.url in found.sentence
 
 
 def test_a_study_says_at_once_that_grafts_on_servers_need_a_teacher_that_generates(tmp_path, pair, prompts, states):

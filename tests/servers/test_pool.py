@@ -46,8 +46,11 @@ def test_two_servers_share_the_work_and_give_what_one_gives():
         assert two.requests
 
 
-def test_requests_and_prompt_tokens_in_flight_are_bounded_and_connections_kept():
-    with StandIn(MODEL) as server, pool_of(server, concurrency=3, prompt_tokens=20) as pool:
+@pytest.mark.parametrize(("workers", "concurrency", "prompt_tokens"), [(1, 3, 20), (4, 8, 80)])
+def test_what_is_in_flight_is_bounded_for_all_workers_of_a_command(monkeypatch, workers, concurrency, prompt_tokens):
+    monkeypatch.setattr("rocktokens.servers.pool.num_workers", lambda: workers)
+    settings = {"concurrency": concurrency, "prompt_tokens": prompt_tokens}
+    with StandIn(MODEL) as server, pool_of(server, **settings) as pool:
         engine_of(pool).generate([Request(tuple([5] * 9), 4, seed) for seed in range(30)])
         assert 1 <= server.most_in_flight <= 2  # three would hold 27 prompt tokens
         assert server.most_prompt_tokens <= 20
@@ -88,15 +91,6 @@ def test_a_request_does_not_go_back_to_the_server_that_failed_it_while_another_i
     wait_for(check())
 
 
-def test_workers_of_one_command_share_what_a_server_takes(monkeypatch):
-    monkeypatch.setattr("rocktokens.servers.pool.num_workers", lambda: 4)
-    with StandIn(MODEL) as server, pool_of(server, concurrency=8, prompt_tokens=80) as pool:
-        engine_of(pool).generate([Request(tuple([5] * 9), 4, seed) for seed in range(30)])
-        assert 1 <= server.most_in_flight <= 2
-        assert server.most_prompt_tokens <= 20
-    assert (pool_of(server, concurrency=3, prompt_tokens=3).concurrency) == 1
-
-
 def test_a_time_out_counts_and_ends_what_is_in_flight():
     with StandIn(MODEL, slow_after=1) as server, pool_of(server, retries=0, timeout=0.5) as pool:
         start = time.monotonic()
@@ -128,12 +122,6 @@ def test_a_server_that_is_not_ready_to_name_its_model_is_asked_again():
         with pytest.raises(ConfigError, match="503: warming up") as error:
             pool.models()
         assert late.url in str(error.value)
-
-
-def test_nobody_answers(unused_port):
-    url = f"http://127.0.0.1:{unused_port}"
-    with ServerPool([url]) as pool, pytest.raises(ConfigError, match=f"nobody answers at {url}"):
-        pool.models()
 
 
 @pytest.mark.parametrize(
