@@ -88,18 +88,13 @@ class Facts:
             self.notes.append(f"{figure} was left out: no column {', '.join(missing)}")
         return bool(missing)
 
-    def query(self, sql: str) -> pa.Table | None:
-        """Ask the run; nothing where a table or column is missing."""
-        try:
-            return self.run.query(sql)
-        except (DataError, RunError) as error:
-            self.notes.append(f"a question to the run was left out: {error}")
-            return None
-
     def ask(self, sql: str) -> list[Row]:
         """The rows of a query; none where a table or column is missing."""
-        found = self.query(sql)
-        return [] if found is None else found.to_pylist()
+        try:
+            return self.run.query(sql).to_pylist()
+        except (DataError, RunError) as error:
+            self.notes.append(f"a question to the run was left out: {error}")
+            return []
 
     # Manifest
 
@@ -127,12 +122,6 @@ class Facts:
             return known.index(base) if base in known else len(known), base, int(step) if step.isdigit() else -1
 
         return sorted((stage for stage in self.run.manifest.get("stages", {}) if stage != "report"), key=place)
-
-    @property
-    def sections(self) -> list[str]:
-        """Sections of the configuration in the order of a study."""
-        known = ["pair", "prompts", "rollouts", *registry()]
-        return sorted(self.config, key=lambda name: (known.index(name) if name in known else len(known), name))
 
     @property
     def not_run(self) -> dict[str, str]:

@@ -137,7 +137,7 @@ def visible(token: str, *, flow: bool = False) -> str:
     """
     if token == "":
         return "" if flow else "∅"
-    out = []
+    out, pictured = [], {letter for letter in token if unicodedata.category(letter) in ("So", "Sk", "Mn")}
     for place, letter in enumerate(token):
         code = ord(letter)
         if letter == "\n":
@@ -150,7 +150,7 @@ def visible(token: str, *, flow: bool = False) -> str:
             out.append(chr(0x2400 + code))
         elif code == 0x7F:
             out.append("\u2421")
-        elif code == _JOINER and _pictured(token[place - 1 : place]) and _pictured(token[place + 1 : place + 2]):
+        elif code == _JOINER and 0 < place < len(token) - 1 and pictured >= {token[place - 1], token[place + 1]}:
             out.append(letter)  # holds one emoji together
         elif unicodedata.category(letter) in _HIDDEN or (letter.isspace() and letter != "\u00a0"):
             out.append(f"⟨U+{code:04X}⟩")
@@ -162,10 +162,6 @@ def visible(token: str, *, flow: bool = False) -> str:
         lead, tail = len(text) - len(text.lstrip(" ")), len(text) - len(text.rstrip(" "))
         return "␣" * len(text) if not bare else "␣" * lead + bare + "␣" * tail
     return "◌" + "".join(out) if unicodedata.combining(token[0]) else "".join(out)
-
-
-def _pictured(letter: str) -> bool:
-    return bool(letter) and unicodedata.category(letter) in ("So", "Sk", "Mn")
 
 
 def label(token: str, limit: int = 18) -> str:

@@ -136,7 +136,7 @@ def verdict(facts: Facts) -> Verdict:
 
 
 def _which(facts: Facts) -> Tile:
-    question = "Which tokens are rocks?"
+    question, of_all = "Which tokens are rocks?", f"of {plural(len(facts.types), 'type')}"
     if not facts.types:
         return Tile("which", question, "not tested", "–", "No detection has run.", facts.command("detect"))
     count = Counter(str(row["class"]) for row in facts.types if row.get("class"))
@@ -146,7 +146,7 @@ def _which(facts: Facts) -> Tile:
         known = [row["confirmed"] for row in facts.rocks if row.get("confirmed") is not None]
         answer = "unstable" if sum(known) < CONFIRMED_SHARE * len(known) else "found"
         said = f"The other half of the prompts confirms {sum(known)} of {len(known)}." if known else ""
-        return Tile("which", question, answer, f"{len(facts.rocks)} of {_types(facts)}", f"{said}{also}".strip())
+        return Tile("which", question, answer, f"{len(facts.rocks)} {of_all}", f"{said}{also}".strip())
     if facts.rock_word == "costly":
         said = "Without the loss before distillation, what does not learn cannot be told from what does."
         return Tile("which", question, "not tested", plural(count["costly"], "costly token type"), said)
@@ -155,11 +155,7 @@ def _which(facts: Facts) -> Tile:
         said = f"About {plural(int(more), 'prompt')} would settle it." if isinstance(more, int | float) and more else ""
         value = f"{plural(count['unclear'], 'costly type')} unclear"
         return Tile("which", question, "undecided", value, f"{said}{also}".strip())
-    return Tile("which", question, "none", f"none of {_types(facts)}", f"By the `{facts.definition}` definition.{also}")
-
-
-def _types(facts: Facts) -> str:
-    return plural(len(facts.types), "type")
+    return Tile("which", question, "none", f"none {of_all}", f"By the `{facts.definition}` definition.{also}")
 
 
 def _cost(facts: Facts) -> Tile:

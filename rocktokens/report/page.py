@@ -208,7 +208,7 @@ def appendix(facts: Facts) -> Json:
     detect = facts.stage("detect")
     values = {
         "Thresholds": {**(detect.get("thresholds") or {}), **{name: detect.get(name) for name in ("k", "signal")}},
-        **{f"Settings: {name}": facts.config[name] for name in facts.sections},
+        **{f"Settings: {name}": facts.config[name] for name in sorted(facts.config)},
         "Versions": facts.run.manifest.get("versions", {}),
         **{f"Stage: {name}": _plain(facts.stage(name)) for name in facts.stages},
     }

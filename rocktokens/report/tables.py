@@ -35,20 +35,31 @@ def footprints_table(facts: Facts) -> Table:
 
 
 def rocks_table(facts: Facts) -> Table:
-    """One row per declared token: what it costs, whether it learns, what banning it does, and the decision."""
+    """The declared token types."""
+    return _types_table(facts, facts.rocks, "rocks")
+
+
+def costly_table(facts: Facts) -> Table:
+    """Costly token types that are not called rocks: they learn, or nothing settles whether they do."""
+    costly = [row for row in facts.types if str(row.get("class")).startswith(("learning", "unclear", "costly"))]
+    return _types_table(facts, [row for row in costly if row["token_id"] not in facts.rock_ids], "costly")
+
+
+def _types_table(facts: Facts, types: list[Row], name: str) -> Table:
+    """One row per token type: what it costs, whether it learns, what banning it does, and the decision."""
     verdicts, decided = verdicts_by_token(facts), decisions(facts)
     rows = []
-    for row in facts.rocks[:ROCK_ROWS]:
+    for row in types:
         census = verdicts.get(row["token_id"], {})
         confirmed = {True: ", confirmed", False: ", not confirmed"}.get(row.get("confirmed"), "")  # type: ignore[arg-type]
         rows.append(
             {
-                **_with_losses(row),
+                **row,
+                "losses": f"{number(row.get('loss_pre'), 3)} → {number(row.get('loss_post'), 3)}",
                 "class": f"{row['class']}{confirmed}" if row.get("class") else None,
                 "verdict": census.get("verdict"),
                 **{f"delta{end}": census.get(f"delta{end}") for end in ("", "_low", "_high")},
                 "decision": ": ".join(decided[row["token_id"]]) if row["token_id"] in decided else None,
-                "sets": ", ".join(name for name in ("certified", "burden", "context") if row.get(f"in_{name}")),
             }
         )
     columns = [
@@ -63,38 +74,10 @@ def rocks_table(facts: Facts) -> Table:
         Column("kind", "cluster"),
         Column("count", "count", number, {"digits": 0}),
         Column("burden R", "r", number, {"digits": 1}, interval=True),
-        Column("CCR", "ccr", number),
-        Column("R_ctx", "r_ctx", number, {"digits": 1}),
-        Column("sets", "sets"),
     ]
     # What no row can fill is no column.
-    optional = ("fall", "class", "decision")
-    shown = [item for item in columns if item.key not in optional or any(row.get(item.key) is not None for row in rows)]
-    return Table(shown, rows, name="rocks", ids="token_id")
-
-
-def costly_table(facts: Facts) -> Table:
-    """Costly token types that are not called rocks: they learn, or the data do not settle whether they do."""
-    decided = decisions(facts)
-    rows = [
-        {**_with_losses(row), "decision": ": ".join(decided[row["token_id"]]) if row["token_id"] in decided else None}
-        for row in facts.types
-        if str(row.get("class")).startswith(("learning", "unclear")) and row["token_id"] not in facts.rock_ids
-    ]
-    columns = [
-        Column("token", "token", token=True),
-        Column("id", "token_id", text),
-        Column("class", "class"),
-        Column("loss before → after", "losses", text),
-        Column("fall", "fall", percent, {"digits": 0}, interval=True),
-        Column("count", "count", number, {"digits": 0}),
-        Column("decision", "decision"),
-    ]
-    return Table(columns, rows, name="costly", ids="token_id", limit=ROCK_ROWS)
-
-
-def _with_losses(row: Row) -> Row:
-    return {**row, "losses": f"{number(row.get('loss_pre'), 3)} → {number(row.get('loss_post'), 3)}"}
+    shown = [item for item in columns if any(row.get(item.key) is not None for row in rows)]
+    return Table(shown, rows, name=name, ids="token_id", limit=ROCK_ROWS)
 
 
 def census_table(facts: Facts) -> Table:

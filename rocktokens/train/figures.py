@@ -126,13 +126,12 @@ def _by_step(facts: Facts, table: str) -> list[Json]:
     if not facts.rock_ids:
         return []
     ids = ", ".join(map(str, sorted(facts.rock_ids)))
-    found = facts.query(
+    return facts.ask(
         # Rounded: threads add up in any order, and the same run must give the same bytes.
         f"select step, round(favg(kl) filter (token_id in ({ids})), 9) as loss_rocks, "
         f"round(favg(kl) filter (token_id not in ({ids})), 9) as loss_rest from {table} where isfinite(kl) "
         "group by step order by step"
     )
-    return [] if found is None else found.to_pylist()
 
 
 def _notes(facts: Facts) -> list[str]:
