@@ -193,16 +193,7 @@ def wilson_interval(successes: int, trials: int, *, level: float = 0.95) -> Esti
 def right_shares(
     texts: Sequence[str], answers: Sequence[str], check: Callable[[str, str], bool], *, rollouts: int = 1
 ) -> NDArray[np.float64]:
-    """Share of right rollouts of each prompt.
-
-    Args:
-        texts: the rollouts, prompt by prompt, `rollouts` of each.
-        answers: the reference answer of each prompt.
-        check: `check(text, answer)` says whether a rollout is right.
-        rollouts: rollouts per prompt.
-    """
-    if len(texts) != len(answers) * rollouts:
-        raise DataError(f"{len(answers)} prompts with {rollouts} rollouts each cannot have {len(texts)} rollouts")
+    """Share of right rollouts of each prompt; `texts` holds the rollouts prompt by prompt, `rollouts` of each."""
     right = [bool(check(text, answers[at // rollouts])) for at, text in enumerate(texts)]
     return np.asarray(right, np.float64).reshape(len(answers), rollouts).mean(1)
 
@@ -214,12 +205,6 @@ def accuracy_estimate(
 
     Bootstrap-t over prompts; Wilson's interval where every prompt has one outcome (0 or 1) or all prompts have the
     same share: a resample could then not show how far the accuracy may lie from 0, from 1 or from that share.
-
-    Args:
-        share_P: share of right rollouts of each prompt.
-        rng: draws the resamples.
-        resamples: how many.
-        level: coverage of the interval.
     """
     shares = np.asarray(share_P, float)
     if len(shares) == 0:

@@ -57,7 +57,7 @@ MEASURED = "on the half of the prompts that did not choose the rocks"
 
 def render(report: RockReport, command: str | None = None, limit: int = 30) -> Table:
     """The rocks, then the other costly types; below them footprints, spread of the loss and what is still needed."""
-    rows = [row for row in report.tables["types"].to_pylist() if row["class"] or row[f"in_{report.definition}"]]
+    rows = [row for row in report.tables["types"].to_pylist() if row["class"] or row[f"in_{report.config.definition}"]]
     for row in rows:
         named = row["class"] or ""
         row["said"] = f"{named} (not confirmed)" if named and not row["confirmed"] else named
@@ -111,8 +111,8 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
 def _title(report: RockReport) -> str:
     """One line that says how many rocks, by what; or that there are none."""
     count, signal = len(report.rocks), report.config.signal
-    if report.definition != "certified":
-        return f"{count or 'No'} rocks by `{report.definition}` on {signal}"
+    if report.config.definition != "certified":
+        return f"{count or 'No'} rocks by `{report.config.definition}` on {signal}"
     if report.thresholds.tau_pre is None:
         return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks cannot be declared"
     counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}

@@ -62,6 +62,7 @@ def footprints(
 
     n_R = np.diff(start_R, append=len(loss_N)).astype(float)
     all_n, all_loss = np.bincount(unit_R, weights=n_R, minlength=num_units), by_unit(loss_N)
+    all_grad = None if grad_N is None else by_unit(grad_N)
     least = 0.0 if loss_N.min() >= 0 else -np.inf  # a sampled log-ratio may be negative
     rows: list[Row] = []
     for name, (chosen_N, num_types) in sets.items():
@@ -76,9 +77,9 @@ def footprints(
             "share_loss": share(own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
             "enrichment": share(own_loss, all_loss, own_n, all_n).within(least, np.inf),
         }
-        if grad_N is not None:
+        if all_grad is not None:
             own_grad = by_unit(np.where(chosen_N, grad_N, np.float32(0)))
-            row["share_grad"] = share(own_grad, by_unit(grad_N)).within(0.0, 1.0)
+            row["share_grad"] = share(own_grad, all_grad).within(0.0, 1.0)
         rows.append(row)
     return rows
 

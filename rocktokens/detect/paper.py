@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ from rocktokens.stats import Floats, Intervals, bootstrap_sums, resample_counts
 # T types of one block, U units of prompts, B resamples, H vector width, D distances.
 RANDOM_WIDTH = 64  # of the vectors that stand for tokens where no embedding is at hand
 ENCODE_ROWS = 16_384  # contexts encoded in one go
-MIX_ROWS = 2_048  # of them mixed at once, which the cache holds
+MIX_ROWS = 2_048  # of them mixed at once
 POOL, PAIRS = 20_000, 100_000  # contexts and pairs that calibrate γ: its share of 5 % then errs by 0.1 %
 BLOCK_CELLS = 300_000  # cosines that exist at once: about 1 MB, within the cache
 COSINE_ROUNDING = np.float32(1e-5)  # cosines of identical contexts differ from 1 in float32
@@ -179,28 +179,6 @@ def unit(vector_QH: Floats) -> Floats:
     return np.divide(vector_QH, length_Q1, out=np.zeros_like(vector_QH), where=length_Q1 > 0)
 
 
-def encode_windows(occurrences: Occurrences, row_Q: Array, vector_VH: Floats, window: int) -> Floats:
-    """Unit encodings of the ±window tokens around the given recorded rows, weighted by 1 / distance."""
-    offset_D = np.array([*range(-window, 0), *range(1, window + 1)], row_Q.dtype)
-    wanted_QD = row_Q[:, None] + offset_D
-    near_QD = np.clip(wanted_QD, 0, len(occurrences.type_M) - 1)
-    # Where positions are missing from the record, distance is that of the positions, not of the rows.
-    distance_QD = np.abs(occurrences.position_M.take(near_QD) - occurrences.position_M[row_Q][:, None])
-    inside_QD = (near_QD == wanted_QD) & (occurrences.rollout_M.take(near_QD) == occurrences.rollout_M[row_Q][:, None])
-    inside_QD &= distance_QD <= window
-    weight_QD = np.divide(1, distance_QD, out=np.zeros(near_QD.shape, np.float32), where=inside_QD, dtype=np.float32)
-    type_QD = occurrences.type_M.take(near_QD)
-    # A product with a sparse matrix, in steps that leave the interpreter free.
-    mixed_QH = np.zeros((len(row_Q), vector_VH.shape[1]), vector_VH.dtype)
-    for begin in range(0, len(row_Q), MIX_ROWS):
-        rows = slice(begin, begin + MIX_ROWS)
-        for d in range(len(offset_D)):
-            part_qH = vector_VH.take(type_QD[rows, d], axis=0)
-            part_qH *= weight_QD[rows, d, None]
-            mixed_QH[rows] += part_qH
-    return unit(mixed_QH)
-
-
 class Contexts:
     """Contexts of persistent occurrences, sorted by type; encoded on demand, block by block."""
 
@@ -215,9 +193,28 @@ class Contexts:
         self.type_Q = type_Q[by_type]
 
     def encode(self, chosen: Array | slice) -> Floats:
-        """Unit encodings of some of the persistent occurrences."""
-        row_Q = self.occurrences.row_N[self.index_Q[chosen]]
-        return encode_windows(self.occurrences, row_Q, self.vector_VH, self.window)
+        """Unit encodings of the tokens around some of the persistent occurrences, weighted by 1 / distance."""
+        known, row_Q = self.occurrences, self.occurrences.row_N[self.index_Q[chosen]]
+        offset_D = np.array([*range(-self.window, 0), *range(1, self.window + 1)], row_Q.dtype)
+        wanted_QD = row_Q[:, None] + offset_D
+        near_QD = np.clip(wanted_QD, 0, len(known.type_M) - 1)
+        # Where positions are missing from the record, distance is that of the positions, not of the rows.
+        distance_QD = np.abs(known.position_M.take(near_QD) - known.position_M[row_Q][:, None])
+        inside_QD = (near_QD == wanted_QD) & (known.rollout_M.take(near_QD) == known.rollout_M[row_Q][:, None])
+        inside_QD &= distance_QD <= self.window
+        weight_QD = np.divide(
+            1, distance_QD, out=np.zeros(near_QD.shape, np.float32), where=inside_QD, dtype=np.float32
+        )
+        type_QD = known.type_M.take(near_QD)
+        # A product with a sparse matrix, in steps that the cache holds and that leave the interpreter free.
+        mixed_QH = np.zeros((len(row_Q), self.vector_VH.shape[1]), self.vector_VH.dtype)
+        for begin in range(0, len(row_Q), MIX_ROWS):
+            rows = slice(begin, begin + MIX_ROWS)
+            for d in range(len(offset_D)):
+                part_qH = self.vector_VH.take(type_QD[rows, d], axis=0)
+                part_qH *= weight_QD[rows, d, None]
+                mixed_QH[rows] += part_qH
+        return unit(mixed_QH)
 
     def similarity_threshold(self, share: float, rng: np.random.Generator) -> float:
         """The cosine that this share of random pairs of DIFFERENT types exceeds; 1 where there is no such pair."""
@@ -270,17 +267,13 @@ class Contexts:
                     part = slice(begin, min(begin + ENCODE_ROWS, stop))
                     rho_Q[part] = similar_shares(self.encode(part), others_OH, sampled_Q[part], limit)
 
-        for_each(work, _type_blocks(bound_T))
+        blocks, first = [], 0
+        while first < len(bound_T) - 1:  # a type with more occurrences than are encoded in one go stands alone
+            fitting = int(np.searchsorted(bound_T, bound_T[first] + ENCODE_ROWS, side="right")) - 1
+            blocks.append(slice(first, max(fitting, first + 1)))
+            first = blocks[-1].stop
+        for_each(work, blocks)
         return rho_Q
-
-
-def _type_blocks(bound_T: Array) -> Iterator[slice]:
-    """Consecutive types that are encoded in one go; a type with more occurrences than that stands alone."""
-    first = 0
-    while first < len(bound_T) - 1:
-        fitting = int(np.searchsorted(bound_T, bound_T[first] + ENCODE_ROWS, side="right")) - 1
-        yield slice(first, max(fitting, first + 1))
-        first = max(fitting, first + 1)
 
 
 def similar_shares(own_qH: Floats, others_OH: Floats, sampled_q: Array, limit: np.float32) -> Floats:

@@ -64,14 +64,9 @@ class RockReport:
     """What a reader must know to read the numbers."""
 
     @property
-    def definition(self) -> str:
-        """The definition whose set later stages use."""
-        return self.config.definition
-
-    @property
     def rocks(self) -> Array:
         """Token ids of the rocks by the chosen definition, best first; may be none."""
-        return self.sets[self.definition]
+        return self.sets[self.config.definition]
 
     def _repr_html_(self) -> str:
         """The declared tokens as a table, for notebooks; figures.py imports this module, so it is found by its name."""
@@ -80,7 +75,7 @@ class RockReport:
     def facts(self) -> Json:
         """The few numbers a manifest keeps."""
         return {
-            "definition": self.definition,
+            "definition": self.config.definition,
             "signal": self.config.signal,
             "rocks": self.rocks.tolist(),
             "confirmed": self.confirmed.tolist(),
@@ -119,7 +114,7 @@ def detect_rocks(
         occurrences = Occurrences.from_table(occurrences, signal=config.signal)
     notes = list(occurrences.notes)
     chosen, measured = halves = occurrences.halves(config.seed)
-    del occurrences  # its halves hold copies
+    del occurrences  # its halves hold copies of the losses
     ids_V, has_pre = chosen.token_ids_V, chosen.loss_pre_N is not None
     texts = measures.token_texts(ids_V, tokenizer)
     kinds = np.array(["unknown" if tokenizer is None else measures.cluster_of(text) for text in texts], dtype=object)
@@ -145,15 +140,11 @@ def detect_rocks(
     most = max(float(half.loss_post_N.max()) for half in halves)
     fall = certified.falls(other, non_negative=least >= 0)
     units = [paper.units_of(sums.num_prompts, len(ids_V), config.seed) for sums in (pairs, other)]
-    rock_N, controls = measured.among(rocks), {}
-    for name in ("control", "control_loss") if rock_N.any() else ():
-        controls[name] = measures.matched_control(
-            rock_N,
-            measured.rollout_N,
-            measured.loss_post_N,
-            rng=rng_for(config.seed, name),
-            match_loss=name == "control_loss",
-        )
+    rock_N, places = measured.among(rocks), (measured.rollout_N, measured.loss_post_N)
+    controls = {}
+    for name, match_loss in (("control", False), ("control_loss", True)) if rock_N.any() else ():
+        rng = rng_for(config.seed, name)
+        controls[name] = measures.matched_control(rock_N, *places, rng=rng, match_loss=match_loss)
     observed_V = scores.count_V + found.count_V > 0
     covering = {**sets, "costly": np.flatnonzero(class_V != "")}
     masks = {name: (measured.among(own), len(own)) for name, own in covering.items() if found.count_V[own].any()}

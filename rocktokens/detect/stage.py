@@ -100,11 +100,9 @@ def _telemetry(run: Run) -> str:
     last = steps[-max(1, len(steps) // 3) :]
     log.warning(
         "%s has no fixed contexts: detection reads the trainer's telemetry of steps %d to %d. Each step has other "
-        "rollouts, of the student as it was then, so no loss before training is paired with one after it: costly "
-        "types can be found, stagnation cannot be tested. For that, run `rocktokens sample` and `rocktokens score`.",
-        run.path,
-        last[0],
-        last[-1],
+        "rollouts: costly types can be found, stagnation cannot be tested; for that, run `rocktokens sample` and "
+        "`rocktokens score`.",
+        *(run.path, last[0], last[-1]),
     )
     tables = {step: parquet(_files(run, f"telemetry/step={step}")) for step in last}
     named = "select * replace ('{}/' || rollout_id as rollout_id) from ({})"

@@ -22,23 +22,23 @@ ROWS = {
 def tables(rng, steps=(0, 5, 10), missing=()):
     """One table per checkpoint, planted rocks."""
     columns, _, _ = oracle.simulate(rng, num_prompts=24, num_rollouts=3, length=30, num_types=40, num_rocks=4)
-    rows = len(columns["position"])
+    keys = {
+        "prompt_id": [f"p{code}" for code in columns["prompt_id"]],
+        "rollout_id": [f"p{p}#{code % 3}" for p, code in zip(columns["prompt_id"], columns["rollout_id"])],
+        "is_eos": np.zeros(len(columns["position"]), bool),
+    }
     found = {}
     for step in steps:
         share = step / max(steps)
         kl = (1 - share) * columns["loss_pre"] + share * columns["loss_post"]
-        table = {
-            "prompt_id": [f"p{code}" for code in columns["prompt_id"]],
-            "rollout_id": [f"p{p}#{code % 3}" for p, code in zip(columns["prompt_id"], columns["rollout_id"])],
-            "position": columns["position"],
-            "token_id": columns["token_id"],
+        table = {name: rng.random(len(kl)) for name in OCCURRENCES.names}  # what no test looks at
+        table |= {
+            **columns,
+            **keys,
             "kl": kl,
-            "is_eos": np.zeros(rows, bool),
             "grad_norm": np.sqrt(kl),
+            **{name: np.full(len(kl), np.nan) for name in missing},
         }
-        for name in ("log_ratio", "student_logprob", "teacher_logprob", "student_entropy", "teacher_entropy"):
-            table[name] = rng.random(rows)
-        table |= {name: np.full(rows, np.nan) for name in missing}
         found[step] = pa.table({name: pa.array(table[name]) for name in OCCURRENCES.names}).cast(OCCURRENCES)
     return found
 

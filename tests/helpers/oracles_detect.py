@@ -58,13 +58,6 @@ def ccr(token_N, rock_N):
     return {token: rocks[token] / total[token] for token in total}
 
 
-def gradient(p_V, q_V):
-    """Gradient of Σ p (log p − log q) in the student's logits, in probability space."""
-    p, q = np.asarray(p_V, float), np.asarray(q_V, float)
-    ratio = np.log(p) - np.log(q)
-    return p * (ratio - (p * ratio).sum())
-
-
 def geometry(token_N, grad_NV):
     """Per type: norm of the mean gradient, its cosines, contrib and share of gradient norm, by dense matrices."""
     grads = np.asarray(grad_NV, float)
