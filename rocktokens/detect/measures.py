@@ -77,7 +77,7 @@ def footprints(
             "share_loss": share(own_loss, all_loss).within(least, 1.0 if least == 0 else np.inf),
             "enrichment": share(own_loss, all_loss, own_n, all_n).within(least, np.inf),
         }
-        if all_grad is not None:
+        if grad_N is not None and all_grad is not None:
             own_grad = by_unit(np.where(chosen_N, grad_N, np.float32(0)))
             row["share_grad"] = share(own_grad, all_grad).within(0.0, 1.0)
         rows.append(row)

@@ -74,7 +74,7 @@ def gradients(facts: Facts) -> Figure | None:
         sentence=f"Rocks hold {percent(grad)} of the gradient norm on {percent(positions)} of the positions, {ratio}; "
         "above the dotted line a type pulls more than its share.",
         estimator="Exact gradient of reverse KL in the student's logits, summed norms over occurrences: Σ‖g‖ of a type "
-        "÷ Σ‖g‖ of all, beside its share of positions, under the last checkpoint.",
+        "÷ Σ‖g‖ of all, against its share of positions, under the last checkpoint.",
         rows=table,
         data=data,
         layout=shape,
