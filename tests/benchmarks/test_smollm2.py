@@ -47,9 +47,6 @@ def test_solutions_work_out_the_story_and_end_in_the_answer():
         assert not check(problem.solution, str(int(problem.answer) + 1))
 
 
-# --- layers ---
-
-
 # --- making ---
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -91,38 +93,26 @@ def tiny_model(
     return model.eval()
 
 
-def tiny_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """One word one token: <bos>, <eos>, <pad>, w3, w4 and so on."""
-    words = ["<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, vocabulary))]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<pad>"
-    )
-
-
+WORDS = ("<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, VOCABULARY)))
 CHAT_TEMPLATE = (
     "{% for m in messages %}<start>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<start>assistant: {% endif %}"
 )
 
 
-def letter_tokenizer(template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """One character one token, with a chat template; 99 types: three of its own, a start mark, and printable ASCII."""
-    characters = [chr(code) for code in range(32, 127)]
-    words = ["<bos>", "<eos>", "<pad>", "<start>", *characters]
+def tiny_tokenizer(words: Sequence[str] = WORDS, splitter: Any = None, **options: Any) -> PreTrainedTokenizerFast:
+    """One word one token: <bos>, <eos>, <pad>, w3, w4 and so on."""
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<pad>",
-        additional_special_tokens=["<start>"],
-    )
-    made.chat_template = template
-    return made
+    tokenizer.pre_tokenizer = splitter or pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**special, **options})
+
+
+def letter_tokenizer() -> PreTrainedTokenizerFast:
+    """One character one token, with a chat template; 99 types: three of its own, a start mark, and printable ASCII."""
+    words = ["<bos>", "<eos>", "<pad>", "<start>", *map(chr, range(32, 127))]
+    options = {"additional_special_tokens": ["<start>"], "chat_template": CHAT_TEMPLATE}
+    return tiny_tokenizer(words, pre_tokenizers.Split("", "isolated"), **options)
 
 
 def save_model(path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None = None) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_files import GGUF_WORDS, QWEN2_WORDS, write_gguf, write_qwen2_gguf
-from tiny import ALL_FAMILIES, VOCABULARY, generated, save_model, tiny_model, tiny_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny import ALL_FAMILIES, VOCABULARY, WORDS, generated, save_model, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.divergence.fused import fused_divergence
@@ -56,11 +56,7 @@ def test_a_pair_that_fits(saved):
     assert pair.student.dtype == torch.float32
     text = torch.tensor([[3, 4, 5]])
     torch.testing.assert_close(pair.student(text).logits, tiny_model()(text).logits)
-
-
-def test_dtype_is_as_asked(saved):
-    model = load_model(saved[0], PairConfig(student=saved[0], teacher=saved[1], dtype="bfloat16"))
-    assert model.dtype == torch.bfloat16
+    assert load_model(saved[0], PairConfig(dtype="bfloat16")).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -147,16 +143,6 @@ def test_a_family_with_a_last_step_we_do_not_know_is_refused():
 # --- tokenizers that do not fit ---
 
 
-def word_tokenizer(words: list[str], **special: str) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<pad>", **special}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
-WORDS = ["<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, VOCABULARY))]
-
-
 @pytest.mark.parametrize(
     ("words", "special", "says"),
     [
@@ -167,7 +153,7 @@ WORDS = ["<bos>", "<eos>", "<pad>", *(f"w{number}" for number in range(3, VOCABU
     ],
 )
 def test_tokenizers_that_differ_are_refused_by_the_first_difference(saved, tmp_path, words, special, says):
-    path = save_model(tmp_path / "teacher", tiny_model(seed=1), word_tokenizer(words, **special))
+    path = save_model(tmp_path / "teacher", tiny_model(seed=1), tiny_tokenizer(words, **special))
     with pytest.raises(ConfigError, match=says):
         load_pair(PairConfig(student=saved[0], teacher=path))
 
@@ -327,28 +313,27 @@ def test_a_device_that_is_not_there_is_refused():
     assert choose_device("cpu") == "cpu"
 
 
-def test_tiny_models_get_one_thread_unless_told():
-    before = torch.get_num_threads()
-    try:
-        assert choose_threads(None, tiny_model()) == 1
-        assert choose_threads(2, tiny_model()) == 2
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(("workers", "launched", "threads"), [(1, 1, 8), (3, 1, 2), (1, 4, 2), (16, 1, 1)])
-def test_processes_of_one_machine_share_its_cores(monkeypatch, workers, launched, threads):
-    """A model that is not tiny takes all cores, or this process's share of them."""
-    monkeypatch.setattr(devices, "TINY_PARAMETERS", 0)
+# Parameters below which a model is tiny, what was told, workers, processes of torchrun, and the threads of eight cores.
+@pytest.mark.parametrize(
+    ("tiny", "told", "workers", "launched", "threads"),
+    [
+        (10**9, None, 1, 1, 1),
+        (10**9, 2, 1, 1, 2),
+        (0, None, 1, 1, 8),
+        (0, None, 3, 1, 2),
+        (0, None, 1, 4, 2),
+        (0, None, 16, 1, 1),
+    ],
+)
+def test_tiny_models_get_one_thread_and_others_their_share_of_the_cores(
+    monkeypatch, tiny, told, workers, launched, threads
+):
+    monkeypatch.setattr(devices, "TINY_PARAMETERS", tiny)
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(devices, "num_workers", lambda: workers)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(launched))
-    before = torch.get_num_threads()
-    try:
-        assert choose_threads(None, tiny_model()) == threads
-    finally:
-        torch.set_num_threads(before)
+    assert choose_threads(told, tiny_model()) == threads
 
 
 @pytest.mark.parametrize("fast", [False, True])
