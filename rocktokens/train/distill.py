@@ -174,7 +174,7 @@ def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run
     """Sample the teacher's answers once, train on them, and leave the student's weights in the run."""
     stage = config.off_policy
     final = run.path / "checkpoints" / "off_policy"
-    if final.is_dir():
+    if final.is_dir():  # an earlier call finished this stage
         saved = AutoModelForCausalLM.from_pretrained(final, dtype=next(pair.student.parameters()).dtype)
         with torch.no_grad():
             pair.student.load_state_dict(saved.state_dict())
@@ -191,7 +191,7 @@ def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run
     state.wait_for_everyone()
     answers = run.read("teacher_answers").select(["prompt_id", "prompt_ids", "token_ids"])
     answers = answers.rename_columns(["prompt_id", "prompt", "completion"])
-    rows = [row for row in answers.to_pylist() if row["completion"]]
+    rows = [row for row in answers.to_pylist() if row["completion"]]  # an empty answer has nothing to train on
     if len(rows) < stage.batch:
         raise DataError(f"{len(rows)} teacher answers are fewer than off_policy.batch = {stage.batch}")
     steps = stage.epochs * (len(rows) // stage.batch)
@@ -235,6 +235,7 @@ def _arguments(
     require(rest == 0, f"{rollouts} rollouts per step cannot be divided over {num_processes} processes")
     if micro_batch is None:
         tiny = sum(p.numel() for p in pair.student.parameters()) < TINY_PARAMETERS
+        # A tiny model is bound by the number of passes, a large one by the memory of its activations.
         micro_batch = own if tiny else max(size for size in range(1, MICRO_BATCH + 1) if own % size == 0)
     require(own % micro_batch == 0, f"micro_batch {micro_batch} does not divide the {own} rollouts of a process")
     if config.bf16 is not None:
@@ -248,9 +249,9 @@ def _arguments(
         max_grad_norm=1.0,
         max_completion_length=config.max_new_tokens,
         seed=config.seed,
-        save_total_limit=1,
+        save_total_limit=1,  # only the newest serves to resume; kept checkpoints are apart
         logging_steps=max(1, min(10, steps // 10)),
-        disable_tqdm=True,
+        disable_tqdm=True,  # the bar is ours
         **settings,
     )
 

@@ -89,7 +89,7 @@ def can_share(model: PreTrainedModel) -> bool:
         drops = drops or float(getattr(model.config, "attention_dropout", None) or 0) > 0
         if drops or getattr(model, "is_gradient_checkpointing", False):
             return False
-    layers = DynamicCache(config=model.config).layers
+    layers = DynamicCache(config=model.config).layers  # a sliding window or a recurrent state forgets the prompt
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
@@ -101,7 +101,7 @@ def _shared(model: PreTrainedModel, texts: Texts) -> Tensor | None:
     groups = _alike(texts.completion_mask_BC)
     if (len(distinct_UP2) == len(row_B) and len(groups) == 1) or not can_share(model):
         return None
-    trunk = DynamicCache(config=model.config)
+    trunk = DynamicCache(config=model.config)  # every distinct prompt, once
     last_U1H = model.base_model(
         input_ids=distinct_UP2[:, :num_prompt],
         attention_mask=distinct_UP2[:, num_prompt:],
@@ -116,7 +116,7 @@ def _shared(model: PreTrainedModel, texts: Texts) -> Tensor | None:
     for group_G in groups:  # states at the completion tokens but each row's last, which predicts nothing
         mask_GC = texts.completion_mask_BC[group_G]
         inputs = max(int(mask_GC.any(0).nonzero().max()), 1) if mask_GC.any() else 1
-        branch = DynamicCache(config=model.config)
+        branch = DynamicCache(config=model.config)  # the prompt's keys and values for each of its rollouts
         for number, layer in enumerate(trunk.layers):
             assert isinstance(layer, DynamicLayer)
             assert layer.keys is not None

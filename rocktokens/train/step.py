@@ -44,6 +44,7 @@ class Meter:
     """Seconds spent in named stages since the last `take`; stages may nest, and only the innermost one runs."""
 
     def __init__(self, device: torch.device | None = None) -> None:
+        # CUDA returns before it has computed: without waiting, time would fall to whoever waits next.
         self._synchronise = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda: None
         self._seconds: dict[str, float] = dict.fromkeys(STEP_STAGES, 0.0)
         self._processor, self._processor_aside = time.process_time(), 0.0
@@ -173,7 +174,7 @@ class StepHooks(TrainerCallback):
         if not trainer.record.rows:
             first = self._evaluate(state)
             trainer.record.rows += [{"step": 0} | first] if first else []
-        trainer.meter.take()
+        trainer.meter.take()  # what came before the first step is not its cost
         self._began = trainer.meter.now()
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -288,6 +289,7 @@ class StepHooks(TrainerCallback):
         rock_count = int(torch.isin(trainer.grid.batch.token_N, rocks).sum())
         rest_count = len(trainer.grid.batch) - rock_count
         row: Row = {"loss": loss / trainer.denominator, "invalid": int(invalid)}
+        # Frozen tokens are measured on telemetry steps only; a mean over some of them would be of another set.
         if trainer.rocks and rock_count and rocks_seen == rock_count:
             row["loss_rocks"] = rock_loss / rock_count
         if trainer.rocks and rest_count and rest_seen == rest_count:
@@ -322,6 +324,7 @@ class StepHooks(TrainerCallback):
         trainer = self.trainer
         assert trainer.run is not None
         assert trainer.grid is not None
+        # By rollout and position, as every table of occurrences is sorted.
         rows = rows.at(torch.from_numpy(np.lexsort((rows.position_K.numpy(), rows.rollout_K.numpy()))))
         rollouts = [f"{step}/{trainer.grid.first_row + i}" for i in range(len(trainer.prompt_names))]
         local = pa.array((rows.rollout_K - trainer.grid.first_row).numpy())

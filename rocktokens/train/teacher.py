@@ -55,7 +55,7 @@ class LocalTeacher:
     def states(self, inputs: Batch) -> Tensor:
         """The states that predict each completion token, (B, C, G); through its own wrapper, without gradient."""
         trainer, model = self.trainer, self._model
-        model.eval()
+        model.eval()  # dropout would make the target random
         with torch.no_grad(), trainer.precision.mixed():
             found: Tensor = trainer._forward_redirection(trainer.teacher_model, model, trainer._states, model, inputs)
             return found
@@ -80,7 +80,7 @@ class ServedTeacher:
         mask_BC = inputs["completion_mask"].bool().cpu()
         prompts = _unmasked(inputs["prompt_ids"], inputs["prompt_mask"])
         responses = _unmasked(inputs["completion_ids"], mask_BC)
-        filled = [index for index, response in enumerate(responses) if response]
+        filled = [index for index, response in enumerate(responses) if response]  # nothing is asked about an empty one
         sequences = Sequences(
             tuple((*prompts[index], *responses[index]) for index in filled),
             tuple(len(prompts[index]) for index in filled),

@@ -99,7 +99,7 @@ def gather_grid(accelerator: Accelerator, output: Batch, *, step: int, length_li
     token_BC, mask_BC = output["completion_ids"], loss_mask(output)
     token_RC, mask_RC = everywhere(accelerator, token_BC), everywhere(accelerator, mask_BC.long()).bool()
     rollout_N, position_N = mask_RC.nonzero(as_tuple=True)
-    limit = length_limit if length_limit is not None else token_RC.shape[1]
+    limit = length_limit if length_limit is not None else token_RC.shape[1]  # without one: the longest of the step
     batch = SelectorBatch(token_RC[mask_RC], rollout_N, position_N, step=step, length_limit=limit)
     return Grid(batch, mask_RC, accelerator.process_index * len(token_BC), (token_BC.shape[0], token_BC.shape[1]))
 
@@ -115,7 +115,7 @@ def with_losses(
         # An invalid number is known too: 0 keeps it apart from "not measured".
         column_BC[local_K, rows.position_K] = torch.nan_to_num(getattr(rows, f"{name}_K"), posinf=0.0)
         columns[f"{name}_N"] = everywhere(accelerator, column_BC.to(accelerator.device), torch.nan)[grid.mask_RC]
-        if bool(columns[f"{name}_N"].isnan().any()):
+        if bool(columns[f"{name}_N"].isnan().any()):  # some occurrence was not measured
             return None
     for name, column_Kk in zip(TOP_COLUMNS, top[:4] if top is not None else ()):
         column_BCk = torch.zeros((*grid.shape, column_Kk.shape[1]), dtype=column_Kk.dtype)
@@ -133,7 +133,7 @@ def decide_weights(accelerator: Accelerator, selector: Selector, batch: Selector
     weight_N = torch.zeros(len(batch))
     if not len(batch):
         return weight_N
-    if accelerator.is_main_process:
+    if accelerator.is_main_process:  # a selector may draw at random: ranks must not disagree
         weight_N = selector.weights(batch)
     if accelerator.num_processes > 1:
         weight_N = broadcast(weight_N.to(accelerator.device), from_process=0).cpu()

@@ -151,7 +151,7 @@ def distil_into(path: Path, generation: str) -> None:
         prompts_per_step=6,
         rollouts_per_prompt=2,
         micro_batch=4,
-        max_new_tokens=8 if generation == "trl" else 48,
+        max_new_tokens=8 if generation == "trl" else 24,
         learning_rate=1e-3,
         keep=2,
         save_every=5,
