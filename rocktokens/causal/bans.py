@@ -75,8 +75,8 @@ def window_sets(
     """Types with the candidates inside the high-divergence windows of their occurrences (docs/method.md §5).
 
     A window is the run of high positions around an occurrence, at most `width` to either side; a position is high if
-    the mean loss of it and its two neighbours is at least `tau`. A candidate belongs if it stands inside so often that
-    its number is at least WINDOW_SHARE of the type's own.
+    the mean loss of it and its two neighbours is at least `tau`. A candidate belongs if its positions inside number at
+    least WINDOW_SHARE of the type's occurrences.
     """
     step = run.steps()[-1]
     inside = run.query(

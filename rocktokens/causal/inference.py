@@ -6,9 +6,9 @@ prompts, all one way: p = 0.01 where the exact answer is 0.06) and sees no width
 
 - the bootstrap is studentised, a resample that drew no changed prompt counts as infinitely far out, not as absent, and
   an interval is never narrower than Student's;
-- an interval ends no nearer than ln(1/tail)/n to the estimate: so large a share of prompts, each changed by as much as
-  can be, may have been missed in n prompts (the rule of three);
-- where so few prompts changed that resamples without any are common, the exact binomial bound on the share of changed
+- an interval ends no nearer than ln(1/tail)/n to the estimate: n prompts may all have missed that share of prompts,
+  each changed by as much as can be (the rule of three);
+- where few prompts changed and resamples without any are common, the exact binomial bound on the share of changed
   prompts takes over: an effect is never larger than the share of prompts it shows in;
 - "no effect" must also be rejected by flipping the signs of whole prompts; where the flips do not reject it, the
   interval is extended to 0.
