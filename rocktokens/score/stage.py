@@ -187,8 +187,8 @@ def score_part(
     from safetensors.torch import save_file
 
     from rocktokens.geometry.gradients import GradientGeometry
+    from rocktokens.score.scoring import TopTokenRecorder
     from rocktokens.score.scoring import score as score_rollouts
-    from rocktokens.score.top_tokens import TopTokenRecorder
 
     models, students, rollouts = keep(
         ("scoring", path, pair, sources, servers), lambda: _load(path, pair, sources, servers)
@@ -226,17 +226,15 @@ def score_part(
 def _load(
     path: Path, pair: PairConfig, sources: dict[int, str], servers: ServersConfig
 ) -> tuple[Pair, dict[int, PreTrainedModel], RolloutRows]:
-    """The teacher, all students, and the rollouts, every one of which must fit their contexts."""
+    """The teacher, all students, and the rollouts."""
     from rocktokens.models.pair import load_model
     from rocktokens.sample.rollouts import RolloutRows
-    from rocktokens.score.scoring import check_rollouts
     from rocktokens.servers.connect import open_pair
 
     rollouts = RolloutRows(open_run(path).read("rollouts", ["prompt_id", "rollout_id", "prompt_ids", "token_ids"]))
     first, *_ = sources.values()
     models = open_pair(dataclasses.replace(pair, student=first), servers, check=False)
     students = {step: models.student if name == first else load_model(name, pair) for step, name in sources.items()}
-    check_rollouts(rollouts, students, models.teacher_source(), models.vocabulary)
     return models, students, rollouts
 
 

@@ -11,8 +11,7 @@ import torch
 from tiny import FAMILIES, VOCABULARY, tiny_model
 
 from rocktokens.divergence.heads import Head, top_tokens
-from rocktokens.score.scoring import Rollout, score
-from rocktokens.score.top_tokens import TopTokenRecorder
+from rocktokens.score.scoring import Rollout, TopTokenRecorder, score
 from rocktokens.tables import TOP_TOKENS
 
 
@@ -66,7 +65,7 @@ def test_chunks_padding_rows_and_small_vocabularies(monkeypatch):
 
 
 def test_the_costliest_positions_of_one_checkpoint_are_kept_too(monkeypatch):
-    monkeypatch.setattr("rocktokens.score.top_tokens.NUM_COSTLY", 3)
+    monkeypatch.setattr("rocktokens.score.scoring.NUM_COSTLY", 3)
     student, teacher = tiny_model("llama"), tiny_model("llama", seed=1, width=48)
     parts, scored = [], []
     recorder = TopTokenRecorder(set(), 5, VOCABULARY, lambda step, table: parts.append((step, table)), costly_step=0)
