@@ -111,7 +111,9 @@ def seed_estimate(value_S: ArrayLike, *, ratio: bool = False) -> Estimate:
         half = float(sps.t.ppf(0.975, number - 1)) * float(values.std(ddof=1)) / math.sqrt(number)
     value, low, high = values.mean() + np.array([0.0, -half, half])
     found = Estimate(float(value), float(low), float(high), number)
-    return Estimate(*map(math.exp, found[:3]), number) if ratio else found
+    if ratio:
+        return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), number)
+    return found
 
 
 # ---------------------------------------------------------------- curves of accuracy
