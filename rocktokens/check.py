@@ -402,7 +402,8 @@ def server_findings(pair: PairConfig, rollouts: RolloutConfig, servers: ServersC
             own = context_of(pair.teacher if role == "teacher" else pair.student, pair)
             with ServerPool([url], servers) as pool:
                 context = pool.context  # raises if nobody answers
-                pool.require(min(rollouts.max_new_tokens + 1, own or rollouts.max_new_tokens + 1))
+                needed = rollouts.max_new_tokens + 1
+                pool.require(min(needed, own or needed), "a rollout after a prompt of one token")
             # Opening it compares the log-probabilities of what it serves with those of the model that is meant.
             gives = "rollouts"
             if role == "student" or why_no_states(url, servers):

@@ -265,8 +265,8 @@ class ServerPool:
             failed.add(server.url)
         hint = DEAD_ENGINE if server.has_answered else ""
         raise RunError(
-            f"{last}; given up after {self.config.retries + 1} attempts. {hint}Finished parts stay: repair the servers "
-            "and repeat the command."
+            f"{last}; given up after {self.config.retries + 1} attempt(s). {hint}Finished parts stay: repair the "
+            "servers and repeat the command."
         )
 
     def _pause_after(self, failures: int) -> float:
