@@ -30,6 +30,7 @@ from rocktokens.values import Json, Row
 REPORT = "report.html"
 EMBED_CSV_BYTES = 150_000
 CHIPS = 24
+MAX_VALUE = 2_000
 # Section → (title, its figures). A section without anything to show is left out.
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "verdict": ("Verdict", ()),
@@ -210,7 +211,7 @@ def appendix(facts: Facts) -> Json:
         "Thresholds": {**(detect.get("thresholds") or {}), **{name: detect.get(name) for name in ("k", "signal")}},
         **{f"Settings: {name}": facts.config[name] for name in sorted(facts.config)},
         "Versions": facts.run.manifest.get("versions", {}),
-        **{f"Stage: {name}": _plain(facts.stage(name)) for name in facts.stages},
+        **{f"Stage: {name}": facts.stage(name) for name in facts.stages},
     }
     return {
         "notes": [visible(note) for note in dict.fromkeys([*notes, *facts.notes])],
@@ -220,13 +221,9 @@ def appendix(facts: Facts) -> Json:
     }
 
 
-def _plain(values: Json) -> Json:
-    return {key: value for key, value in values.items() if isinstance(value, str | int | float)}
-
-
 def _shown(values: Json) -> dict[str, str]:
     return {
         visible(str(key)): significant(value) if isinstance(value, float) else at_home(visible(str(value)))
         for key, value in values.items()
-        if value is not None
+        if value is not None and len(str(value)) < MAX_VALUE  # a list of every token id tells a reader nothing
     }
