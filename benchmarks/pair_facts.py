@@ -50,7 +50,7 @@ def rocks(run: Any) -> dict[str, list[dict[str, Any]]]:
     for definition, score in (("certified", "r"), ("burden", "r"), ("context", "ccr")):
         if not any(f"in_{definition}" in t for t in types):  # made by a version without it
             continue
-        chosen = sorted((t for t in types if t[f"in_{definition}"]), key=lambda t: t[f"rank_{definition}"])
+        chosen = sorted((t for t in types if t[f"in_{definition}"]), key=lambda t: t[f"place_{definition}"])
         columns = (*TYPE_COLUMNS, score, f"{score}_low", f"{score}_high", "grad_share")
         found[definition] = [{column: row.get(column) for column in columns} for row in chosen]
     return found

@@ -26,7 +26,7 @@ from tyro.conf import Positional, arg
 
 from rocktokens import __version__
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.jobs import Place, refuse_torchrun
+from rocktokens.jobs import Place, refuse_torchrun, torchrun_number
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
@@ -107,7 +107,7 @@ def prepare(words: list[str]) -> tuple[Any, Any, list[Permission]]:
         flags, words = everywhere.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; --config takes a YAML file, --workers a number, --ray an address") from None
-    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING  # torchrun: say a thing once
+    level = logging.WARNING if torchrun_number() else logging.INFO  # say a thing once
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -218,9 +218,9 @@ class StageCommand:
         stage = self.work(STAGES[name].load(vars(self), **({"place": place} if place else {})))
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
             run = stage(self.path)
-            if os.environ.get("RANK", "0") == "0":  # under torchrun: say it once
+            if not torchrun_number():
                 print(f"run: {run.path}")
-        if "RANK" in os.environ:  # every process leaves the group at the end
+        if torchrun_number() is not None:  # every process leaves the group at the end
             from torch import distributed
 
             if distributed.is_initialized():  # a stage that was complete has started nothing

@@ -158,7 +158,7 @@ class Facts:
 
     @property
     def signal(self) -> str:
-        """The loss that was ranked."""
+        """The loss that types are ordered by."""
         return self.stage("detect").get("signal") or "kl"
 
     @cached_property
@@ -173,8 +173,8 @@ class Facts:
     def rocks(self) -> list[Json]:
         """Rows of the rocks by the chosen definition, best first."""
         own = [row for row in self.types if row.get(f"in_{self.definition}")]
-        rank = f"rank_{self.definition}"
-        return sorted(own, key=lambda row: (row.get(rank) or math.inf, row["token_id"]))
+        place = f"place_{self.definition}"
+        return sorted(own, key=lambda row: (row.get(place) or math.inf, row["token_id"]))
 
     @property
     def rock_word(self) -> str:

@@ -139,6 +139,12 @@ def num_workers() -> int:
     return _workers
 
 
+def torchrun_number(*, local: bool = False) -> int | None:
+    """The number of this process among all that torchrun has started, or those on this machine; None without it."""
+    number = os.environ.get("LOCAL_RANK" if local else "RANK")
+    return None if number is None else int(number)
+
+
 def refuse_torchrun() -> None:
     """Refuse to work as one of several processes of torchrun: only training does."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import DataError, RockTokensError, RunError
-from rocktokens.tables import RANKED_BY, SCHEMA_VERSION, TABLES, table_of
+from rocktokens.tables import ORDERED_BY, SCHEMA_VERSION, TABLES, table_of
 from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
@@ -533,9 +533,9 @@ class Run:
     def rocks(self, definition: str | None = None) -> pa.Table:
         """The rock token types by a definition (default: the one `detect` chose), largest first."""
         chosen = definition or self.facts("detect")["definition"]
-        if chosen not in RANKED_BY:
-            raise RunError(f"definition must be one of {', '.join(RANKED_BY)}, got {chosen!r}")
-        return self.query(f"select * from types where in_{chosen} order by {RANKED_BY[chosen]} desc, token_id")
+        if chosen not in ORDERED_BY:
+            raise RunError(f"definition must be one of {', '.join(ORDERED_BY)}, got {chosen!r}")
+        return self.query(f"select * from types where in_{chosen} order by {ORDERED_BY[chosen]} desc, token_id")
 
     def checkpoint(self, step: int) -> Path:
         """Directory of a kept checkpoint."""

@@ -120,8 +120,8 @@ def _quantiles(t_BV: Floats, low: float, high: float) -> tuple[Floats, Floats]:
     count_V = np.isfinite(ordered_BV).sum(0)
     picks = []
     for share in (low, high):
-        rank_V = np.clip(np.rint(share * (count_V + 1)).astype(int) - 1, 0, np.maximum(count_V - 1, 0))
-        chosen_V = np.take_along_axis(ordered_BV, rank_V[None, :], axis=0)[0]
+        place_V = np.clip(np.rint(share * (count_V + 1)).astype(int) - 1, 0, np.maximum(count_V - 1, 0))
+        chosen_V = np.take_along_axis(ordered_BV, place_V[None, :], axis=0)[0]
         picks.append(np.where(count_V >= 20, chosen_V, np.nan))
     return picks[0], picks[1]
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 SCHEMA_VERSION = 2  # 1: version 0.2 and before
 
 # Definition of a rock → the column of `types` that orders by it.
-RANKED_BY = {"certified": "r", "burden": "r", "context": "r_ctx"}
+ORDERED_BY = {"certified": "r", "burden": "r", "context": "r_ctx"}
 # Stages of a training step, in the order of the step; those in FLOP_STAGES have their operations counted.
 STEP_STAGES = ("rollout", "select", "teacher", "student", "head", "optimiser", "telemetry", "evaluate", "checkpoint")
 TRAINING_STAGES = STEP_STAGES[:6]
@@ -45,7 +45,7 @@ GROUPS = {  # column_{GROUP} in TEXT: one column for each
     "STEP": STEP_STAGES,
     "TRAIN": (*TRAINING_STAGES, "other"),
     "FLOPS": FLOP_STAGES,
-    "DEFINITION": tuple(RANKED_BY),
+    "DEFINITION": tuple(ORDERED_BY),
 }
 PLACES = {
     "": "{}.parquet",
@@ -124,7 +124,7 @@ ccr              float    Share of the type's occurrences that are rock occurren
 r_ctx            float    Burden times ccr.
 rho              float    Mean share of similar contexts among the persistent occurrences; empty if none.
 grad_share       float    Share of the total gradient norm; empty where norms were not recorded.
-rank_{DEFINITION} int     Rank by the definition {}; empty where not eligible.
+place_{DEFINITION} int    Place by the definition {}; empty where not eligible.
 in_{DEFINITION}  bool     Whether the type is a rock by the definition {}.
 
 # footprints | detect | one row per definition of a rock, and per control of the chosen one

@@ -83,7 +83,7 @@ def test_the_planted_rocks_are_found(story):
     for token_id in TRUTH.rocks.ids:
         assert types[token_id]["in_context"]
     planted = {*TRUTH.rocks.ids, *TRUTH.costly.ids}
-    best = sorted((row for row in types.values() if row["in_context"]), key=lambda row: row["rank_context"])
+    best = sorted((row for row in types.values() if row["in_context"]), key=lambda row: row["place_context"])
     assert {row["token_id"] for row in best[: len(TRUTH.rocks)]} <= planted
     for row in story.run.read("footprints").to_pylist():
         assert row["enrichment"] == pytest.approx(row["share_loss"] / row["share_positions"])

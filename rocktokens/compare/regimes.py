@@ -49,7 +49,7 @@ def frozen_sets(run: Run, config: CompareConfig) -> FrozenSets:
         return FrozenSets(tuple(run.facts("detect")["rocks"]) if run.done("detect") else (), bypass)
     if not run.done("detect"):
         raise RunError(f"definition = {config.definition} needs a detection; run `rocktokens detect {run.path}` first")
-    order = f"select token_id from types where in_{config.definition} order by rank_{config.definition}, token_id"
+    order = f"select token_id from types where in_{config.definition} order by place_{config.definition}, token_id"
     return FrozenSets(tuple(run.query(order)["token_id"].to_pylist()), bypass)
 
 

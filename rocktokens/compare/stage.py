@@ -157,11 +157,11 @@ def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: Serve
 
 def _start(run: Run, trained: DistillConfig, step: int | None) -> str:
     """The checkpoint that is asked for, else the model that OPD started from; with adapters, the model under them."""
-    if trained.lora_rank is not None:
+    if trained.has_adapters:
         if step is not None:
             raise ConfigError(
                 f"start = {step} names a checkpoint of adapters, and regimes are trained from a whole model; leave "
-                "--start out, or distil without --lora-rank"
+                "--start out, or distil the whole student"
             )
         off_policy = run.path / "checkpoints" / "off_policy"
         return str(off_policy) if off_policy.is_dir() else pair_of(run).student

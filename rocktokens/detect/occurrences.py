@@ -83,7 +83,7 @@ class Occurrences:
     loss_pre_N: Array | None
     columns: Mapping[str | int, Callable[[], Array]]
     """Columns of measured occurrences that are read on demand: grad_norm; other_post and other_pre, the signal that is
-    not ranked (log_ratio beside kl); and by step, the loss at every checkpoint where there are several."""
+    not chosen (log_ratio beside kl); and by step, the loss at every checkpoint where there are several."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class Occurrences:
         )
 
     def on_other_signal(self) -> Occurrences | None:
-        """The same occurrences ranked by the other signal, where it was recorded."""
+        """The same occurrences by the other signal, where it was recorded."""
         post_N = self.column("other_post")
         if post_N is None:
             return None
@@ -285,7 +285,7 @@ class _Reader:
         self.places = {n: at for n, at in self.places.items() if n in required or finite[at[0]][at[1]]}
         rollouts = self.connection.sql(
             "select hash(prompt_id, rollout_id) as code, prompt_id, rollout_id, "
-            f"dense_rank() over (order by prompt_id) - 1 as prompt from step_{self.last} "
+            f"count(distinct prompt_id) over (order by prompt_id) - 1 as prompt from step_{self.last} "
             "group by prompt_id, rollout_id order by prompt_id, rollout_id"
         ).to_arrow_table()
         code_R = rollouts["code"].to_numpy()

@@ -125,7 +125,7 @@ def detect_rocks(
     tests = TypeTests.of(pairs, config.kappa)
     class_V = certified.declare(tests, config.q)
     scores = paper.score(chosen, pairs, config, vector_VH)
-    ranked, sets = _ranked(class_V == ROCK, scores, config)
+    in_order, sets = _in_order(class_V == ROCK, scores, config)
     rocks = sets[config.definition]
     overlaps = _overlaps(chosen, config, vector_VH, scores, sets)
     mean_V = pairs.by_type(pairs.loss_S if pairs.pre_S is None else pairs.pre_S) / np.maximum(scores.count_V, 1)
@@ -192,12 +192,12 @@ def detect_rocks(
         grad_V = np.bincount(summed["type"], weights=summed["grad"], minlength=len(ids_V))
         types["grad_share"] = grad_V / max(grad_V.sum(), 1e-300)
     for name in DEFINITIONS:
-        rank_V = np.full(len(ids_V), np.nan)
-        rank_V[ranked[name]] = np.arange(1, len(ranked[name]) + 1)
-        types |= {f"rank_{name}": rank_V, f"in_{name}": np.isin(np.arange(len(ids_V)), sets[name])}
+        at_V = np.full(len(ids_V), np.nan)
+        at_V[in_order[name]] = np.arange(1, len(in_order[name]) + 1)
+        types |= {f"place_{name}": at_V, f"in_{name}": np.isin(np.arange(len(ids_V)), sets[name])}
     # Rocks of the chosen definition first, then other costly types, by burden.
     rock_V: Array = types[f"in_{config.definition}"]
-    place_V = np.where(rock_V, types[f"rank_{config.definition}"], np.inf)
+    place_V = np.where(rock_V, types[f"place_{config.definition}"], np.inf)
     order = np.lexsort((-found.r_V, place_V, ~costly_V, ~rock_V))
     order = order[observed_V[order]]
     of_kind = {name: rocks[kinds[rocks] == name] for name in CLUSTERS}
@@ -239,13 +239,13 @@ def detect_rocks(
     )
 
 
-def _ranked(rock_V: Array, scores: Scores, config: DetectConfig) -> tuple[dict[str, Array], dict[str, Array]]:
+def _in_order(rock_V: Array, scores: Scores, config: DetectConfig) -> tuple[dict[str, Array], dict[str, Array]]:
     """Types in order, best first, by each definition, and those of them that are rocks."""
     declared = ordered(scores.r_V, rock_V & scores.consistent_V if config.consistent else rock_V)
     burden, context = ordered(scores.r_V, scores.r_V > 0), ordered(scores.r_ctx_V, scores.r_ctx_V > 0)
     k = len(declared) if config.k == "declared" else config.k
-    ranked = {"certified": declared, "burden": burden, "context": context}
-    return ranked, {"certified": declared, "burden": burden[:k], "context": context[:k]}
+    in_order = {"certified": declared, "burden": burden, "context": context}
+    return in_order, {"certified": declared, "burden": burden[:k], "context": context[:k]}
 
 
 def jaccard(first: Array, second: Array) -> float:
@@ -267,7 +267,7 @@ def _overlaps(
         theirs = paper.score(other, pairs, config, vector_VH, at)
         rock_V = certified.declare(TypeTests.of(pairs, config.kappa), config.q) == ROCK
         name = "log_ratio" if config.signal == "kl" else "kl"
-        for definition, own in _ranked(rock_V, theirs, config)[1].items():
+        for definition, own in _in_order(rock_V, theirs, config)[1].items():
             same = jaccard(sets[definition], own)
             found.append((f"{definition} on {config.signal}", f"{definition} on {name}", same))
     return found
@@ -288,7 +288,7 @@ def _sensitivity(tests: TypeTests, pairs: Pairs, scores: Scores, found: Scores, 
         kappa, q = float(np.clip(config.kappa + 0.1 * step, 0.01, 0.99)), min(config.q * 2.0**step, 0.99)
         at_kappa = replace(tests, stagnant_V=certified.p_stagnant(pairs, pairs.pre_S, kappa))
         moved += [("kappa", step, kappa, at_kappa, config.q), ("q", step, q, tests, q)]
-    sets = [_ranked(certified.declare(own, q) == ROCK, scores, config)[1]["certified"] for *_, own, q in moved]
+    sets = [_in_order(certified.declare(own, q) == ROCK, scores, config)[1]["certified"] for *_, own, q in moved]
     return [
         {
             "parameter": parameter,

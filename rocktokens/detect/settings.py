@@ -20,7 +20,7 @@ class DetectConfig(Settings, section="detect"):
     definition: Definition = "certified"
     """The rock set that later stages use; all are computed and shown. certified: declared by tests."""
     signal: Signal = "kl"
-    """The loss that is ranked: exact reverse KL, or the sampled token's log-ratio."""
+    """The loss that types are ordered by: exact reverse KL, or the sampled token's log-ratio."""
     kappa: Share = 0.75
     """For certified: a rock's loss after OPD is more than this share of its loss before."""
     q: Share = 0.10

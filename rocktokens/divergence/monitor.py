@@ -178,8 +178,8 @@ class TokenMonitor:
         excess_T = late_T - average - quantile_T * late_se_T
         stayed_T = late_T - quantile_T * np.hypot(late_se_T, kept * early_se_T) > kept * early_T
         low_T = weight_V[tested_T] * excess_T
-        ranked = np.argsort(-low_T, kind="stable")
-        return [int(tested_T[at]) for at in ranked if excess_T[at] > 0 and stayed_T[at]][:k]
+        order = np.argsort(-low_T, kind="stable")
+        return [int(tested_T[at]) for at in order if excess_T[at] > 0 and stayed_T[at]][:k]
 
     def state_dict(self) -> Row:
         """Everything needed to continue from here."""

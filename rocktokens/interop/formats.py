@@ -2,7 +2,7 @@
 
 slime     `--dump-details DIR`: train_data/N.pt, a dictionary with `samples`, each over prompt and rollout (`tokens`,
           `response_lengths`) with columns over the rollout. August 2026.
-prime-rl  `trainer.enable_token_export`: token_exports/step_N/rank_R.jsonl, one object per sequence, all columns
+prime-rl  `trainer.enable_token_export`: token_exports/step_N, a file per process, one object per sequence, all columns
           aligned with `token_ids` of prompt and rollout. It leaves out the teacher's `ref_logprobs`. August 2026.
 trl       `log_completions=True`: completions_N.parquet (text alone), with the telemetry that our trainer writes:
           telemetry/step=N/part-*.parquet, whose rollout N/i is row i of the completions of step N.
@@ -327,7 +327,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     "slime": Format("slime's --dump-details", ("*.pt",), _slime),
-    "prime-rl": Format("prime-rl's enable_token_export", ("rank_*.jsonl",), _prime_rl),
+    "prime-rl": Format("prime-rl's enable_token_export", ("*_[0-9]*.jsonl",), _prime_rl),
     "trl": Format("TRL's log_completions with our telemetry", ("completions_*.parquet", "part-*.parquet"), _trl),
     "verl": Format("verl's rollout_data_dir or its batch as tensors", ("*.jsonl", "*.pt"), _verl),
     "jsonl": Format("JSONL of token_ids, student_logprobs and teacher_logprobs", ("*.jsonl",), _jsonl),

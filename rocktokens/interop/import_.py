@@ -133,7 +133,7 @@ def _write(run: Run, dump: Dump, tokenizer: PreTrainedTokenizerBase) -> Json:
             notes.append(
                 "every cost is log p_student - log p_teacher of the one token that was sampled: over the student's own "
                 "rollouts its mean is the reverse KL without bias, but at a single token it is noisy and may be "
-                "negative. Token types need many occurrences, and single positions cannot be ranked by it."
+                "negative. Token types need many occurrences, and single positions cannot be compared by it."
             )
     else:
         can = ["rollouts with their lengths and repetitions"]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from rocktokens.divergence.heads import has_bf16_products
 from rocktokens.errors import ConfigError
-from rocktokens.jobs import num_workers
+from rocktokens.jobs import num_workers, torchrun_number
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ def choose_device(device: str) -> str:
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no CUDA device; use --pair.device cpu")
-    number = os.environ.get("LOCAL_RANK")
+    number = torchrun_number(local=True)
     if device == "cuda" and number is not None:  # torchrun numbers its processes; --workers shows each one device only
-        return f"cuda:{int(number) % max(torch.cuda.device_count(), 1)}"
+        return f"cuda:{number % max(torch.cuda.device_count(), 1)}"
     return device
 
 

@@ -182,8 +182,8 @@
       p.title = `log-probability ${show(logprob)}`;
       return [name, p];
     };
-    for (let rank = 0; rank < found.k; rank++) {
-      const row = element("tr"), at = index * found.k + rank;
+    for (let place = 0; place < found.k; place++) {
+      const row = element("tr"), at = index * found.k + place;
       row.append(...cells(own, at), ...cells(found.teacher, at));
       table.append(row);
     }

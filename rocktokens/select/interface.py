@@ -2,7 +2,7 @@
 
 A selector sees every occurrence of one optimiser step, over all micro-batches and processes, and gives each a weight
 in [0, 1]; a published rule may state a larger `bound`. What counts is the token PREDICTED at a position, never the one
-before it. Shares, ranks and means are taken over the whole step. docs/selectors.md has formulas and sources. Nothing
+before it. Shares, places and means are taken over the whole step. docs/selectors.md has formulas and sources. Nothing
 here knows a model, a trainer or a file.
 
 Shapes: N occurrences of one optimiser step, in rollout and position order, R rollouts, k most probable tokens of a row,
@@ -208,7 +208,7 @@ class TopShare(Selector):
         self.keep = float(keep)
 
     def score(self, batch: SelectorBatch) -> Tensor:
-        """What occurrences are ranked by, one number each: a column, unless a rule says otherwise."""
+        """What occurrences are ordered by, one number each: a column, unless a rule says otherwise."""
         return batch.measured(self.column)
 
     def weights(self, batch: SelectorBatch) -> Tensor:

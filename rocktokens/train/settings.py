@@ -103,6 +103,11 @@ class DistillConfig(Settings, section="distill"):
     seed: Seed = 0
     """Seed of the order of prompts, of rollouts and of evaluation."""
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained, not the whole student."""
+        return self.lora_rank is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         rollouts = self.prompts_per_step * self.rollouts_per_prompt

@@ -234,7 +234,7 @@ def with_detection(path, rocks):
 
     run = open_run(path)
     counts = {20: 90, 21: 80, 22: 70, 23: 88, 24: 79, 25: 71}
-    columns = {"token_id": list(counts), "count": list(counts.values()), "rank_context": [1, 2, 3, None, None, None]}
+    columns = {"token_id": list(counts), "count": list(counts.values()), "place_context": [1, 2, 3, None, None, None]}
     run.write("types", pa.table({**columns, "r": [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]}))
     run.finish("detect", {"definition": "context", "rocks": rocks, "thresholds": {}})
     return path

@@ -257,7 +257,7 @@ def test_an_empty_list_is_said_and_the_other_regimes_are_still_planned(run, capl
 
 def test_without_declared_rocks_a_definition_says_what_is_left_out(run):
     """As the paper would: the types of `context`, by rank, whatever `detect` declared."""
-    columns = {"token_id": [5, 7, 9], "rank_context": [2, 1, None], "in_context": [True, True, False]}
+    columns = {"token_id": [5, 7, 9], "place_context": [2, 1, None], "in_context": [True, True, False]}
     run.write("types", pa.table(columns))
     run.finish("detect", {"rocks": []})
     run.finish("bypass", {"ids": []})

@@ -114,7 +114,7 @@ def test_k_is_a_number_within_the_types_or_that_of_the_declared(planted, k, want
 def test_tables_are_those_of_the_schema_and_the_terminal_names_the_rocks(report):
     types = report.tables["types"]
     assert types["in_certified"].to_pylist() == [True] * 8 + [False] * 192
-    assert types["rank_certified"].to_pylist()[:8] == list(range(1, 9))
+    assert types["place_certified"].to_pylist()[:8] == list(range(1, 9))
     assert types["class"].to_pylist()[:8] == ["rock"] * 8
     for name, table in report.tables.items():
         assert table.schema.equals(TABLES[name].schema), name
