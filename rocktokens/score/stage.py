@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from rocktokens.score.shown import shown_rollouts
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.stage import Stage, inputs_of, pair_of
 from rocktokens.tables import OCCURRENCES, TOP_TOKENS
+from rocktokens.values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Rollouts of one job. Independent of token_budget, so a resumed run may change it.
-PART_ROLLOUTS = 256
-# Several students share one pass of the teacher while their weights stay below this share of memory.
-STUDENTS_MEMORY_SHARE = 0.25
+PART_ROLLOUTS = 256  # of one job; independent of token_budget, so a resumed run may change it
+STUDENTS_MEMORY_SHARE = 0.25  # several students share one pass of the teacher while their weights fit into this
 
 
 def score(
@@ -50,20 +48,19 @@ def score(
     """Score the run's rollouts under the chosen checkpoints and the teacher into occurrences/step=N.
 
     Every checkpoint is a stage of its own (score/step=N): another one can be added without scoring the others again.
-
-    Args:
-        path: the run directory.
-        config: which checkpoints, and how.
-        servers: where the teacher is served; unset: in this process.
-        again: score again although it is done.
-        place: where the work is done.
     """
+    from rocktokens.models.devices import choose_device, memory
+
     with working_on(path):
-        run, servers = open_run(path), servers or ServersConfig()
+        run, servers, place = open_run(path), servers or ServersConfig(), place or Place()
         if not run.done("sample"):
             raise RunError(f"{path} has no rollouts yet; run `rocktokens sample {path}` first")
         pair = pair_of(run)
-        steps = _steps_to_score(run, config.checkpoints)
+        kept, asked = run.checkpoints() or [0], {word.strip() for word in config.checkpoints.split(",")}
+        if asked != {"all"} and not asked <= set(map(str, kept)):
+            known = ", ".join(map(str, kept))
+            raise ConfigError(f"checkpoints must be all, or some of {known}; got {config.checkpoints!r}")
+        steps = [step for step in kept if asked == {"all"} or str(step) in asked]
         scored = [step for step in run.steps() if run.done(f"score/step={step}")]
         if not again and run.done("score") and set(steps) < set(scored):
             raise RunError(
@@ -79,8 +76,13 @@ def score(
             return run
         for step in missing:
             stages[step].due(again)  # says why, or refuses
-        for group in _groups(run, missing, place or Place()):
-            _score(run, pair, {step: stages[step] for step in group}, config, servers, place)
+        folders = [run.checkpoint(step) for step in missing]
+        size = max((sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders), default=0)
+        room = STUDENTS_MEMORY_SHARE * memory(choose_device("auto"))[1] / place.workers
+        at_once = max(1, int(room // max(size, 1)))
+        for start in range(0, len(missing), at_once):
+            group = {step: stages[step] for step in missing[start : start + at_once]}
+            _score(run, pair, group, config, servers, place)
         for step in scored:  # of other rollouts, or not asked for any more
             if step not in steps and (again or not stages[step].is_complete()):
                 run.reopen(f"score/step={step}")
@@ -88,16 +90,6 @@ def score(
         whole.finish({"steps": run.steps()})
         whole.remove_parts()
         return run
-
-
-def _steps_to_score(run: Run, wanted: str) -> list[int]:
-    kept = run.checkpoints() or [0]
-    if wanted == "all":
-        return kept
-    asked = {word.strip() for word in wanted.split(",")}
-    if not asked <= set(map(str, kept)):
-        raise ConfigError(f"checkpoints must be all, or some of {', '.join(map(str, kept))}; got {wanted!r}")
-    return [step for step in kept if str(step) in asked]
 
 
 def _source(run: Run, pair: PairConfig, step: int) -> str:
@@ -115,60 +107,36 @@ def _stage(run: Run, pair: PairConfig, config: ScoreConfig, step: int, servers: 
     return Stage(run, f"score/step={step}", {"scoring": settings}, inputs, guards=("settings",))
 
 
-def _groups(run: Run, steps: list[int], place: Place) -> Iterator[list[int]]:
-    """As many students at once as memory allows, so that the teacher runs as seldom as possible."""
-    from rocktokens.models.devices import choose_device, memory
-
-    folders = [run.checkpoint(step) for step in steps]
-    size = max((sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders), default=0)
-    at_once = max(1, int(STUDENTS_MEMORY_SHARE * memory(choose_device("auto"))[1] / place.workers // max(size, 1)))
-    yield from (steps[start : start + at_once] for start in range(0, len(steps), at_once))
-
-
 def _score(
-    run: Run,
-    pair: PairConfig,
-    stages: dict[int, Stage],
-    config: ScoreConfig,
-    servers: ServersConfig,
-    place: Place | None,
+    run: Run, pair: PairConfig, stages: dict[int, Stage], config: ScoreConfig, servers: ServersConfig, place: Place
 ) -> None:
-    """Score a group of checkpoints and record each."""
+    """Score a group of checkpoints, with one pass of the teacher, and record each."""
+    from rocktokens.models.pair import pair_facts
+    from rocktokens.models.states import Sequences
     from rocktokens.sample.rollouts import RolloutRows
+    from rocktokens.servers.connect import open_states
 
-    rollouts = run.read("rollouts", ["rollout_id", "correct", "prompt_id", "prompt_ids", "token_ids"])
-    served = _served_teacher(pair, servers, RolloutRows(rollouts)) if servers.teacher else {}
-    ids, lengths = rollouts["rollout_id"].to_pylist(), [len(tokens) for tokens in rollouts["token_ids"]]
-    how = {
-        "path": run.path,
-        "pair": pair,
-        "sources": {step: _source(run, pair, step) for step in stages},
-        "config": config,
-        "servers": servers,
-        "shown": [ids[at] for at in shown_rollouts(rollouts["correct"].to_pylist(), lengths)],
-    }
+    table = run.read("rollouts", ["rollout_id", "correct", "prompt_id", "prompt_ids", "token_ids"])
+    rollouts, served = RolloutRows(table), dict[str, object]()
+    if servers.teacher:  # what they serve, and whether they take every rollout, is asked before any work
+        source, _ = open_states(pair, servers, pair_facts(pair))
+        for rollout in rollouts:
+            text = (rollout.prompt_ids + rollout.token_ids,)
+            source.check(Sequences(text, (len(rollout.prompt_ids),), (rollout.rollout_id,)))
+        served = {"teacher_served": source.served, "wire": source.wire}
+    ids, lengths = table["rollout_id"].to_pylist(), [len(tokens) for tokens in table["token_ids"]]
+    how: Row = {"path": run.path, "pair": pair, "config": config, "servers": servers}
+    how["sources"] = {step: _source(run, pair, step) for step in stages}
+    how["shown"] = [ids[at] for at in shown_rollouts(table["correct"].to_pylist(), lengths)]
     parts = run.path / "score.parts" / digest_of_value([stage.key for stage in stages.values()])
-    jobs, count = [], len(RolloutRows(rollouts))
-    for number, start in enumerate(range(0, count, PART_ROLLOUTS)):
-        name, stop = f"{number:05d}", min(start + PART_ROLLOUTS, count)
+    jobs = []
+    for number, start in enumerate(range(0, len(rollouts), PART_ROLLOUTS)):
+        name, stop = f"{number:05d}", min(start + PART_ROLLOUTS, len(rollouts))
         jobs.append(Job(name, parts / name, {"start": start, "stop": stop, **how}, size=stop - start))
     what = f"scoring checkpoint {', '.join(map(str, stages))}"
     run_jobs(jobs, score_part, place, what=what, unit="rollouts")
     for step, stage in stages.items():
         _finish(run, stage, step, config, served, [job.part for job in jobs])
-
-
-def _served_teacher(pair: PairConfig, servers: ServersConfig, rollouts: RolloutRows) -> dict[str, object]:
-    """Ask the teacher's servers what they serve, before any work, and refuse rollouts that they do not take."""
-    from rocktokens.models.pair import pair_facts
-    from rocktokens.models.states import Sequences
-    from rocktokens.servers.connect import open_states
-
-    source, _ = open_states(pair, servers, pair_facts(pair))
-    for rollout in rollouts:
-        ids = (rollout.prompt_ids + rollout.token_ids,)
-        source.check(Sequences(ids, (len(rollout.prompt_ids),), (rollout.rollout_id,)))
-    return {"teacher_served": source.served, "wire": source.wire}
 
 
 def score_part(
@@ -195,8 +163,8 @@ def score_part(
     )
     last = max([0, *open_run(path).checkpoints()])
     gradients = GradientGeometry(models.vocabulary) if config.gradients and last in sources else None
-    tables: dict[int, list[pa.Table]] = {step: [OCCURRENCES.empty_table()] for step in sources}
-    tops: dict[int, list[pa.Table]] = {step: [TOP_TOKENS.empty_table()] for step in sources}
+    tables = {step: [OCCURRENCES.empty_table()] for step in sources}
+    tops = {step: [TOP_TOKENS.empty_table()] for step in sources}
 
     def keep_top(step: int, table: pa.Table) -> None:
         tops[step].append(table.select(TOP_TOKENS.names).cast(TOP_TOKENS))
