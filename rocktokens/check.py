@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -448,7 +449,7 @@ def prompt_findings(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -
         return [readable]
     texts = {part: [prompt.text for prompt in own] for part, own in parts.items()}
     parted = enough(len(texts["detection"]), len(texts["causal"]))
-    return [readable, answers_in_prompts(prompts), duplicates(texts), parted]
+    return [readable, answers_in_prompts(prompts), duplicates(texts), near_copies(prompts), parted]
 
 
 def answers_in_prompts(prompts: list[Prompt]) -> Finding:
@@ -483,7 +484,7 @@ def duplicates(texts: dict[str, list[str]]) -> Finding:
     total = sum(len(own) for own in texts.values())
     repeated = total - sum(len(own) for own in seen.values())
     if not shared and repeated > 0.01 * total:
-        remedy = "Intervals over prompts treat them as independent; remove duplicates."
+        remedy = "Remove duplicates: equal texts are one group and count once in halves, tests and intervals."
         said = "Prompts occur several times within a split."
         return Finding("duplicates", "note", f"{repeated} of {total}", said, remedy)
     where, example = next(iter(shared.items()), ("", {""}))
@@ -495,6 +496,25 @@ def duplicates(texts: dict[str, list[str]]) -> Finding:
         f"{where} share prompts, e.g. {min(example)[:60]!r}.",
         "Remove one of each: what is measured on the second was trained on in the first.",
     )
+
+
+def near_copies(prompts: list[Prompt]) -> Finding:
+    """How many prompts are equal to another up to numbers, and not in one group with it?"""
+    groups: dict[str, Counter[str]] = defaultdict(Counter)
+    for prompt in prompts:
+        template = re.sub(r"\d+([.,]\d+)*", "0", " ".join(prompt.text.lower().split()))
+        groups[template][prompt.group_id or prompt.prompt_id] += 1
+    shared = {template: own.total() for template, own in groups.items() if len(own) > 1}
+    copies, example = sum(shared.values()), max(shared, key=lambda template: shared[template], default="")
+    number = f"{copies} of {len(prompts)}, in {len(shared)} templates"
+    if copies <= 0.01 * len(prompts):
+        return Finding("near-copies", "fine", number, "Few prompts are equal up to numbers, or they are in one group.")
+    said = (
+        f"{copies} prompts are equal to another up to numbers, e.g. {example[:60]!r}. Each counts as an independent "
+        "prompt: if copies of one template behave alike, false rocks are confirmed and intervals are too short."
+    )
+    remedy = "Name the column that holds the template or document: --prompts.group-field NAME."
+    return Finding("near-copies", "note", number, said, remedy)
 
 
 def enough(detection: int, causal: int) -> Finding:

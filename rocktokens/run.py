@@ -526,6 +526,17 @@ class Run:
                 pattern = _quoted(f"{_escape(self.path)}/{folder}/step=*/*.parquet")
                 yield folder, f"read_parquet({pattern}, hive_partitioning = true, hive_types = {{'step': bigint}})"
 
+    def groups(self, table: str = "rollouts") -> dict[str, str]:
+        """Group of every prompt of a table with prompt_id: its group_id, or its own name where it has none.
+
+        Halves, tests and bootstraps go by group. Runs of earlier versions and imported ones have no groups.
+        """
+        columns = pq.read_schema(self.path / f"{table}.parquet").names if self.has(table) else []
+        found = self.read(table, [name for name in ("prompt_id", "group_id") if name in columns])
+        prompts = found["prompt_id"].to_pylist()
+        given = found["group_id"].to_pylist() if "group_id" in columns else prompts
+        return {prompt: group or prompt for prompt, group in zip(prompts, given)}
+
     def types(self) -> pa.Table:
         """One row per token type, as `detect` wrote it."""
         return self.read("types")

@@ -56,6 +56,7 @@ PLACES = {
 TEXT = """
 # rollouts | sample | one row per sampled rollout
 prompt_id  text     Identifier of the prompt.
+group_id   text     Prompts of one group are not independent of each other; empty: the prompt stands for itself.
 rollout_id text     Identifier of the rollout: prompt_id#number.
 prompt_ids ids      Token ids of the prompt, as the model saw them.
 token_ids  ids      Sampled token ids, the end token included.

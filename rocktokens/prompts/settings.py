@@ -27,6 +27,8 @@ class PromptsConfig(Settings, section="prompts"):
     """For chat: a system message before the prompt text, e.g. how to write the response; unset: the template's own."""
     answer_field: str = "answer"
     """Column with the reference answer; optional."""
+    group_field: str | None = None
+    """Column that says which prompts belong together: copies, one template, one document. Equal texts always do."""
     checker: str = "auto"
     """auto, math, exact, regex, none, or a Python function by dotted path (package.module:function)."""
     pattern: str | None = None

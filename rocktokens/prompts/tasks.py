@@ -11,8 +11,9 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -47,6 +48,8 @@ class Prompt:
     prompt_ids: tuple[int, ...]
     text: str
     answer: str | None
+    group_id: str | None = None
+    """Prompts of one group are not independent of each other; None: the prompt stands for itself."""
 
 
 def load_prompts(
@@ -83,8 +86,36 @@ def load_prompts(
     _refuse_bad(prompts, config, tokenizer)
     double = len(prompts) - len({prompt.text for prompt in prompts})
     if double and config.source.endswith(".jsonl"):
-        log.warning("%s: %d of %d prompts stand there more than once", config.source, double, len(prompts))
-    return prompts
+        log.warning(
+            "%s: %d of %d prompts repeat another's text; equal texts are one group", config.source, double, len(prompts)
+        )
+    return _grouped(prompts)
+
+
+def _grouped(prompts: list[Prompt]) -> list[Prompt]:
+    """Prompts with the name of their group: those of one text or of one value of the group field, and what they link.
+
+    A group has the name of its first prompt's value, or of that prompt; a prompt without either has none.
+    """
+    parent: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def root(key: tuple[str, str]) -> tuple[str, str]:
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+
+    for prompt in prompts:
+        if prompt.group_id is not None:
+            parent[root(("text", prompt.text))] = root(("value", prompt.group_id))
+    roots = [root(("text", prompt.text)) for prompt in prompts]
+    first: dict[tuple[str, str], str] = {}
+    for prompt, key in zip(prompts, roots):
+        first.setdefault(key, prompt.group_id or prompt.prompt_id)
+    size = Counter(roots)
+    return [
+        replace(prompt, group_id=first[key] if prompt.group_id is not None or size[key] > 1 else None)
+        for prompt, key in zip(prompts, roots)
+    ]
 
 
 def part_of(text: str) -> Part:
@@ -109,7 +140,7 @@ def _refuse_ignored(config: PromptsConfig, part: Part | None) -> None:
     if is_gym or source.endswith(".jsonl"):
         known = split == PromptsConfig.split or (is_gym and split == part)
         require(known, f"{source} has no splits, stages take disjoint parts; leave split={split} out.")
-    for field in ("subset", "prompt_field", "answer_field"):
+    for field in ("subset", "prompt_field", "answer_field", "group_field"):
         own = getattr(config, field) != getattr(PromptsConfig, field)
         require(not (is_endless(source) and own), f"{source} makes its own prompts and answers; leave {field} out.")
 
@@ -158,6 +189,7 @@ def _hub_rows(config: PromptsConfig) -> Iterator[tuple[str, Row]]:
 
 def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     text, messages, answer = (row.get(field) for field in (config.prompt_field, "messages", config.answer_field))
+    group = row.get(config.group_field) if config.group_field is not None else None
     answer, said = None if answer is None else str(answer), ""
     if messages is not None:
         if not isinstance(messages, list) or any(not isinstance(m, dict) or "role" not in m for m in messages):
@@ -174,10 +206,13 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
             f"neither column {config.prompt_field!r} nor 'messages' holds text or messages. It has: "
             f"{', '.join(map(repr, row))}. Name the right one with --prompts.prompt-field."
         )
+    if config.group_field is not None and group is None and not said:
+        said = f"there is no group in column {config.group_field!r}. It has: {', '.join(map(repr, row))}."
     if said:
         raise DataError(f"row {name}: {said}")
+    group = None if group is None else str(group)
     if messages is None:
-        return Prompt(name, _encode(tokenizer, str(text)), str(text), answer)
+        return Prompt(name, _encode(tokenizer, str(text)), str(text), answer, group)
     require(
         bool(tokenizer.chat_template),
         "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt column, "
@@ -185,7 +220,7 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
     )
     text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     # The template writes the special tokens itself; adding them again would double the start token.
-    return Prompt(name, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text, answer)
+    return Prompt(name, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text, answer, group)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:

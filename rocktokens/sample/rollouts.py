@@ -101,6 +101,7 @@ def rollout_row(
     """One rollout as a row of the rollouts table; `correct` is None where nothing can be checked."""
     return {
         "prompt_id": prompt.prompt_id,
+        "group_id": prompt.group_id,
         "rollout_id": f"{prompt.prompt_id}#{number}",
         "prompt_ids": list(prompt.prompt_ids),
         "token_ids": list(answer.token_ids),
