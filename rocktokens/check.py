@@ -28,7 +28,7 @@ from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_mapping
 from rocktokens.stats import accuracy_estimate, right_shares, smallest_detectable_effect, wilson_interval
-from rocktokens.train.record import change, lost_updates, mismatch, repeated_share
+from rocktokens.train.record import UNIT_ROUNDOFF, change
 from rocktokens.train.settings import DistillConfig
 from rocktokens.values import Row
 
@@ -611,7 +611,9 @@ def resolution(student: PreTrainedModel, rate: float) -> Finding:
     weights = [parameter.detach().flatten() for parameter in student.parameters() if parameter.dim() > 1]
     dtype = str(weights[0].dtype).removeprefix("torch.")
     step = max(1, sum(len(own) for own in weights) // WEIGHTS)
-    lost = lost_updates(np.concatenate([own[::step].float().cpu().numpy() for own in weights]), rate, dtype)
+    size_N = np.abs(np.concatenate([own[::step].float().cpu().numpy() for own in weights]))
+    # A step of Adam has about the rate's size; a format of unit roundoff u leaves w as it is below about u |w|.
+    lost = float(np.mean(rate < UNIT_ROUNDOFF[dtype] * size_N))
     return judge(
         "learning rate",
         lost > LOST,
@@ -657,7 +659,10 @@ def truncation(rollouts: list[Row], ends: set[int]) -> Finding:
 
 def repetition(rollouts: list[Row]) -> Finding:
     """How many rollouts loop?"""
-    shares = [repeated_share(row["token_ids"]) for row in rollouts]
+    shares = []
+    for token_T in (row["token_ids"] for row in rollouts):
+        grams = [tuple(token_T[at : at + 8]) for at in range(max(len(token_T) - 7, 1))]
+        shares.append(1.0 - len(set(grams)) / len(grams))
     if not shares:
         return unknown("repetition", "No rollouts are recorded.")
     looping = float(np.mean(np.array(shares) > REPEATED))
@@ -676,14 +681,18 @@ def engine(run: Run) -> Finding:
     if not run.has("engine"):
         return unknown("engine and trainer", "The run has no log-probabilities of the engine that sampled.")
     table = run.read("engine")
-    found = mismatch(table["engine_logprob"].to_numpy(), table["student_logprob"].to_numpy())
-    if found is None:
+    log_r_N = table["student_logprob"].to_numpy().astype(float) - table["engine_logprob"].to_numpy().astype(float)
+    known_N = np.flatnonzero(np.isfinite(log_r_N))
+    if not len(known_N):
         return unknown("engine and trainer", "No token has log-probabilities of both.")
-    row = table.slice(found.at, 1).to_pylist()[0]
+    # KL(engine || trainer) over the engine's samples: mean of r - 1 - log r, r = p_trainer / p_engine.
+    kl = float(np.mean(np.expm1(np.clip(log_r_N[known_N], -50, 50)) - log_r_N[known_N]))
+    worst = int(known_N[np.abs(log_r_N[known_N]).argmax()])
+    row = table.slice(worst, 1).to_pylist()[0]
     return judge(
         "engine and trainer",
-        found.kl > MISMATCH,
-        f"KL {found.kl:.2g} nats, largest {found.largest:.2g}",
+        kl > MISMATCH,
+        f"KL {kl:.2g} nats, largest {abs(log_r_N[worst]):.2g}",
         "Engine and trainer give the same log-probabilities.",
         f"Engine and trainer disagree, most at position {row['position']} of {row['rollout_id']}.",
         "Check precision, quantisation, weights that are not synchronised, and temperature on both sides: rollouts "

@@ -19,6 +19,7 @@ from rocktokens.show import (
     NBSP,
     REST,
     ROCK,
+    THIRD,
     Column,
     Figure,
     Table,
@@ -31,6 +32,7 @@ from rocktokens.show import (
     log_axis,
     names_axis,
     number,
+    p_value,
     percent,
     plural,
     rule,
@@ -336,4 +338,84 @@ def sensitivity(facts: Facts) -> Figure | None:
         rows=table,
         data=[_marks("declared rocks", overlap, places, texts, ROCK, "diamond", 10)],
         layout=shape,
+    )
+
+
+def persistence(facts: Facts) -> Figure | None:
+    """Change of the loss on fixed contexts by group, with both A/A comparisons."""
+    table = facts.table("persistence")
+    if table is None or facts.lacks(table, "persistence", "group", "arm", "step", "before", "after", "change"):
+        return None
+    rows = table.to_pylist()
+    if not rows:
+        return None
+    last = max((row["step"] for row in rows if row.get("step") is not None), default=None)
+    arms = {
+        "checkpoint": (f"pre → post (step {last})", ROCK, "diamond"),
+        "aa_selected": ("A/A: texts chosen on → others", MUTED, "circle-open"),
+        "aa_fresh": ("A/A: two parts of fresh texts", THIRD, "square-open"),
+    }
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    data = []
+    for offset, (arm, (title, color, symbol)) in zip((0.2, 0.0, -0.2), arms.items()):
+        own = [row for row in rows if row["arm"] == arm and (arm != "checkpoint" or row.get("step") == last)]
+        if not own:
+            continue
+        ends = [[row.get(f"change_{end}") for row in own] for end in ("low", "high")]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": title,
+                "x": [row["change"] for row in own],
+                "y": [len(groups) - 1 - groups.index(row["group"]) + offset for row in own],
+                "error_x": errors([row["change"] for row in own], ends[0], ends[1], color),
+                "marker": {"color": color, "size": 10, "symbol": symbol},
+                "text": [_persistence_hover(row, title) for row in own],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    shape = layout("change of mean loss, nats", "", height=150 + 70 * len(groups))
+    shape["yaxis"] = names_axis([label(group, 40) for group in reversed(groups)])
+    shape["shapes"] = [rule(0, color="@ink", dash="solid")]
+    return Figure(
+        name="persistence",
+        title="Do they learn?",
+        sentence=_persistence_sentence(rows, last),
+        estimator="Fixed contexts: the same rollouts scored under every checkpoint, so pre and post are paired. Groups "
+        "are chosen on one half of the prompts and followed on the other. The A/A rows compare one checkpoint with "
+        "itself on different texts: what they show is noise and regression to the mean. 95 % bootstrap over prompts.",
+        rows=table,
+        data=data,
+        layout=shape,
+    )
+
+
+def _persistence_hover(row: Row, title: str) -> str:
+    before, after, change = (estimate(row, name) for name in ("before", "after", "change"))
+    return (
+        f"{label(row['group'], 40)}, {title}<br>{interval(before, digits=3)} → {interval(after, digits=3)} nats"
+        f"<br>change {interval(change, digits=3)}<br>{plural(row.get('num_types') or 0, 'type')}, "
+        f"{percent(row.get('share_fallen'), 0)} of them fell, Wilcoxon {p_value(row.get('p_value'))}"
+    )
+
+
+def _persistence_sentence(rows: list[Row], last: int | None) -> str:
+    """Pre to post of every group, and what the A/A comparison changes by itself."""
+    said = []
+    for row in rows:
+        if row["arm"] == "checkpoint" and row.get("step") == last:
+            said.append(
+                f"{row['group']} went from {number(row['before'], 3)} to {number(row['after'], 3)} nats "
+                f"({interval(estimate(row, 'change'), digits=3)})"
+            )
+    noise = [row for row in rows if row["arm"] == "aa_selected" and row["group"] == "rocks"]
+    tail = (
+        f"; with no training at all, other texts alone change the rocks' loss by "
+        f"{interval(estimate(noise[0], 'change'), digits=3)}"
+        if noise
+        else ""
+    )
+    return (f"On the same texts, {', '.join(said)}{tail}." if said else "No group was measured twice.").replace(
+        "On the same texts, rocks", "On the same texts, the rocks"
     )

@@ -30,7 +30,7 @@ FIGURES: dict[str, Callable[[Facts], Figure | None]] = {
     "funnel": detect.funnel,
     "clusters": detect.clusters,
     "training_loss": distill.training_loss,
-    "persistence": distill.persistence,
+    "persistence": detect.persistence,
     "gradients": geometry.gradients,
     "alignment": geometry.alignment,
     "knockouts": causal.knockouts,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from rocktokens.progress import console
@@ -188,47 +188,6 @@ def numerical_floor(dtype: str) -> float:
     Second order of the KL in a relative error u of logits of size s: (u s)^2 / 2.
     """
     return max(SUM_FLOOR, 0.5 * (UNIT_ROUNDOFF[dtype] * LOGIT_SIZE) ** 2)
-
-
-def repeated_share(token_T: Sequence[int], width: int = 8) -> float:
-    """Share of the rollout's n-grams that have occurred in it before; 0 where it is shorter than two of them."""
-    if len(token_T) <= width:
-        return 0.0
-    grams = [tuple(token_T[at : at + width]) for at in range(len(token_T) - width + 1)]
-    return 1.0 - len(set(grams)) / len(grams)
-
-
-class Mismatch(NamedTuple):
-    """How far two records of the same tokens' log-probabilities lie apart, nats."""
-
-    kl: float
-    """Estimate of KL(engine || trainer) over the engine's samples: mean of r - 1 - log r, r = p_trainer / p_engine."""
-    largest: float
-    """Largest absolute difference at one token."""
-    at: int
-    """Where it is."""
-    num_tokens: int
-
-
-def mismatch(engine_N: ArrayLike, trainer_N: ArrayLike) -> Mismatch | None:
-    """Engine's against trainer's log-probabilities of sampled tokens; None where no token has both."""
-    engine, trainer = np.asarray(engine_N, float), np.asarray(trainer_N, float)
-    at = np.flatnonzero(np.isfinite(engine) & np.isfinite(trainer))
-    if not len(at):
-        return None
-    log_r = trainer[at] - engine[at]
-    largest = int(np.abs(log_r).argmax())
-    kl = float(np.mean(np.expm1(np.clip(log_r, -50, 50)) - log_r))
-    return Mismatch(kl, float(abs(log_r[largest])), int(at[largest]), len(at))
-
-
-def lost_updates(weights_N: NDArray[np.floating], learning_rate: float, dtype: str) -> float:
-    """Share of weights that a step of the size of the learning rate (Adam's) leaves unchanged in this format.
-
-    A weight w of a format with unit roundoff u is left as it is by a step smaller than about u |w|.
-    """
-    size_N = np.abs(np.asarray(weights_N, float))
-    return float(np.mean(learning_rate < UNIT_ROUNDOFF[dtype] * size_N)) if len(size_N) else 0.0
 
 
 def show_account(title: str, record: TrainingRecord, saturation: Saturation | None) -> None:

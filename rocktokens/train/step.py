@@ -238,7 +238,7 @@ class StepHooks(TrainerCallback):
             kept=kept,
             measured_first=trainer.selector.needs_losses,
             sampled=trainer.samples,
-            shared_S=trainer.shared_prompts.numpy().astype(float),
+            shared_S=torch.cat([torch.zeros(0), *trainer.shared_prompts]).numpy().astype(float),
         )
         row: Row = {
             "kept_share": kept / max(len(batch), 1),

@@ -51,12 +51,11 @@ from rocktokens.train.teacher import (
 from rocktokens.train.weights import (
     Grid,
     Rows,
-    by_length,
     decide_weights,
     everywhere,
     gather_grid,
     loss_mask,
-    shared_lengths,
+    repeated_prompts,
     with_losses,
 )
 from rocktokens.values import Batch, Row
@@ -200,7 +199,9 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         self.others: list[Rows] = []
         """Rows of weight 0 that were measured all the same."""
         self.prompt_names: list[str] = []
-        self.prompt_lengths = self.shared_prompts = torch.zeros(0, dtype=torch.long)
+        self.prompt_lengths = torch.zeros(0, dtype=torch.long)
+        self.shared_prompts: list[Tensor] = []
+        """Lengths of prompts that another rollout of the same micro-batch had computed, by micro-batch."""
         self.left = 0.0
         self._check_settings()
         if run is not None:
@@ -312,10 +313,6 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             names = (row.get("prompt_id", f"{derive_seed(str(row['prompt'])):x}") for row in inputs)
             self.prompt_names = [str(name) for name in names]
             self._weigh(output)
-            if self.options.generation == "ours":  # TRL logs a mean over micro-batches, which the order would change
-                output = by_length(output)
-            if self.accelerator.num_processes == 1 and can_share(self.accelerator.unwrap_model(self.model)):
-                self.shared_prompts = shared_lengths(output, self.args.gradient_accumulation_steps)
         return output
 
     def _weigh(self, output: Batch) -> None:
@@ -333,6 +330,7 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             )
         grid = gather_grid(accelerator, output, step=self.state.global_step + 1, length_limit=self.length_limit)
         self.prompt_lengths = everywhere(accelerator, output["prompt_mask"].sum(1, keepdim=True)).squeeze(1)
+        self.shared_prompts = []
         output["row"] = torch.arange(len(token_BC), device=token_BC.device) + grid.first_row
         self.memory = StateMemory()
         rows = None
@@ -410,6 +408,8 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         found, rows, _ = self._divergence(unwrapped_student, inputs, weight_BC, denominator)
         if self.model.training:
             self.trained.append(rows)
+            if self.accelerator.num_processes == 1 and can_share(unwrapped_student):
+                self.shared_prompts.append(repeated_prompts(inputs))
         entropy = torch.nansum(found.student_entropy_N)
         return found.loss, entropy, torch.tensor(len(rows.token_K), device=found.loss.device)
 

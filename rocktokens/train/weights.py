@@ -1,4 +1,4 @@
-"""From the rollouts of one optimiser step to a loss weight for each of their tokens, and to the order of micro-batches.
+"""From the rollouts of one optimiser step to a loss weight for each of their tokens.
 
 Grids of all ranks are gathered, the selector sees the whole step once, and each rank takes back its rows. What a weight
 means for the loss is the trainer's business.
@@ -168,38 +168,9 @@ def bite(weight_N: Tensor, batch: SelectorBatch, eos_ids: Iterable[int]) -> dict
     return found
 
 
-def by_length(batch: Batch) -> Batch:
-    """One of TRL's batches ordered by length, so that TRL's cut into micro-batches leaves little padding.
-
-    Rollouts of one prompt stay together, placed by the longest of them: a prompt is computed once per micro-batch.
-    Weights, telemetry and normalisation go by each rollout's own number, so nothing else depends on the order. A batch
-    with images, whose rows belong to several entries of other lists, is returned as it is.
-    """
-    if "pixel_values" in batch:
-        return batch
-    prompt_B = _prompt_numbers(batch)
-    length_B = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
-    longest_B = length_B.new_zeros(len(prompt_B)).scatter_reduce(0, prompt_B, length_B, "amax")[prompt_B]
-    keys = list(zip(longest_B.tolist(), prompt_B.tolist(), length_B.tolist()))
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    found = dict(batch)
-    for name, value in batch.items():
-        if isinstance(value, Tensor) and value.ndim and len(value) == len(order):
-            found[name] = value[torch.tensor(order, device=value.device)]
-        elif isinstance(value, list) and len(value) == len(order):
-            found[name] = [value[row] for row in order]
-    return found
-
-
-def shared_lengths(batch: Batch, parts: int) -> Tensor:
-    """Lengths of the prompts that came before in the same of `parts` equal micro-batches, once per repetition."""
-    size = max(len(batch["prompt_mask"]) // parts, 1)
-    places = [(row // size, prompt) for row, prompt in enumerate(_prompt_numbers(batch).tolist())]
-    repeated = [place in places[:row] for row, place in enumerate(places)]
-    return batch["prompt_mask"].sum(1).cpu()[torch.tensor(repeated, dtype=torch.bool)]
-
-
-def _prompt_numbers(batch: Batch) -> Tensor:
-    """A number for every row's prompt; equal prompts have equal numbers."""
+def repeated_prompts(batch: Batch) -> Tensor:
+    """Lengths of the prompts of a micro-batch that an earlier row of it has computed already."""
     whole_BP2 = torch.cat([batch["prompt_ids"] * batch["prompt_mask"], batch["prompt_mask"]], dim=1)
-    return torch.unique(whole_BP2, dim=0, return_inverse=True)[1]
+    number_B = torch.unique(whole_BP2, dim=0, return_inverse=True)[1].tolist()
+    repeated_B = [number in number_B[:row] for row, number in enumerate(number_B)]
+    return batch["prompt_mask"].sum(1).cpu()[torch.tensor(repeated_B, dtype=torch.bool)]

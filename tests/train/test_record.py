@@ -16,10 +16,7 @@ from rocktokens.train.record import (
     TrainingRecord,
     alarms,
     change,
-    lost_updates,
-    mismatch,
     numerical_floor,
-    repeated_share,
     saturation,
 )
 from rocktokens.train.step import Meter, ModelShape, step_flops
@@ -123,23 +120,6 @@ def test_change_compares_the_ends_and_waits_for_both():
     assert change([np.nan, 2.0, 2.0, np.nan], 1) == (2.0, 2.0)
 
 
-def test_repetition_is_zero_for_distinct_and_near_one_for_a_loop():
-    assert repeated_share(range(100)) == repeated_share([1, 2, 3] * 2) == 0.0  # the second is shorter than an n-gram
-    # 100 tokens of a loop of three: 93 n-grams of width 8, three of them distinct.
-    assert repeated_share(([1, 2, 3] * 40)[:100]) == pytest.approx(1 - 3 / 93)
-
-
-def test_mismatch_is_zero_for_equal_and_estimates_the_kl_of_two_policies():
-    assert mismatch([-1.0, -2.0], [-1.0, -2.0])[:2] == (0.0, 0.0)
-    assert mismatch([np.nan], [-1.0]) is None
-    engine, trainer = np.array([0.7, 0.2, 0.1]), np.array([0.6, 0.3, 0.1])
-    drawn = np.random.default_rng(0).choice(3, size=200_000, p=engine)
-    found = mismatch(np.log(engine)[drawn], np.log(trainer)[drawn])
-    assert found.kl == pytest.approx(float((engine * np.log(engine / trainer)).sum()), rel=0.03)
-    assert found.largest == pytest.approx(np.log(1.5))
-    assert drawn[found.at] == 1
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_floor_is_what_rounding_logits_makes(dtype):
     torch.manual_seed(0)
@@ -149,15 +129,6 @@ def test_the_floor_is_what_rounding_logits_makes(dtype):
     made = float((p.exp() * (p - q)).sum(-1).mean())
     assert 0.05 < made / numerical_floor(dtype) < 1.0
     assert numerical_floor("float32") == 1e-7
-
-
-def test_lost_updates_are_those_that_bfloat16_really_drops():
-    weights, rate = torch.randn(20_000).bfloat16(), 1e-3
-    unchanged = float(((weights - rate) == weights).float().mean())
-    found = lost_updates(weights.float().numpy(), rate, "bfloat16")
-    assert 0.2 < found < 0.9
-    assert found == pytest.approx(unchanged, abs=0.25)
-    assert lost_updates(weights.float().numpy(), rate, "float32") == 0.0
 
 
 def looked(dtype="float32", **series):

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import distilling
 import pytest
 import torch
+from datasets import Dataset
 
 from rocktokens import Selector, SelectorBatch, make_selector
 from rocktokens.errors import ConfigError
 from rocktokens.run import Run
 from rocktokens.select.interface import TopShare, selector_kinds
-from rocktokens.train import trainer as trainer_module
 from rocktokens.train.distill import distill
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.teacher import LocalTeacher, StateMemory
-from rocktokens.train.weights import bite, by_length, decide_weights, shared_lengths
+from rocktokens.train.weights import bite, decide_weights, repeated_prompts
 
 
 def batch(tokens: list[int], values: list[float] | None = None) -> SelectorBatch:
@@ -149,52 +149,18 @@ def test_weights_that_are_no_weights_are_refused(weight_N, says):
         decide_weights(ALONE, Given(weight_N), batch([4, 5]), kept_before=False)
 
 
-# ---------------------------------------------------------------- the order of micro-batches
+# ---------------------------------------------------------------- prompts that are computed once
 
 
-def rows_of(prompts: list[int], lengths: list[int]) -> dict:
-    """Prompt n has n + 1 tokens of value n + 3; completions of these lengths."""
-    width = max(prompts) + 1
-    prompt_mask = torch.tensor([[int(column >= width - n - 1) for column in range(width)] for n in prompts])
-    completion_mask = torch.tensor([[int(column < length) for column in range(max(lengths))] for length in lengths])
-    return {
-        "prompt_ids": prompt_mask * torch.tensor(prompts)[:, None] + 3 * prompt_mask,
-        "prompt_mask": prompt_mask,
-        "completion_ids": completion_mask * 5,
-        "completion_mask": completion_mask,
-        "row": torch.arange(len(prompts)),
-        "names": [f"r{row}" for row in range(len(prompts))],
-        "temperature": torch.tensor(1.0),
-    }
-
-
-def test_rows_are_ordered_by_length_and_siblings_stay_together():
-    given = rows_of([2, 0, 2, 0, 1, 1], [9, 1, 1, 2, 4, 5])
-    got = by_length(given)
-    assert got["row"].tolist() == [1, 3, 4, 5, 2, 0]  # by the longest of a prompt: 1 + 2, 2 + 5, 3 + 9
-    assert got["names"] == ["r1", "r3", "r4", "r5", "r2", "r0"]
-    assert got["temperature"] == 1
-    for name in ("prompt_ids", "completion_mask"):
-        assert torch.equal(got[name], given[name][got["row"]])
-    images = given | {"pixel_values": torch.zeros(5)}
-    assert by_length(images)["row"].tolist() == list(range(6))
-
-
-def test_a_prompt_is_shared_within_its_micro_batch_only():
-    given = rows_of([1, 1, 1, 1, 2, 2, 0, 2], [1] * 8)
-    for parts, shared in ((1, [2, 2, 2, 3, 3]), (2, [2, 2, 2, 3, 3]), (4, [2, 2, 3]), (8, [])):
-        assert shared_lengths(given, parts).tolist() == shared
-
-
-def test_a_step_is_the_same_in_any_order(tmp_path, monkeypatch):
-    def run(order):
-        monkeypatch.setattr(trainer_module, "by_length", order)
-        args = distilling.arguments(tmp_path, gradient_accumulation_steps=4, per_device_train_batch_size=2, max_steps=2)
-        return distilling.trained(tmp_path, args=args, rollouts_per_prompt=2, generation="ours")
-
-    orders = []
-    ordered = run(lambda output: orders.append(by_length(output)["row"].tolist()) or by_length(output))
-    assert any(order != sorted(order) for order in orders)
-    plain = run(lambda output: output)
-    assert distilling.furthest(distilling.parameters(ordered), distilling.parameters(plain)) < 1e-5
-    assert [row["loss"] for row in ordered.record.rows] == pytest.approx([row["loss"] for row in plain.record.rows])
+def test_a_prompt_is_shared_within_its_micro_batch_only(tmp_path):
+    """Counted where the loss is computed: TRL shuffles a step's rollouts before it cuts them into micro-batches."""
+    given = {"prompt_ids": torch.tensor([[0, 5], [4, 5], [0, 5], [0, 6]])}
+    given["prompt_mask"] = (given["prompt_ids"] > 0).long()
+    assert repeated_prompts(given).tolist() == [1]
+    prompt = {"prompt": "w3 w4 w5"}
+    for size, shared in ((8, 14), (1, 0)):  # 16 rollouts of one prompt
+        args = distilling.arguments(
+            tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=16 // size, max_steps=2
+        )
+        trainer = distilling.trained(tmp_path, args=args, data=Dataset.from_list([prompt] * 16))
+        assert [length for part in trainer.shared_prompts for length in part.tolist()] == [3] * shared
