@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,20 +38,17 @@ from rocktokens.values import Json
 log = logging.getLogger(__name__)
 
 MANIFEST, LOCK = "run.json", ".lock"
-LOCKED = "ROCKTOKENS_LOCK"  # environment variable: directories that this command has locked, for its children
+LOCKED = (
+    "ROCKTOKENS_LOCK"  # environment variable: directory → device and inode, of the runs that this command has locked
+)
 SCORED = ("occurrences", "top_tokens")  # folders with one directory per scored checkpoint
 STEP_FOLDERS = (*SCORED, "telemetry")
 PACKAGES = ("rocktokens", "torch", "transformers", "trl", "pyarrow", "duckdb")
 # A larger file is told apart by its size and evenly spaced blocks: reading 50 GB to say "nothing to do" takes minutes.
 WHOLE_DIGEST_BYTES = 256 * 2**20
 BLOCK_BYTES, BLOCKS = 2**20, 64
-REMEDIES = {
-    errno.ENOSPC: "free some space, then repeat the command",
-    errno.EDQUOT: "free some space, then repeat the command",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOENT: "was the run moved or deleted?",
-    errno.EIO: "check the disk, then repeat the command",
-}
+MOST_SHRUNK = 1000  # bytes of a table in memory for one in its file
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 # ---------------------------------------------------------------- files: written whole or not at all
@@ -62,21 +60,21 @@ def failing(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = str(error)  # pyarrow, torch and safetensors put the number of an error into their text
-        foreign = type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in text
-        if not isinstance(error, OSError) and not foreign and "inline_container" not in text:
-            raise
+        text = str(error)  # torch and safetensors have errors of their own, and pyarrow puts the reason into the text
+        if not isinstance(error, OSError) and "PytorchStreamWriter" not in text and "inline_container" not in text:
+            if type(error).__name__ != "SafetensorError":
+                raise
         number = getattr(error, "errno", None)
-        if number is None:
-            number = next((n for n in REMEDIES if os.strerror(n) in text or f"errno {n}" in text), None)
-        reason = os.strerror(number) if number is not None else first_line(error)
-        remedy = REMEDIES.get(number or 0, "make it writable or choose another directory, then repeat the command")
-        raise RunError(f"cannot write {path}: {reason}; {remedy}") from error
+        is_full = number in FULL or any(os.strerror(full) in text for full in FULL)
+        remedy = "free some space" if is_full else "make it writable or choose another directory"
+        reason = first_line(error) if number is None else os.strerror(number)
+        raise RunError(f"cannot write {path}: {reason}; {remedy}, then repeat the command") from error
 
 
 @contextmanager
 def drafting(path: Path) -> Iterator[Path]:
     """Yields a name of this process's own to write under; what still has that name at the end is removed."""
+    require_home(path)
     with failing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_left_drafts(path.parent, glob.escape(path.name))
@@ -130,7 +128,21 @@ def read_parquet(
 ) -> pa.Table:
     """A Parquet file as an Arrow table; DataError with the remedy where it is damaged."""
     with reading(path, remedy):
+        require_room(pq.read_metadata(path), path.stat().st_size)
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
+
+
+def require_room(metadata: pq.FileMetaData, size: int) -> None:
+    """Refuse a Parquet file of `size` bytes whose header promises rows that neither it nor the memory can hold."""
+    held = 0
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        held += min([group.num_rows, *(group.column(at).num_values for at in range(group.num_columns))])
+    if held < metadata.num_rows:
+        raise ValueError(f"its header promises {metadata.num_rows:,} rows, and it holds {held:,}")
+    # Real tables shrink by less than a thousand; 8 bytes for a value, whatever its type.
+    promised = 8 * metadata.num_rows * metadata.num_columns
+    if promised > max(MOST_SHRUNK * size, psutil.virtual_memory().total):
+        raise ValueError(f"its header promises {metadata.num_rows:,} rows, more than the memory takes")
 
 
 @contextmanager
@@ -173,8 +185,8 @@ def digest(path: Path) -> str | None:
 
 
 def _file_digest(path: Path) -> str:
-    stat = path.stat()
-    return _known_digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    found = path.stat()
+    return _known_digest(str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -194,7 +206,8 @@ def _known_digest(path: str, size: int, _mtime: int, _inode: int) -> str:
 
 def digest_of_value(value: object) -> str:
     """The digest of plain values: settings, facts."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    text = json.dumps(value, sort_keys=True, default=str, allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 # ---------------------------------------------------------------- one command at a time
@@ -209,12 +222,12 @@ def working_on(path: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    own, file, is_new = str(path.resolve()), path / LOCK, not path.exists()
-    before = os.environ.get(LOCKED, "")
-    lock = FileLock(file, blocking=False)
-    if own in before.split(os.pathsep):
+    own, file, is_new, before = str(path.resolve()), path / LOCK, not path.exists(), os.environ.get(LOCKED) or "{}"
+    if own in json.loads(before):
         yield
         return
+    refuse_strange(path)  # before anything in it is opened
+    lock = FileLock(file, blocking=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -224,12 +237,10 @@ def working_on(path: Path) -> Iterator[None]:
         raise RunError(
             f"{path} is in use: {said} works on it. Wait until it has ended, or choose another directory for this run."
         ) from None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise RunError(f"{file} is a symbolic link; remove it") from None
+    except OSError:
         yield  # what writes next says why
         return
-    os.environ[LOCKED] = os.pathsep.join(filter(None, [before, own]))
+    os.environ[LOCKED] = json.dumps({**json.loads(before), own: _identity(path)})
     refused = False
     try:
         with suppress(OSError):  # a full disk: the lock holds all the same
@@ -237,19 +248,53 @@ def working_on(path: Path) -> Iterator[None]:
                 log.info("%s: the last command was stopped; this one continues", path)
                 remove_left_drafts(path)
             words = " ".join(sys.argv[1:])[:200]
-            file.write_text(f"process {os.getpid()} on {socket.gethostname()} (rocktokens {words})", encoding="utf-8")
+            _mark(file, f"process {os.getpid()} on {socket.gethostname()} (rocktokens {words})")
         yield
-    except (RockTokensError, OSError):
-        refused = True
+    except Exception as error:
+        require_home(file)  # whatever fails in a run that is elsewhere by now has this reason
+        refused = isinstance(error, RockTokensError | OSError)
         raise
     finally:
-        os.environ[LOCKED] = before
-        with suppress(OSError):
-            file.write_text("")
+        with suppress(OSError, RunError):  # RunError: the run is elsewhere by now, and nothing here is ours
+            require_home(file)
+            _mark(file, "")
             # A command that was refused before it made anything leaves no directory, and no manifest to obey.
             if is_new and {item.name for item in path.iterdir()} <= {LOCK, *((MANIFEST,) if refused else ())}:
                 shutil.rmtree(path)
+        os.environ[LOCKED] = before
         lock.release()
+
+
+def refuse_strange(path: Path) -> None:
+    """Refuse a run in which something is neither a file nor a directory: a link would be written through, a pipe waited
+    for."""
+    for folder, folders, files in os.walk(path):
+        for item in (os.path.join(folder, name) for name in (*folders, *files)):
+            mode = os.lstat(item).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                kind = "symbolic link" if stat.S_ISLNK(mode) else "pipe, socket or device"
+                raise RunError(f"{item} is a {kind}; a run holds files and directories only. Remove it.")
+
+
+def _mark(file: Path, text: str) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    with open(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+
+
+def _identity(path: Path) -> list[int] | None:
+    """Device and inode of a directory: another one of the same name has others."""
+    with suppress(OSError):
+        return [path.stat().st_dev, path.stat().st_ino]
+    return None
+
+
+def require_home(path: Path) -> None:
+    """Refuse to write below a run that was moved, deleted or replaced since this command began to work on it."""
+    for own, known in json.loads(os.environ.get(LOCKED) or "{}").items():
+        home = Path(own)
+        if path.parent.resolve().is_relative_to(home) and _identity(home) != known:
+            raise RunError(f"{home} was moved, deleted or replaced while this command worked on it; repeat the command")
 
 
 # ---------------------------------------------------------------- the run
@@ -266,6 +311,7 @@ class Run:
     def __init__(self, path: str | Path, manifest: Json) -> None:
         self.path, self.manifest = Path(path), manifest
         self._written: set[Path] = set()  # since the last stage was recorded
+        self._home = _identity(self.path)  # None before a new run is saved for the first time
 
     @classmethod
     def create(cls, path: str | Path, config: Json | None = None) -> Run:
@@ -300,8 +346,11 @@ class Run:
 
     def save(self) -> None:
         """Write the manifest, whole, with the digest by which `open_run` knows that nobody else has changed it."""
+        if self._home is not None and self._home != _identity(self.path):
+            raise RunError(f"{self.path} was moved, deleted or replaced since it was opened; repeat the command")
         plain = json.loads(json.dumps(self.manifest, allow_nan=False))  # as it will be read: numbers as keys are texts
         write_text(self.path / MANIFEST, json.dumps({**plain, "digest": digest_of_value(plain)}, indent=2))
+        self._home = _identity(self.path)
 
     def describe(self, sections: Json) -> None:
         """Add sections to the configuration; those that are there stay as they are."""
@@ -315,8 +364,6 @@ class Run:
 
         What the stage wrote through this object is listed with its size and digest, so that damage is noticed.
         """
-        if not (self.path / MANIFEST).exists():
-            raise RunError(f"{self.path / MANIFEST} is gone: the run was moved or deleted while {stage} worked on it")
         for path in sorted(self._written):
             name, found = str(path.relative_to(self.path)), digest(path)
             if found is not None:
@@ -408,15 +455,6 @@ class Run:
         self.verify(path)
         return read_parquet(path, columns, self._remedy(path))
 
-    def read_tensors(self, name: str) -> Json:
-        """NAME.safetensors as a mapping of tensors."""
-        from safetensors.torch import load_file
-
-        path = self.path / f"{name}.safetensors"
-        self.verify(path)
-        with reading(path, self._remedy(path)):
-            return load_file(path)
-
     def verify(self, path: Path) -> None:
         """Refuse a file whose bytes are not those that its stage wrote, or whose columns are not those of tables.py.
 
@@ -430,7 +468,10 @@ class Run:
             raise DataError(f"{path} is damaged: its content is not what was written; {self._remedy(path)}")
         known = table_of(name.removesuffix(".parquet")) if path.suffix == ".parquet" else None
         with reading(path, self._remedy(path)):
-            wrong = None if known is None else known.misfit(pq.read_schema(path))
+            metadata = pq.read_metadata(path) if path.suffix == ".parquet" else None
+            if metadata is not None:
+                require_room(metadata, path.stat().st_size)
+            wrong = known and metadata and known.misfit(metadata.schema.to_arrow_schema())
         if wrong:
             raise DataError(f"{path} is damaged: {wrong}; {self._remedy(path)}")
 
@@ -466,6 +507,7 @@ class Run:
         """
         for folder, parts in files.items():
             new = self.path / folder / f".new-step={step}"
+            require_home(new)
             shutil.rmtree(new, ignore_errors=True)
             with failing(new):
                 new.mkdir(parents=True)
@@ -576,11 +618,12 @@ def open_run(path: str | Path) -> Run:
         with reading(file, "restore it or start a new run"):
             manifest = dict(json.loads(file.read_text(encoding="utf-8")))
             made_by = dict(manifest.get("versions", {})).get("rocktokens", "0.2")
+            given, found = manifest.pop("digest", None), digest_of_value(manifest)  # fails for 1e999, too
     except DataError as error:
         raise RunError(str(error)) from error
     if manifest.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise RunError(f"{path} was made by rocktokens {made_by}; `pip install rocktokens=={made_by}` reads it")
-    if manifest.pop("digest", None) != digest_of_value(manifest):
+    if given != found:
         raise RunError(f"{file} is damaged, or was edited by hand; restore it or start a new run")
     return Run(path, manifest)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from small_runs import save_pair, scored_run
 
@@ -113,6 +117,79 @@ def test_code_of_a_tokenizer_in_a_run_is_not_run(run, tmp_path):
     with pytest.raises(SystemExit):
         main(["report", str(run), "--again"])
     assert not (tmp_path / "ran").exists()
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", [".lock", "checkpoints", "types.parquet", "detect.parts"])
+def test_nothing_is_written_through_a_link(run, tmp_path, capsys, name):
+    victim = tmp_path / "victim"
+    victim.mkdir() if name in ("checkpoints", "detect.parts") else victim.write_text("precious")
+    before = victim.read_text() if victim.is_file() else sorted(victim.iterdir())
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim)
+    with pytest.raises(SystemExit) as ended:
+        main(["detect", str(run), "--again"])
+    assert ended.value.code == 1
+    assert f"{name} is a symbolic link" in capsys.readouterr().err
+    assert (victim.read_text() if victim.is_file() else sorted(victim.iterdir())) == before
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["moved", "replaced"])
+def test_a_run_that_is_moved_while_a_stage_works_is_left_alone(run, tmp_path, monkeypatch, capsys, replaced):
+    from rocktokens.detect import stage
+
+    real, complete = stage.detect_rocks, open_run(run).manifest["stages"]
+
+    def moving(*arguments, **options):
+        run.rename(tmp_path / "elsewhere")
+        if replaced:
+            shutil.copytree(tmp_path / "elsewhere", run)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(stage, "detect_rocks", moving)
+    with pytest.raises(SystemExit) as ended:
+        main(["detect", str(run), "--again"])
+    assert ended.value.code == 1
+    assert "was moved, deleted or replaced" in capsys.readouterr().err
+    assert run.exists() == replaced  # no ghost
+    for left in (tmp_path / "elsewhere", *([run] if replaced else [])):
+        assert open_run(left).manifest["stages"] == complete
+
+
+def every_file(run: Path) -> list[str]:
+    return sorted(str(file.relative_to(run)) for file in run.rglob("*") if file.is_file())
+
+
+def test_a_pipe_in_place_of_any_file_is_waited_for_by_no_command(run, scored, capsys):
+    for name in every_file(scored):
+        (run / name).rename(run / "kept")
+        os.mkfifo(run / name)
+        for command in (["detect", str(run)], ["report", str(run)], ["bypass", str(run)], ["export", str(run)]):
+            start = time.monotonic()
+            with pytest.raises(SystemExit) as ended:
+                main(command)
+            assert time.monotonic() - start < 10
+            assert ended.value.code in (0, 1, 2)
+            assert "should not have happened" not in capsys.readouterr().err, (name, command)
+        (run / name).unlink()
+        (run / "kept").rename(run / name)
+
+
+def test_a_table_that_promises_what_nothing_can_hold_is_refused(run):
+    """Ten thousand million equal rows are a file of some kilobytes."""
+    many = pa.RecordBatch.from_arrays([pa.DictionaryArray.from_arrays(np.zeros(10**6, np.int8), ["x"])], ["token"])
+    opened = open_run(run)
+    with pq.ParquetWriter(run / "types.parquet", many.schema, compression="zstd") as writer:
+        for _ in range(30):
+            writer.write_batch(many)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patched:
+        patched.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=10**7, available=10**7))
+        for read in (opened.types, lambda: opened.query("select * from types")):
+            with pytest.raises(DataError, match=r"types\.parquet.*promises 30,000,000 rows"):
+                read()
 
 
 # ---------------------------------------------------------------- SQL

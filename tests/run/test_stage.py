@@ -231,7 +231,7 @@ def test_a_table_of_ones_own_never_overwrites_a_study(run):
 def test_a_run_deleted_while_a_stage_works_is_not_recorded_as_complete(run):
     opened = open_run(run)
     shutil.rmtree(run)
-    with pytest.raises(RunError, match="moved or deleted"):
+    with pytest.raises(RunError, match="moved, deleted"):
         opened.finish("distill", {})
     assert not run.exists()
 

@@ -218,7 +218,14 @@ def test_a_damaged_file_is_one_sentence(run, how):
 def test_a_manifest_that_somebody_edited_is_one_sentence(run):
     manifest = json.loads((run.path / "run.json").read_text())
     edited = [{"stages": 5}, {"config": {"seed": 4}}, {"digest": None}, {"versions": {"torch": float("inf")}}]
-    for text in (*(json.dumps(manifest | change) for change in edited), "[1]", "5", '{"a": NaN}', '{"a": "\\ud800"}'):
+    for text in (
+        *(json.dumps(manifest | change) for change in edited),
+        "[1]",
+        "5",
+        '{"a": 1e999}',
+        '{"a": NaN}',
+        '{"a": "\\ud800"}',
+    ):
         (run.path / "run.json").write_text(text)
         with pytest.raises(RunError, match=r"run\.json"):
             open_run(run.path)
