@@ -111,6 +111,7 @@ def prepare(words: list[str]) -> tuple[Any, Any, list[Permission]]:
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
     for noisy in ("httpx", "transformers", "datasets", "absl"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process that we start imports from the current directory
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if words[:1] != ["distill"]:

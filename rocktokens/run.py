@@ -61,9 +61,9 @@ def failing(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         text = str(error)  # torch and safetensors have errors of their own, and pyarrow puts the reason into the text
-        if not isinstance(error, OSError) and "PytorchStreamWriter" not in text and "inline_container" not in text:
-            if type(error).__name__ != "SafetensorError":
-                raise
+        foreign = type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in text
+        if not isinstance(error, OSError) and not foreign and "inline_container" not in text:
+            raise
         number = getattr(error, "errno", None)
         is_full = number in FULL or any(os.strerror(full) in text for full in FULL)
         remedy = "free some space" if is_full else "make it writable or choose another directory"

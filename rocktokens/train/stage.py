@@ -100,8 +100,9 @@ def _launch(path: Path, asked: Request, again: bool) -> Run:
     words = json.dumps({**given, "path": str(path), "problems": asked.problems, "again": again})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(asked.config.processes), "-m", "rocktokens.train.stage", words]
-    on_cpu = {} if torch.cuda.is_available() else {"ACCELERATE_USE_CPU": "true"}
-    ended = subprocess.run(command, check=False, env={**os.environ, **on_cpu})
+    own = {"PYTHONSAFEPATH": "1"}  # no module of the current directory, which may be a downloaded run
+    own |= {} if torch.cuda.is_available() else {"ACCELERATE_USE_CPU": "true"}
+    ended = subprocess.run(command, check=False, env={**os.environ, **own})
     if ended.returncode:
         raise RunError(f"the {asked.config.processes} training processes ended with status {ended.returncode}")
     return open_run(path)
