@@ -18,7 +18,7 @@ help:
 	@echo "make campaign  attacks on settings, files, processes and disks; prints tried, held, failed"
 	@echo "make lint     ruff format and check, mypy"
 	@echo "make contract-newest   our trainer against the newest TRL of the package index"
-	@echo "make docs     the reference page of a run's tables, from rocktokens/tables.py"
+	@echo "make docs     the documentation as a site in build/site; its reference pages from the code"
 	@echo "make bench    fused divergence and sampling against their peers; results to docs/results/"
 
 setup: $(VENV)/.dev
@@ -81,7 +81,10 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 docs: setup
-	$(BIN)/python -m rocktokens.tables docs/reference/schema.md
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/make_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "the site is in build/site"
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -473,22 +473,3 @@ def table_of(name: str) -> Table | None:
         name: path below the run directory without `.parquet`, such as `types` or `problems/step=10`.
     """
     return TABLES.get(name.split("/")[0])
-
-
-def as_markdown(before: str) -> str:
-    """The reference page: its own introduction, up to the overview, then one section per table."""
-    rows = "".join(f"| [`{name}`](#{name}) | `rocktokens {own.stage}` | {own.row} |\n" for name, own in TABLES.items())
-    sections = [f"| table | written by | content |\n|---|---|---|\n{rows}"]
-    for name, own in TABLES.items():
-        lines = [f"## {name}\n", f"`{own.path}`, {own.row}.\n", "| column | type | meaning |", "|---|---|---|"]
-        lines += [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in own.columns]
-        sections.append("\n".join(lines) + "\n")
-    return before.partition("| table | written by")[0] + "\n".join(sections)
-
-
-if __name__ == "__main__":
-    import sys
-    from pathlib import Path
-
-    page = Path(sys.argv[1])
-    page.write_text(as_markdown(page.read_text(encoding="utf-8")), encoding="utf-8")

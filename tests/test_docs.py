@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -182,6 +183,16 @@ def test_the_tree_names_every_room_and_the_walk_files_that_exist():
     files = re.findall(r"^\d+\. `(rocktokens/[\w/]+\.py)`", walk, re.M)
     assert 8 <= len(files) == len(set(files)) <= 12
     assert all((ROOT / file).exists() for file in [*files, *(f"rocktokens/{name}" for name in named)])
+
+
+def test_generated_pages_are_those_of_the_code():
+    for page, text in runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["pages"]().items():
+        assert page.read_text() == text, f"{page.name}: run make docs"
+
+
+def test_the_site_shows_every_page():
+    shown = set(re.findall(r"([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert shown == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
 
 
 def test_versions_agree():
