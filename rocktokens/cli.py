@@ -2,7 +2,7 @@
 
 Flags stand above the YAML file of --config, the file above the recipe, the recipe above the defaults. On its own
 command a stage's settings need no prefix: `rocktokens distill RUN --steps 10`, `rocktokens study --distill.steps 10`.
-Exit status: 0 done, 1 failed, 2 wrong usage.
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         print("rocktokens: stopped; the same command continues where it was", file=sys.stderr)
+        sys.exit(130)  # as shells report a command that was interrupted
     except BrokenPipeError:
         pass  # the reader of our output has closed it, as `head` does
     except OSError as error:

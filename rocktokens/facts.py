@@ -178,9 +178,11 @@ class Facts:
 
     @property
     def rock_word(self) -> str:
-        """What the found tokens are called: without a loss before distillation only `costly` can be said."""
-        known = any(row.get("loss_pre") is not None for row in self.types)
-        return "rock" if known or not self.types else "costly"
+        """What the found tokens are: costly without a loss before distillation, rock so far by two checkpoints."""
+        if self.types and all(row.get("loss_pre") is None for row in self.types):
+            return "costly"
+        so_far = self.rocks and all(row.get("class") == "rock so far" for row in self.rocks)
+        return "rock so far" if so_far else "rock"
 
     @cached_property
     def rock_ids(self) -> set[int]:

@@ -30,7 +30,7 @@ from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import ConfigError, RockTokensError
 from rocktokens.jobs import Place, forget, keeping_workers, num_gpus
 from rocktokens.models.settings import PairConfig
-from rocktokens.progress import clock, stages, terminal_width
+from rocktokens.progress import clock, stages
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.score.settings import ScoreConfig
@@ -283,13 +283,10 @@ def study(config: StudyConfig, *, place: Place | None = None, note: str | None =
             if said := found_by(spec.name, Facts.of(path)):
                 overall.say(f"  {said}")
     facts = Facts(open_run(path))
-    student, teacher = facts.pair
-    print(
-        f"\nStudy of {path} ({student} from {teacher}), {clock(time.monotonic() - start)} this time; intervals are 95 %"
-    )
-    print(*summary(facts, path / "report.html" if facts.run.done("report") else None, width=terminal_width()), sep="\n")
+    print(f"\n{path}: {clock(time.monotonic() - start)} this time; intervals are 95 %")
     if note:
-        print("\n" + "\n".join(textwrap.wrap(note, 80)))
+        print("\n".join(textwrap.wrap(note, 80)))
+    print("", *summary(facts), sep="\n")
     return facts.run
 
 

@@ -1,31 +1,30 @@
-"""What a run means, in words: one `Verdict` with four tiles, and the end of a study.
+"""What a run means, in words: one `Verdict`, and the end of a study.
 
-The report's title and card, the last lines of `study`, the list of `view` and a run in a notebook all show the one
-`Verdict`; nothing else decides what a run means. What was not tested says so, in grey, and names the command.
+The report's title and first screen, every command's `--json`, the last lines of `study`, the list of `view`, a run in
+a notebook and `run.verdict` all show the one `Verdict`; nothing else decides what a run means. What was not tested
+says so, in grey, and names the command that would test it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from rocktokens.causal.figures import census_rows, counted, epsilon, graft_rows, verdicts_by_token
 from rocktokens.compare.figures import finals
 from rocktokens.detect.figures import footprint_row
 from rocktokens.facts import Facts, once
-from rocktokens.show import Column, Table, estimate, interval, listed, number, percent, plural, points, visible
+from rocktokens.show import estimate, interval, listed, number, percent, plural, points, visible
 from rocktokens.stats import MIN_SEEDS, Estimate
 from rocktokens.values import Json
 
-# Every state of a run and every answer of a tile has one tone: green only for what is proven, grey for what was not
-# tested. The page, the list of runs and a notebook take their colours from here.
+# Every state of a run and every answer has one tone: green only for what is proven, grey for what was not tested,
+# plain for what was looked for and not found. The page, the list of runs and a notebook take their colours from here.
 TONES = {
-    **{"skip": "good", "keep": "bad", "none": "good", "undecided": "open", "not tested": "none"},
+    **{"skip": "good", "keep": "bad", "none": "plain", "undecided": "open", "not tested": "none"},
     **{"found": "open", "unstable": "open", "more than their share": "bad", "merely frequent": "open"},
     **{"needed": "bad", "some needed": "bad", "not needed": "good"},
     **{"no change": "good", "gains": "good", "costs accuracy": "bad", "no rocks": "none", "not frozen": "none"},
@@ -33,18 +32,19 @@ TONES = {
 LABELS = {
     "skip": "Skip them",
     "keep": "Keep them",
-    "none": "No rocks",
-    "undecided": "Not decided",
+    "none": "None found",
+    "undecided": "Not yet known",
     "not tested": "Not tested",
 }
+# What the comparison says of training without them → the state of the run.
+TRAINED = {"no change": "skip", "gains": "skip", "costs accuracy": "keep", "undecided": "undecided"}
 # Below this share of declared rocks confirmed on the held-out half of the prompts, the set is called unstable.
 CONFIRMED_SHARE = 0.5
-NAMED = 8
-"""Rocks named at the end of a study."""
+NAMED = 4  # rocks named at the end of a study
 
 
 class Tile(NamedTuple):
-    """One of the four questions on the card."""
+    """One of the four questions that a study asks."""
 
     name: str
     question: str
@@ -56,11 +56,6 @@ class Tile(NamedTuple):
     command: str | None = None
     """What to run where the question was not asked; None where it was, or where this run cannot."""
 
-    @property
-    def tone(self) -> str:
-        """The colour of the answer."""
-        return TONES[self.answer]
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -69,78 +64,94 @@ class Verdict:
     state: str
     """skip, keep, none, undecided or not tested."""
     title: str
+    """The verdict as a sentence."""
+    tone: str
+    """The colour of the state: good, bad, plain, open or none."""
+    label: str
+    """The state in a word or two."""
     tiles: tuple[Tile, Tile, Tile, Tile]
+    numbers: dict[str, str]
+    """The tokens' share of all tokens, of the loss, their improvement, and what skipping them saves, if measured."""
     accuracies: dict[str, Estimate]
     """Before distillation, after it, and the teacher's, as far as they were measured."""
+    command: str | None
+    """The next command that would tell more; once it is decided, the one that hands the list to a trainer."""
 
-    @property
-    def label(self) -> str:
-        """The state in a word or two."""
-        return LABELS[self.state]
-
-    @property
-    def tone(self) -> str:
-        """The colour of the state."""
-        return TONES[self.state]
-
-    @property
-    def command(self) -> str | None:
-        """The next command that would tell more."""
-        return next((tile.command for tile in self.tiles if tile.command), None)
+    def __str__(self) -> str:
+        return f"{self.label}: {self.title}"
 
     @property
     def accuracy(self) -> str:
-        """Before → after → teacher."""
-        return " → ".join(f"{interval(value, percent)} {name}" for name, value in self.accuracies.items())
+        """Accuracy before → after (teacher)."""
+        shown = {name: interval(value, percent) for name, value in self.accuracies.items()}
+        teacher = f" (teacher {shown.pop('teacher')})" if "teacher" in shown else ""
+        return (" → ".join(shown.values()) + teacher).strip() or "not tested: no answers were checked"
 
-    def table(self) -> Table:
-        """The four questions with their answers."""
-        columns = [Column(name, name) for name in ("question", "answer", "value", "detail")]
-        return Table(columns, [tile._asdict() for tile in self.tiles], name="verdict", caption=(self.accuracy,))
+    def json(self) -> Json:
+        """Plain values, for `--json`."""
+        answers = {
+            tile.name: {key: tile._asdict()[key] for key in ("answer", "value", "detail")} for tile in self.tiles
+        }
+        known = {
+            name: {"value": item.value, "low": item.low, "high": item.high} for name, item in self.accuracies.items()
+        }
+        found = {"state": self.state, "sentence": self.title, "colour": self.tone, "next": self.command}
+        return found | {"numbers": self.numbers, "accuracy": known, "answers": answers}
 
 
 @once
 def verdict(facts: Facts) -> Verdict:
     """Conclude from whatever the run holds."""
-    tiles = which, _, needed, without = _which(facts), _cost(facts), _needed(facts), _without(facts)
-    count, named = len(facts.rocks), plural(len(facts.rocks), f"{facts.rock_word} token")
-    trained = {"no change": "skip", "gains": "skip", "costs accuracy": "keep", "undecided": "undecided"}
+    (cost, numbers), (without, trained) = _cost(facts), _without(facts)
+    tiles = which, _, needed, _ = _which(facts), cost, _needed(facts), without
+    count, free = len(facts.rocks), set(bypass(facts).get("ids") or ()) & facts.rock_ids
     if which.answer != "found":
         state = "undecided" if which.answer == "unstable" else which.answer
-    elif without.answer in trained:
-        state = trained[without.answer]
+    elif without.answer in TRAINED:
+        state = TRAINED[without.answer]
     elif needed.answer == "needed":
         state = "keep"
-    else:  # without a training the census can say keep, or that it cannot tell; never skip
-        state = "undecided" if needed.answer != "not tested" and bypass(facts) and not skipped(facts) else "not tested"
+    else:  # without a training, banning them can say keep, or that it cannot tell; never skip
+        state = "undecided" if needed.answer != "not tested" and bypass(facts) and not free else "not tested"
 
+    tokens, verb = plural(count, "token"), "resists" if count == 1 else "resist"
+    found = f"{tokens} {verb} distillation" + (" so far" if facts.rock_word == "rock so far" else "")
+    if facts.rock_word == "costly":
+        found = f"{tokens} {'is' if count == 1 else 'are'} costly"
     if state == "skip":
-        some = len(bypass(facts).get("ids") or facts.rocks)
-        title = f"{'All' if some == count > 1 else f'{some} of'} {named} can be skipped"
+        some = len(free) or count
+        title = f"{found}; training may skip {f'{some} of them' if some < count else 'it' if count == 1 else 'them'}"
     elif state == "keep":
-        why = needed.value if needed.answer == "needed" else "training without them costs accuracy"
-        title = f"Keep the {facts.rock_word} tokens: {why}"
-    elif which.answer == "found":
-        title = f"{named}; " + (
-            "whether to skip them is not decided" if state == "undecided" else "skipping: not tested"
+        why = (
+            f"the student needs {needed.value}" if needed.answer == "needed" else "training without them costs accuracy"
         )
+        title = f"{found}; keep them: {why}"
+    elif which.answer == "found":
+        known = (
+            "whether training may skip them is not yet known" if state == "undecided" else "skipping them: not tested"
+        )
+        title = f"{found}; {known}"
     elif which.answer == "unstable":
-        title = f"{named}, but other prompts would give another set"
+        title = f"{found}, but other prompts would give another set"
     elif state == "none":
         title = "No rock tokens were found"
     elif state == "undecided":
-        title = f"No rock token is proven; {which.value}"
+        title = f"{which.value}; whether they resist distillation is not yet known"
     else:
-        title = f"{which.value}; rocks: not tested" if facts.types else "Rock tokens have not been looked for yet"
-    return Verdict(state, title, tiles, accuracies(facts))
+        title = f"{which.value}; whether they resist distillation: not tested"
+        title = title if facts.types else "Rock tokens have not been looked for: not tested"
+    command = next((tile.command for tile in tiles if tile.command), None)
+    if state == "skip" and free:
+        command = f"rocktokens export {facts.place} --format trl"
+    return Verdict(state, title, TONES[state], LABELS[state], tiles, numbers | trained, accuracies(facts), command)
 
 
 def _which(facts: Facts) -> Tile:
-    question, of_all = "Which tokens are rocks?", f"of {plural(len(facts.types), 'type')}"
+    question, of_all = "Which tokens are rocks?", f"of {plural(len(facts.types), 'token type')}"
     if not facts.types:
         return Tile("which", question, "not tested", "–", "No detection has run.", facts.command("detect"))
     count = Counter(str(row["class"]) for row in facts.types if row.get("class"))
-    others = [f"{some} {name}" for name, some in sorted(count.items()) if name not in ("rock", "cheap")]
+    others = [f"{some} {name}" for name, some in sorted(count.items()) if not name.startswith(("rock", "cheap"))]
     also = f" Also costly: {listed(others)}." if others else ""
     if facts.rocks:
         known = [row["confirmed"] for row in facts.rocks if row.get("confirmed") is not None]
@@ -149,29 +160,43 @@ def _which(facts: Facts) -> Tile:
         return Tile("which", question, answer, f"{len(facts.rocks)} {of_all}", f"{said}{also}".strip())
     if facts.rock_word == "costly":
         said = "Without the loss before distillation, what does not learn cannot be told from what does."
-        return Tile("which", question, "not tested", plural(count["costly"], "costly token type"), said)
+        value = plural(count["costly"], "token is costly", "tokens are costly")
+        return Tile(
+            "which",
+            question,
+            "not tested",
+            value,
+            said,
+            f"rocktokens study {facts.place}" if facts.has_models else None,
+        )
     if count["unclear"]:
         more = (facts.stage("detect").get("enough") or {}).get("prompts_needed")
         said = f"About {plural(int(more), 'prompt')} would settle it." if isinstance(more, int | float) and more else ""
-        value = f"{plural(count['unclear'], 'costly type')} unclear"
+        value = plural(count["unclear"], "token is costly", "tokens are costly")
         return Tile("which", question, "undecided", value, f"{said}{also}".strip())
-    return Tile("which", question, "none", f"none {of_all}", f"By the `{facts.definition}` definition.{also}")
+    return Tile("which", question, "none", f"none {of_all}", f"No token is proven to be costly and to stay so.{also}")
 
 
-def _cost(facts: Facts) -> Tile:
+def _cost(facts: Facts) -> tuple[Tile, dict[str, str]]:
+    """What the tokens cost, and the numbers of the first screen."""
     question, row = "What do they cost?", footprint_row(facts) if facts.rocks else {}
     loss, places, enrichment = (estimate(row, key) for key in ("share_loss", "share_positions", "enrichment"))
     if loss is None or enrichment is None:
-        rocks = "no rocks" if facts.types and facts.rock_word == "rock" else "not tested"
-        return Tile("cost", question, rocks, "–", "There is no set of tokens to measure.")
+        rocks = "no rocks" if facts.types and facts.rock_word != "costly" else "not tested"
+        return Tile("cost", question, rocks, "–", "There is no set of tokens to measure."), {}
+    numbers = {"tokens": interval(places, percent), "loss": interval(loss, percent)}
+    falls = []
+    for of_rocks in (True, False):
+        own = [row for row in facts.types if (row["token_id"] in facts.rock_ids) == of_rocks and row.get("count")]
+        own = [row for row in own if row.get("loss_pre") is not None and row.get("loss_post") is not None]
+        before, after = (sum(row["count"] * row[key] for row in own) for key in ("loss_pre", "loss_post"))
+        falls.append(percent(1 - after / before if before else None, 0))
+    if facts.rock_word != "costly":
+        numbers |= {"improvement": falls[0], "others": falls[1]}
     more = (enrichment.low if math.isfinite(enrichment.low) else enrichment.value) > 1
-    return Tile(
-        "cost",
-        question,
-        "more than their share" if more else "merely frequent",
-        f"{interval(loss, percent)} of the loss",
-        f"They fill {interval(places, percent)} of the positions.",
-    )
+    answer = "more than their share" if more else "merely frequent"
+    said = f"They fill {numbers['tokens']} of the positions."
+    return Tile("cost", question, answer, f"{numbers['loss']} of the loss", said), numbers
 
 
 def _needed(facts: Facts) -> Tile:
@@ -181,7 +206,7 @@ def _needed(facts: Facts) -> Tile:
         return Tile("needed", question, "no rocks", "–", "There is nothing to ban.")
     if not own:
         ran = bool(census_rows(facts))
-        why = "None of them was among the census' candidates." if ran else "They were not banned at inference."
+        why = "None of them was among the tokens that were banned." if ran else "They were not banned at inference."
         why += "" if facts.has_models else " This run holds no models."
         return Tile("needed", question, "not tested", "–", why, None if ran else facts.command("knockout"))
     count = Counter(row["verdict"] for row in own)
@@ -192,39 +217,42 @@ def _needed(facts: Facts) -> Tile:
     said += f" Drawn by the teacher instead, they gain {interval(gain, points)} points." if gain else ""
     pillars, open_ = count["Strong Pillar"], count["Undecided"]
     if pillars:
-        every = pillars == len(facts.rocks) or (bypass(facts) and not skipped(facts))
-        answer, value = "needed" if every else "some needed", f"{pillars} of {len(own)} needed"
-    elif open_:
-        answer, value = "undecided", f"{open_} of {len(own)} undecided"
-    else:
-        answer, value = "not needed", f"none of {len(own)}"
-    return Tile("needed", question, answer, value, said)
+        none_free = bypass(facts) and not set(bypass(facts).get("ids") or ()) & facts.rock_ids
+        every = pillars == len(facts.rocks) or none_free
+        return Tile("needed", question, "needed" if every else "some needed", f"{pillars} of {len(own)}", said)
+    if open_:
+        return Tile("needed", question, "undecided", f"{open_} of {len(own)} undecided", said)
+    return Tile("needed", question, "not needed", f"none of {len(own)}", said)
 
 
-def _without(facts: Facts) -> Tile:
+def _without(facts: Facts) -> tuple[Tile, dict[str, str]]:
     """The regime that leaves the rocks out, against uniform: `freeze`, else `freeze_rocks`."""
     question, found = "What does training without them do?", finals(facts)
     if not found and not facts.rocks:
-        return Tile("without", question, "no rocks", "–", "There is nothing to leave out.")
+        return Tile("without", question, "no rocks", "–", "There is nothing to leave out."), {}
     if not found:
-        why = "No regime was trained without them." + ("" if facts.has_models else " This run holds no models.")
-        return Tile("without", question, "not tested", "–", why, facts.command("compare"))
+        why = "No training left them out." + ("" if facts.has_models else " This run holds no models.")
+        return Tile("without", question, "not tested", "–", why, facts.command("compare")), {}
     regime = next((name for name in ("freeze", "freeze_rocks") if name in found), None)
     if regime is None or "uniform" not in found:
-        why = f"The comparison holds {listed(list(found))}: no regime froze the rocks."
+        why = f"The comparison holds {listed(list(found))}: none of them left the rocks out."
         if facts.stage("compare").get("nothing_to_freeze"):
             declared = plural(len(facts.rocks), "declared rock")
-            why = f"Nothing was frozen: none of {declared} is on the bypass list."
-        return Tile("without", question, "not frozen", "–", why)
+            why = f"Nothing was left out: none of {declared} is on the bypass list."
+        return Tile("without", question, "not frozen", "–", why), {}
     row, base, ids = found[regime], found["uniform"], bypass(facts).get("ids")
     answers = {"unchanged": "no change", "gains": "gains", "costs": "costs accuracy"}
     answer = answers.get(str(row.get("verdict")), "undecided")
-    said = f"{percent(row['accuracy'])} against {percent(base['accuracy'])}, {plural(row['num_seeds'], 'seed')}"
+    trained, more = {"seeds": plural(row["num_seeds"], "seed")}, None
+    said = f"{percent(row['accuracy'])} against {percent(base['accuracy'])}, {trained['seeds']}"
     if row["num_seeds"] < MIN_SEEDS:
-        answer = "undecided"
+        answer, more = "undecided", f"--seeds {MIN_SEEDS}"
         said += f" where a decision takes {MIN_SEEDS} (the interval is over prompts only)"
+    elif answer == "undecided" and row.get("num_problems"):
+        more = f"--problems {4 * row['num_problems']}"  # four times the prompts halve the interval
     if (ratio := row.get("flops_ratio")) is not None and math.isfinite(ratio):
-        said += f"; {percent(1 - ratio) if ratio < 1 else 'none'} of the FLOPs saved"
+        trained["saves"] = percent(1 - ratio) if ratio < 1 else "none"
+        said += f"; {trained['saves']} of the FLOPs saved"
     if regime == "freeze_rocks":
         named = facts.stage("compare").get("frozen_by", {}).get("freeze_rocks")
         undeclared = f"{plural(len(named or ()), 'token type')} that no test declares rocks"
@@ -232,7 +260,10 @@ def _without(facts: Facts) -> Tile:
         if answer in ("no change", "gains") and isinstance(ids, list):
             # What may be skipped is what the list says; without a single type on it nothing is recommended.
             answer, said = "undecided", f"{said}; the bypass list is {'not compared' if ids else 'empty'}"
-    return Tile("without", question, answer, f"{interval(estimate(row, 'delta'), points)} points", f"{said}.")
+    again = facts.command("compare") if more else None
+    command = f"{again} {more}" if again else None
+    value = f"{interval(estimate(row, 'delta'), points)} points"
+    return Tile("without", question, answer, value, f"{said}.", command), trained
 
 
 # What the tiles rest on
@@ -250,22 +281,6 @@ def bypass(facts: Facts) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def decisions(facts: Facts) -> dict[int, tuple[str, str]]:
-    """Token id → (skip, keep or undecided; the reason in words), from the bypass list."""
-    found = {}
-    for row in bypass(facts).get("decisions") or []:
-        if isinstance(row, dict) and isinstance(row.get("token_id"), int) and row.get("decision"):
-            found[row["token_id"]] = (str(row["decision"]), str(row.get("why") or row.get("reason") or ""))
-    return found
-
-
-def skipped(facts: Facts) -> list[int]:
-    """Rocks that the bypass list lets a training skip."""
-    return [
-        token_id for token_id, (word, _) in decisions(facts).items() if word == "skip" and token_id in facts.rock_ids
-    ]
-
-
 def accuracies(facts: Facts) -> dict[str, Estimate]:
     """Accuracy before distillation, after it, and the teacher's; else that of the graft which draws every position."""
     stage = facts.stage("distill")
@@ -279,23 +294,25 @@ def accuracies(facts: Facts) -> dict[str, Estimate]:
 # The terminal
 
 
-def summary(facts: Facts, report: Path | None, *, width: int = 80) -> list[str]:
-    """The end of a study: the verdict in lines of at most `width` columns, the next command, and the report."""
+def summary(facts: Facts) -> list[str]:
+    """The end of a study, six lines: tokens and loss, whether to skip them, what it saves, accuracy, two commands."""
     found = verdict(facts)
-    names = ("rocks", "cost", "needed", "skipped")
-    rows = [(name, _plain(facts, tile)) for name, tile in zip(names, found.tiles)]
-    lines = [found.title, ""]
-    for name, text in [*rows, *([("accuracy", found.accuracy)] if found.accuracies else [])]:
-        lines += textwrap.wrap(
-            f"  {name:9} {text}",
-            max(width, 40),
-            subsequent_indent=" " * 12,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    # A path or a command stays in one piece, however long, to be pasted.
-    lines += [f"  next      {found.command}"] if found.command else []
-    return [*lines, f"  report    {report if report is not None else facts.command('report')}"]
+    without = found.tiles[3]
+    tokens = found.title
+    if facts.rocks:
+        named = listed([visible(row["token"])[:12] for row in facts.rocks], NAMED)
+        tokens = f"{len(facts.rocks)} ({named})" + (f", {found.numbers['loss']} of the loss" if found.numbers else "")
+    skip = {"skip": "yes", "keep": "no", "none": "there is nothing to skip", "undecided": "not yet known"}
+    said = skip.get(found.state, found.state) + (f": {without.value}" if without.value != "–" else "")
+    lines = {
+        "tokens": tokens,
+        "skip": f"{said}, {found.numbers['seeds']}" if "seeds" in found.numbers else said,
+        "saves": f"{found.numbers['saves']} of the FLOPs" if "saves" in found.numbers else "not tested",
+        "accuracy": found.accuracy,
+        "look": f"rocktokens view {facts.place}",
+        "decide": found.command or "nothing more to run; train on all tokens",
+    }
+    return [f"{name:8} {text}" for name, text in lines.items()]
 
 
 def found_by(stage: str, facts: Facts) -> str | None:
@@ -303,17 +320,11 @@ def found_by(stage: str, facts: Facts) -> str | None:
     found = verdict(facts)
     which, cost, needed, without = found.tiles
     if stage == "detect" and facts.types:
-        return f"{facts.rock_word}s: {_plain(facts, which)}; {cost.value}" if facts.rocks else found.title
-    if stage == "knockout" and facts.ran("knockout"):
-        return f"needed at inference: {_plain(facts, needed)}"
-    if stage == "compare" and facts.ran("compare"):
-        return f"trained without them: {_plain(facts, without)}"
-    return f"accuracy: {found.accuracy}" if stage == "distill" and found.accuracies else None
-
-
-def _plain(facts: Facts, tile: Tile) -> str:
-    """A tile in a line, without the marks that the report sets as code."""
-    if tile.name == "which" and facts.rocks:
-        return f"{tile.value}: {listed([visible(row['token']) for row in facts.rocks], NAMED)}"
-    said = tile.answer if tile.value == "–" else f"{tile.value}, {tile.answer}"
-    return f"{tile.value if tile.answer in tile.value else said}. {tile.detail}".replace("`", "")
+        tokens = listed([visible(row["token"]) for row in facts.rocks], 2 * NAMED)
+        return f"{facts.rock_word}: {which.value}: {tokens}; {cost.value}" if facts.rocks else found.title
+    if stage == "distill" and found.accuracies:
+        return f"accuracy: {found.accuracy}"
+    said = {"knockout": ("needed at inference", needed), "compare": ("trained without them", without)}.get(stage)
+    if said is None or not facts.ran(stage):
+        return None
+    return f"{said[0]}: {said[1].value}, {said[1].answer}. {said[1].detail}"

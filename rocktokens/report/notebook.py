@@ -18,7 +18,7 @@ from rocktokens.report.conclusions import verdict
 from rocktokens.report.page import resource
 from rocktokens.report.stage import FIGURES
 from rocktokens.run import Run
-from rocktokens.show import visible
+from rocktokens.show import Column, Table, visible
 
 # The report's light colours by the names that figures use, from the stylesheet that the page has them from.
 COLOURS = dict(re.findall(r"--(\w+): (#\w+);", resource("report.css").partition("}")[0]))
@@ -27,11 +27,12 @@ COLOURS = dict(re.findall(r"--(\w+): (#\w+);", resource("report.css").partition(
 def run_html(run: Run) -> str:
     """A run's verdict: the title, and the four questions in a table."""
     found = verdict(Facts(run))
-    colours = {"good": COLOURS["third"], "bad": COLOURS["rock"], "open": COLOURS["fifth"], "none": COLOURS["muted"]}
+    colours = {"good": "third", "bad": "rock", "open": "fifth", "none": "muted", "plain": "ink"}
     head = Markup('<h3>{}</h3><p><b style="color:{}">{}</b> {}</p>')
-    return head.format(found.title, colours[found.tone], found.label, visible(str(run.path))) + found.table().html(
-        tools=False
-    )
+    shown = head.format(found.title, COLOURS[colours[found.tone]], found.label, visible(str(run.path)))
+    columns = [Column(name, name) for name in ("question", "answer", "value", "detail")]
+    rows = [tile._asdict() for tile in found.tiles]
+    return shown + Table(columns, rows, caption=(f"Accuracy: {found.accuracy}",)).html(tools=False)
 
 
 def plot(run: Run, name: str) -> Any:

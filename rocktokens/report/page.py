@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import verdict
+from rocktokens.report.conclusions import TONES, verdict
 from rocktokens.report.tables import census_table, costly_table, footprints_table, regimes_table, rocks_table
 from rocktokens.show import Figure, at_home, interval, percent, plural, significant, to_csv, visible
 from rocktokens.values import Json, Row
@@ -75,7 +75,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"prose": prose, "visible": visible, "interval": interval, "plural": plural}
-    found.globals |= {"percent": percent, "chips": CHIPS}
+    found.globals |= {"percent": percent, "chips": CHIPS, "tones": TONES}
     return found
 
 

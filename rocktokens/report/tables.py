@@ -5,7 +5,7 @@ from __future__ import annotations
 from rocktokens.causal.figures import census_rows, verdicts_by_token
 from rocktokens.compare.figures import finals
 from rocktokens.facts import Facts
-from rocktokens.report.conclusions import decisions
+from rocktokens.report.conclusions import bypass
 from rocktokens.show import NONE, Column, Table, estimate, interval, number, percent, points, text
 from rocktokens.values import Row
 
@@ -47,8 +47,10 @@ def costly_table(facts: Facts) -> Table:
 
 def _types_table(facts: Facts, types: list[Row], name: str) -> Table:
     """One row per token type: what it costs, whether it learns, what banning it does, and the decision."""
-    verdicts, decided = verdicts_by_token(facts), decisions(facts)
-    rows = []
+    verdicts, decided, rows = verdicts_by_token(facts), {}, []
+    for row in bypass(facts).get("decisions") or []:
+        if isinstance(row, dict) and isinstance(row.get("token_id"), int) and row.get("decision"):
+            decided[row["token_id"]] = f"{row['decision']}: {row.get('why') or row.get('reason') or ''}"
     for row in types:
         census = verdicts.get(row["token_id"], {})
         confirmed = {True: ", confirmed", False: ", not confirmed"}.get(row.get("confirmed"), "")  # type: ignore[arg-type]
@@ -59,7 +61,7 @@ def _types_table(facts: Facts, types: list[Row], name: str) -> Table:
                 "class": f"{row['class']}{confirmed}" if row.get("class") else None,
                 "verdict": census.get("verdict"),
                 **{f"delta{end}": census.get(f"delta{end}") for end in ("", "_low", "_high")},
-                "decision": ": ".join(decided[row["token_id"]]) if row["token_id"] in decided else None,
+                "decision": decided.get(row["token_id"]),
             }
         )
     columns = [

@@ -100,17 +100,17 @@ def named_types(run: Run) -> None:
     [
         (lambda run: freeze(run, "unchanged", -0.001), "skip", "−0.1 [−1.1, +0.9] points no change"),
         (lambda run: freeze(run, "gains", 0.03), "skip", "+3.0 [+2.0, +4.0] points gains"),
-        (lambda run: freeze(run, "costs", -0.05), "keep", "training without them costs accuracy"),
+        (lambda run: freeze(run, "costs", -0.05), "keep", "keep them: training without them costs accuracy"),
         (lambda run: freeze(run, "costs", -0.05), "keep", "10.0\u00a0% of the FLOPs saved"),
         (lambda run: freeze(run, "undecided", -0.02), "undecided", "−2.0 [−3.0, −1.0] points undecided"),
         (lambda run: freeze(run, "costs", -0.05, num_seeds=2), "undecided", "where a decision takes 3"),
         (no_rocks, "none", "learning"),
-        (unclear, "undecided", "No rock token is proven; "),
-        (not_declarable, "not tested", "costly token types; rocks: not tested"),
+        (unclear, "undecided", "tokens are costly; whether they resist distillation is not yet known"),
+        (not_declarable, "not tested", "tokens are costly; whether they resist distillation: not tested"),
         (lambda run: change(run, "types", lambda row: {**row, "confirmed": False}), "undecided", "confirms 0 of 4"),
-        (only_pillars, "keep", "Keep the rock tokens: 4 of 4 needed"),
+        (only_pillars, "keep", "keep them: the student needs 4 of 4"),
         (empty_list, "undecided", "4 of 4 undecided"),
-        (costly, "skip", "All 4 costly tokens can be skipped"),
+        (costly, "skip", "4 tokens are costly; training may skip them"),
         (nothing_frozen, "not tested", "none of 4 declared rocks is on the bypass list"),
         (named_types, "none", "2 token types that no test declares rocks left out: "),
     ],
@@ -121,9 +121,9 @@ def test_tables_lead_to_states(run, make, state, words):
     assert found.state == state
     assert words in said(found)
     # Green is for what is proven, grey for what was not tested; the list of runs and the page have no other source.
-    assert (
-        found.tone == {"skip": "good", "none": "good", "keep": "bad", "undecided": "open", "not tested": "none"}[state]
-    )
+    tones = {"skip": "good", "none": "plain", "keep": "bad", "undecided": "open", "not tested": "none"}
+    assert found.tone == tones[state] == found.json()["colour"]
+    assert ("not tested" in found.title) == (state == "not tested")
 
 
 def test_stages_that_did_not_run_are_asked_for_with_a_command_that_can_be_pasted(run, tmp_path, monkeypatch):
@@ -151,8 +151,10 @@ def test_title_card_terminal_and_stages_say_the_same(run):
     card = html.split('id="verdict"')[1].split("</section>")[0]
     for words in (found.label, "35.0\u00a0% [30.0, 40.0]", "78.0\u00a0%"):  # before, and the teacher's
         assert words in card
-    lines = summary(facts, run.path / REPORT)
-    assert lines[0] == found.title
-    assert all(len(line) <= 80 for line in lines if not line.startswith(("  report", "  next")))
+    lines = dict(line.split(maxsplit=1) for line in summary(facts))
+    assert list(lines) == ["tokens", "skip", "saves", "accuracy", "look", "decide"]
+    assert lines["skip"] == "yes: −0.1 [−1.1, +0.9] points, 3 seeds"
+    assert lines["look"] == f"rocktokens view {run.path}"
+    assert all(len(text) <= 71 for name, text in lines.items() if name not in ("look", "decide"))
     assert "4 of" in found_by("detect", facts)
     assert "needed" in found_by("knockout", facts)
