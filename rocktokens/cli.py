@@ -25,7 +25,7 @@ from msgspec import Meta
 from tyro.conf import Positional, arg
 
 from rocktokens import __version__
-from rocktokens.errors import ConfigError, RockTokensError
+from rocktokens.errors import ConfigError, RockTokensError, printable
 from rocktokens.jobs import Place, refuse_torchrun, torchrun_number
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
             command.run(place)
         sys.exit(0)
     except RockTokensError as error:
-        print(f"rocktokens: {error}", file=sys.stderr)
+        print(f"rocktokens: {printable(error, 4000)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         print("rocktokens: stopped; the same command continues where it was", file=sys.stderr)
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
         import traceback
 
         place = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+        said = f"{type(error).__name__}: {printable((str(error).splitlines() or [''])[0], 300)}"
         print(
             f"rocktokens: this should not have happened: {said} ({Path(place.filename).name}, line {place.lineno}). "
             "Nothing that was complete is lost. ROCKTOKENS_TRACEBACK=1 shows the trace; please report it.",

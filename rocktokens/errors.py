@@ -1,6 +1,12 @@
 """What a user did wrong and what to do about it. The command line prints these without a traceback."""
 
 
+def printable(text: object, most: int = 200) -> str:
+    """A foreign text for a message: cut, and without characters that a terminal obeys."""
+    cut = str(text)[:most]
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in cut)
+
+
 class RockTokensError(ValueError):
     """Base of everything the user can mend."""
 

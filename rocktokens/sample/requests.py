@@ -7,7 +7,7 @@ neither torch nor transport. Token ids go in and token ids come out; text is nev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -35,6 +35,9 @@ class Request:
     """Numbers of the stream to pass over: a resumed rollout continues with the numbers it would have had."""
     first_seed: int | None = None
     """Another stream for the first number alone: where a rollout is resumed, its own has chosen the banned token."""
+
+    name: str = field(default="a rollout", compare=False)
+    """How messages call the rollout."""
 
     # An engine that cannot skip numbers derives a fresh seed from all three: `seed` alone would repeat the numbers that
     # wrote the prefix, and the law would be wrong. Pairs of rollouts are then less alike, but each one's law is exact.

@@ -58,7 +58,12 @@ def make_sampler(pair: Pair, config: RolloutConfig, *, of_teacher: bool = False)
 def requests_for(prompts: Sequence[Prompt], config: RolloutConfig) -> list[Request]:
     """Every rollout to sample, prompt by prompt."""
     return [
-        Request(prompt.prompt_ids, config.max_new_tokens, derive_seed(config.seed, prompt.prompt_id, number))
+        Request(
+            prompt.prompt_ids,
+            config.max_new_tokens,
+            derive_seed(config.seed, prompt.prompt_id, number),
+            name=f"{prompt.prompt_id}#{number}",
+        )
         for prompt in prompts
         for number in range(config.num_rollouts)
     ]

@@ -7,7 +7,6 @@ servers. Workers of a command pass `check=False`: the driver has probed the serv
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -218,7 +217,7 @@ def served_logprobs(pool: ServerPool, ids: tuple[int, ...]) -> tuple[float, ...]
     body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "add_special_tokens": False}
     reply = pool.ask("/v1/completions", body, prefix=ids)
     try:
-        listed = json.loads(reply.body)["choices"][0]["prompt_logprobs"]
+        listed = reply.json()["choices"][0]["prompt_logprobs"]
         return tuple(float(entry[str(token)]["logprob"]) for entry, token in zip(listed[1:], ids[1:], strict=True))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-from rocktokens.errors import ConfigError, RunError
+from rocktokens.errors import ConfigError, RunError, printable
 from rocktokens.jobs import num_workers
 from rocktokens.servers.settings import ServersConfig
 
@@ -36,6 +36,7 @@ R = TypeVar("R")
 KEY_VARIABLE = "ROCKTOKENS_API_KEY"
 PASSING, NEVER = (408, 425, 429), 501  # below 500 and yet "not now" rather than "not this"; above and yet "never"
 PROBE_SECONDS, LONGEST_PAUSE = 30.0, 30.0
+MOST_BYTES, READ_BYTES = 2**26, 2**20  # of an answer, unless more is asked for; of it, read at once
 AFFINITY_SLACK = 0.25  # of the concurrency: how much busier than the idlest a prefix's own server may be
 DEAD_ENGINE = (
     "The engine behind it has died. On vLLM's CPU build a seeded request whose prompt is cut into chunks does that "
@@ -61,12 +62,19 @@ class Reply(NamedTuple):
 
     def text(self) -> str:
         """The server's error message in one line."""
-        text = self.body.decode("utf-8", "replace")
+        text = self.body[:10_000].decode("utf-8", "replace")
         with suppress(ValueError, AttributeError):  # not JSON, or no object: the text as it is
-            said = json.loads(text)
+            said = self.json()
             inner = said.get("error", said.get("detail", said))
             text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-        return " ".join(text.split())[:500]
+        return printable(" ".join(text.split()))
+
+    def json(self) -> Any:
+        """The body as JSON; ValueError where it is none."""
+        try:
+            return json.loads(self.body)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
 
     @property
     def passes(self) -> bool:
@@ -126,7 +134,8 @@ class ServerPool:
         self.prompt_tokens = max(1, self.config.prompt_tokens // num_workers())
         self.pause = pause
         """Seconds before the first repetition; doubled for each further one."""
-        self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
+        self.urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
+        self._servers = [_Server(url) for url in self.urls]
         self._turn = asyncio.Condition()
         key = os.environ.get(KEY_VARIABLE)
         # Long requests are silent for minutes: without keep-alive packets a network in between forgets the connection.
@@ -137,11 +146,6 @@ class ServerPool:
             ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
-
-    @property
-    def urls(self) -> list[str]:
-        """The base URLs, in the order given."""
-        return [server.url for server in self._servers]
 
     def __enter__(self) -> ServerPool:
         return self
@@ -181,7 +185,7 @@ class ServerPool:
         for attempt in range(self.config.retries + 1):
             try:
                 reply = await self._send(server.url, "GET", "/v1/models", None, PROBE_SECONDS)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 raise ConfigError(
                     f"nobody answers at {server.url} ({error or type(error).__name__}); start the server, wait until "
                     "it is ready, or correct the URL"
@@ -190,10 +194,10 @@ class ServerPool:
                 break
             await asyncio.sleep(self._pause_after(attempt + 1))
         try:
-            entry = json.loads(reply.body)["data"][0]
+            entry = reply.json()["data"][0]
             root, context = entry.get("root"), entry.get("max_model_len")
-            return ServedModel(str(entry["id"]), root and str(root), None if context is None else int(context))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            return ServedModel(str(entry["id"]), root and printable(root), None if context is None else int(context))
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"{server.url}/v1/models names no model ({reply.status}: {reply.text()[:100]}); is it a vLLM server, "
                 f"and ready? If it wants a key, set the environment variable {KEY_VARIABLE}"
@@ -232,7 +236,9 @@ class ServerPool:
         """`post` from a thread outside the loop."""
         return wait_for(self.post(path, body, prefix=prefix))
 
-    async def post(self, path: str, body: dict[str, object], *, prefix: Sequence[int] = ()) -> Reply:
+    async def post(
+        self, path: str, body: dict[str, object], *, prefix: Sequence[int] = (), most: int = MOST_BYTES
+    ) -> Reply:
         """The answer to one request, with status 200, by whichever server has room.
 
         Args:
@@ -240,6 +246,7 @@ class ServerPool:
             body: sent as JSON; `model` is filled in with the name under which the server serves.
             prefix: the prompt's ids. They count against the prompt tokens in flight, and requests that begin alike go
                 to one server while it is not much busier than the others, for its prefix cache.
+            most: bytes that an answer may have.
         """
         await self._models()
         home = zlib.crc32(json.dumps(list(prefix[:256])).encode()) % len(self._servers)
@@ -249,9 +256,9 @@ class ServerPool:
             assert server.model is not None
             asked, failing = {"model": server.model.name, **body}, False
             try:
-                reply = await self._send(server.url, "POST", path, asked, self.config.timeout)
+                reply = await self._send(server.url, "POST", path, asked, self.config.timeout, most)
                 failing = reply.passes
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 failing, last = True, f"{server.url} broke off ({error or type(error).__name__})"
             else:
                 if reply.status == 200:
@@ -313,6 +320,20 @@ class ServerPool:
         async with self._turn:
             self._turn.notify_all()
 
-    async def _send(self, url: str, method: str, path: str, body: dict[str, object] | None, seconds: float) -> Reply:
-        found = await self._client.request(method, url + path, json=body, timeout=seconds)
-        return Reply(found.status_code, found.content, url)
+    async def _send(
+        self, url: str, method: str, path: str, body: dict[str, object] | None, seconds: float, most: int = MOST_BYTES
+    ) -> Reply:
+        content = bytearray()
+        try:
+            # httpx counts the seconds of every read by itself: a server that drips would never be late.
+            async with (
+                asyncio.timeout(seconds),
+                self._client.stream(method, url + path, json=body, timeout=None) as sent,
+            ):
+                async for chunk in sent.aiter_bytes(READ_BYTES):
+                    content += chunk
+                    if len(content) > most:
+                        raise RunError(f"{url}{path} answers with more than {most:,} bytes; is it a vLLM server?")
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s") from None
+        return Reply(sent.status_code, bytes(content), url)

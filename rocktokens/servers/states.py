@@ -65,7 +65,9 @@ class ServedStates:
             "use_activation": False,
             "add_special_tokens": False,
         }
-        return self._read(await self.pool.post("/pooling", body, prefix=ids), len(ids), what)
+        # An answer that is too long is named by its length, unless it is far too long.
+        most = 2 * len(ids) * self.head.weight_VH.shape[1] * DTYPES[self.wire].itemsize + 2**20
+        return self._read(await self.pool.post("/pooling", body, prefix=ids, most=most), ids, what)
 
     def check(self, sequences: Sequences) -> None:
         """Refuse sequences that the model takes and a server does not, before anything is asked for."""
@@ -77,8 +79,8 @@ class ServedStates:
         """Refuse servers that do not take sequences of `tokens` tokens; the last token's state is not asked for."""
         self.pool.require((tokens if self.model_context is None else min(tokens, self.model_context)) - 1)
 
-    def _read(self, reply: Reply, length: int, what: str) -> Tensor:
-        width, size = self.head.weight_VH.shape[1], len(reply.body)
+    def _read(self, reply: Reply, ids: tuple[int, ...], what: str) -> Tensor:
+        length, width, size = len(ids), self.head.weight_VH.shape[1], len(reply.body)
         wanted = length * width * DTYPES[self.wire].itemsize
         if size != wanted:
             raise DataError(
@@ -92,6 +94,11 @@ class ServedStates:
             raise DataError(
                 f"{reply.url} returned states that are not numbers for {what}; the served model's precision "
                 "overflows (serve it in bfloat16 or float32), or its weights are damaged"
+            )
+        flat = width > 1 and bool((state_LH == state_LH[:, :1]).all(dim=1).any())
+        if flat or (len(set(ids)) > 1 and bool((state_LH == state_LH[0]).all())):
+            raise DataError(
+                f"{reply.url} returned states that are all equal for {what}: no model computes such; see its log"
             )
         if width > 1 and bool(((state_LH.norm(dim=1) - 1).abs() < UNIT_TOLERANCE).all()):
             raise ConfigError(

@@ -14,10 +14,9 @@ Lengths. A server shortens a request that does not fit its context and says noth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
-from rocktokens.errors import DataError, RunError
+from rocktokens.errors import DataError, RunError, printable
 from rocktokens.sample.requests import Continuation, Request
 from rocktokens.seeds import derive_seed
 from rocktokens.servers.pool import ServerPool
@@ -46,6 +45,7 @@ class VllmEngine:
     ) -> None:
         self.pool, self.eos_ids, self.vocabulary = pool, tuple(sorted(set(eos_ids))), vocabulary
         self.model_context, self.greedy, self.ban_bias = model_context, greedy, ban_bias
+        self.rows = vocabulary + vocabulary // 8 + 1024  # more than any output head has, with its padding
         self.exact_resume = greedy or (top_k is None and top_p is None)
         self.redraws = 0
         """Places drawn again so far because a banned or padding id had come."""
@@ -115,28 +115,38 @@ class VllmEngine:
                 body["logit_bias"] = {str(token): self.ban_bias for token in biased}
             reply = await self.pool.post("/v1/completions", {**self.settings, **body}, prefix=prefix)
             try:
-                choice = json.loads(reply.body)["choices"][0]
-                drawn, reason = list(choice["token_ids"]), choice.get("finish_reason")
-            except (KeyError, IndexError, TypeError, ValueError) as error:
+                choice = reply.json()["choices"][0]
+                drawn, reason = list(choice["token_ids"]), printable(choice.get("finish_reason"), 40)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
                 raise RunError(
                     f"{reply.url}/v1/completions answered without token ids ({reply.text()[:200]}); vLLM 0.10.2 and "
                     "later return them, and text is never re-tokenised here"
                 ) from error
+            unknown = [token for token in drawn if type(token) is not int or not 0 <= token < self.rows]
+            wrong, drawn = "", [] if unknown else drawn
             allowed = next((i for i, t in enumerate(drawn) if t in banned or not 0 <= t < self.vocabulary), len(drawn))
+            if unknown:
+                wrong = f"token {printable(unknown[0], 40)}, where the model has {self.vocabulary}"
+            elif len(drawn) > room - len(done):
+                wrong = f"{len(drawn):,} tokens where {room - len(done)} were asked for"
+            elif not set(self.eos_ids).isdisjoint(drawn[: min(allowed, len(drawn) - 1)]):
+                wrong = "tokens after an end token"
+            if wrong:
+                raise RunError(f"{reply.url} returned {wrong}, for {request.name}; is it a vLLM server of this model?")
             done += drawn[:allowed]
             if allowed == len(drawn):
                 ended = bool(drawn) and drawn[-1] in self.eos_ids
                 if not ended and len(done) < room:
                     raise RunError(
-                        f"{reply.url} ended a rollout after {len(done)} of {room} tokens without an end token "
-                        f"(finish_reason {reason!r}); see the server's log"
+                        f"{reply.url} ended {request.name} after {len(done)} of {room} tokens without an end token "
+                        f"(finish_reason {reason}); see the server's log"
                     )
                 return Continuation(tuple(done), truncated=not ended)
             thrown, again = drawn[allowed], 1 if allowed else again + 1
             self.redraws += 1
             # A place that is drawn again and again, or a greedy draw that a bias does not change: not chance.
-            if thrown < 0 or again > MOST_REDRAWS or (self.greedy and thrown in biased):
-                kind = "unknown" if thrown < 0 else "banned" if thrown < self.vocabulary else "padding"
+            if again > MOST_REDRAWS or (self.greedy and thrown in biased):
+                kind = "banned" if thrown < self.vocabulary else "padding"
                 why = f" although its logit is lowered by {-self.ban_bias:g}" if thrown in biased else ""
                 raise RunError(
                     f"{reply.url} draws {kind} token {thrown}{why}, after {again} draws of one place; its distribution "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -52,6 +53,12 @@ class StandIn:
     """Requests after so many are answered only when the server ends."""
     token_ids: object = None
     """Given in place of what was drawn."""
+    states_of: Callable[[torch.Tensor], torch.Tensor] = lambda states: states
+    """What becomes of a sequence's states."""
+    body: bytes | None = None
+    """Every request is answered with these bytes."""
+    drips: bool = False
+    """Bodies come a byte at a time, each sooner than a read would time out, and never end."""
     stop_early: bool = False
     """End rollouts after one token without an end token, as an aborted request does."""
     requests: list[dict] = field(default_factory=list)
@@ -143,6 +150,7 @@ class StandIn:
             states[-1, 0] = torch.nan
         if self.short_states:
             states = states[:-1]
+        states = self.states_of(states)
         if body.get("embed_dtype") == "bfloat16":
             return states.bfloat16().view(torch.int16).numpy().tobytes()
         return states.numpy().astype(WIRES[body.get("embed_dtype", "float32")]).tobytes()
@@ -218,6 +226,14 @@ class _Handler(BaseHTTPRequestHandler):
         if it.slow_after is not None and len(it.requests) > it.slow_after:
             it.ends.wait()
             self.cut()
+        elif it.drips:
+            self.send_response(200)
+            self.end_headers()
+            while not it.ends.wait(0.05):
+                self.wfile.write(b" " * (1 if it.body is None else len(it.body)))
+                self.wfile.flush()
+        elif it.body is not None:
+            self.answer(200, it.body)
         elif it.refuse is not None:
             self.answer(400, {"error": {"message": it.refuse, "code": 400}})
         elif body.get("model") != it.name:

@@ -140,8 +140,31 @@ def test_a_request_that_is_refused_is_not_repeated(trouble):
         assert len(server.requests) == 1
 
 
-def test_an_answer_without_token_ids_is_an_error_with_the_url():
-    with StandIn(MODEL, token_ids=7) as server, pool_of(server) as pool:
-        with pytest.raises(RunError, match="token ids") as error:
-            engine_of(pool).generate(requests(1))
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ({"token_ids": 7}, "without token ids"),
+        ({"token_ids": [5] * 5001}, "5,001 tokens where 6 were asked for, for p7#0"),
+        ({"token_ids": [5, 1, 5]}, "after an end token, for p7#0"),
+        ({"token_ids": [10**9]}, "token 1000000000, where the model has"),
+        ({"token_ids": [-1]}, "token -1"),
+        ({"token_ids": [[5]]}, "token .*5"),
+        ({"token_ids": [5.5]}, r"token 5\.5"),
+        ({"body": b"[" * 200_000}, "without token ids"),
+        ({"body": b'{"choices": 5}'}, "without token ids"),
+        ({"body": b"\x1b[31mred" * 10**6}, r"without token ids.*x1b\[31mred"),
+        ({"refuse": "\x1b]0;owned\x07" + "no" * 10**6}, r"refuses.*x1b\]0;owned"),
+        ({"drips": True}, "no whole answer within"),
+        ({"drips": True, "body": b" " * 10**7}, "more than 67,108,864 bytes"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_answer_that_is_none_is_one_short_sentence_with_the_url(trouble, says):
+    start, asked = time.monotonic(), [Request((5, 6), 6, 1, name="p7#0")]
+    with StandIn(MODEL, **trouble) as server, pool_of(server, retries=0, timeout=2) as pool:
+        with pytest.raises((RunError, ConfigError), match=says) as error:
+            engine_of(pool).generate(asked)
         assert server.url in str(error.value)
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 700
+    assert time.monotonic() - start < 10

@@ -11,7 +11,7 @@ import tiny
 import torch
 from standin_server import StandIn
 
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.models.pair import head_of, read_head
 from rocktokens.models.settings import PairConfig
 from rocktokens.models.states import LocalStates, Sequences
@@ -114,6 +114,24 @@ def test_the_probe_of_a_served_teacher(tmp_path):
     ):
         with pytest.raises((ConfigError, DataError), match=rf"http://.*{says}"):
             probed(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("states_of", "says"),
+    [
+        (lambda states: states * 0, "all equal"),
+        (lambda states: states * 0 + 3, "all equal"),
+        (lambda states: states[:1].expand_as(states), "all equal"),
+        (lambda states: states[:-1], "bytes of states"),
+        (lambda states: states.repeat(10, 1), "bytes of states|more than"),
+    ],
+)
+def test_states_that_no_model_computes_are_refused_by_url_and_rollout(states_of, says):
+    with StandIn(TEACHER, pooling=True, states_of=states_of) as server:
+        with pytest.raises((DataError, RunError), match=says) as error:
+            served(server).response_states(Sequences(((3, 4, 5, 6),), (1,), ("p3#1",)))
+        assert server.url in str(error.value)
+        assert "p3#1" in str(error.value) or "more than" in str(error.value)
 
 
 def test_a_context_too_short_for_any_probe_is_refused_by_url(tmp_path):
