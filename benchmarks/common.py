@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-PACKAGES = ("torch", "transformers", "trl", "liger-kernel", "numpy", "pyarrow", "duckdb")
+PACKAGES = ("rocktokens", "torch", "transformers", "trl", "liger-kernel", "numpy", "pyarrow", "duckdb")
 
 
 def environment() -> dict[str, Any]:
@@ -46,7 +46,9 @@ def save(name: str, results: Any) -> None:
     """Write docs/results/NAME.json."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment(), "results": results}, indent=2) + "\n")
+    here = environment()
+    made = {"rocktokens": here["versions"]["rocktokens"], "commit": here["commit"]}
+    path.write_text(json.dumps({"made_by": made, "environment": here, "results": results}, indent=2) + "\n")
     print(f"results: {os.path.relpath(path)}")
 
 
