@@ -1,7 +1,7 @@
 """Every number that README's and the results pages' tables claim stands in a file of docs/results that names its maker.
 
-A row's file is the JSON that the row links to, else those that its page links to. A number holds if the file has a value
-that rounds to it (as it stands, in per cent, or per thousand), or two values of one name whose quotient does, for `×`.
+A number holds if a JSON file that its row links to has a value that rounds to it (as it stands, in per cent, or per
+thousand), or, for `×`, two values of one name whose quotient does.
 """
 
 from __future__ import annotations
