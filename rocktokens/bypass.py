@@ -289,6 +289,9 @@ def read_bypass(path: str | Path, *, fingerprint: str | None = None) -> BypassLi
         raise DataError(f"there is no bypass list {path}; `rocktokens bypass RUN` makes one")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(
+            content, ensure_ascii=False, allow_nan=False
+        ).encode()  # half of a surrogate pair is JSON and no text
         ids, said = content["ids"], (content["format"], content["version"])
         whole = said == (FORMAT, VERSION) and all(type(item) is int and item >= 0 for item in ids)
     except (OSError, ValueError, RecursionError, KeyError, TypeError):

@@ -6,7 +6,6 @@ and, for a fault, a remedy. Nothing is written.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -193,25 +192,19 @@ class Side:
     def render(self, messages: list[dict[str, str]], **options: Any) -> str:
         """Messages through the chat template; the template's own error as text."""
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options))
+            from rocktokens.prompts.tasks import render
+
+            return render(self.tokenizer, messages, **options)
         except Exception as error:  # templates are programs and raise anything
             return f"refused: {error}"
 
 
 def load_side(name: str, config: PairConfig) -> Side:
     """Tokenizer and configurations of a model."""
-    from transformers import GenerationConfig
+    from rocktokens.models.pair import load_tokenizer, model_config, stop_ids
 
-    from rocktokens.models.pair import load_tokenizer, model_config
-
-    own, stops = model_config(name, config), None
-    has_one = not Path(name).is_dir() or (Path(name) / "generation_config.json").exists()
-    if has_one and not name.endswith(".gguf"):
-        with contextlib.suppress(OSError, ValueError):
-            stops = GenerationConfig.from_pretrained(name).eos_token_id
-    stops = getattr(own, "eos_token_id", None) if stops is None else stops
-    stops = None if stops is None else set(stops if isinstance(stops, list | tuple) else [stops])
-    return Side(name, load_tokenizer(name, config), int(own.get_text_config().vocab_size), stops)
+    rows = int(model_config(name, config).get_text_config().vocab_size)
+    return Side(name, load_tokenizer(name, config), rows, stop_ids(name, config) or None)
 
 
 def tokenizers(student: Side, teacher: Side) -> Finding:

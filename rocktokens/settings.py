@@ -30,6 +30,7 @@ from rocktokens.errors import ConfigError
 from rocktokens.values import Json
 
 C = TypeVar("C")
+MOST_VALUES = 10_000  # of a YAML file
 
 # Types of fields. Upper bounds are far above any use: they turn typing errors, NaN and infinity into a sentence.
 Count = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -138,6 +139,10 @@ def load_yaml(path: str | Path) -> Json:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: not UTF-8, or thousands of digits
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    todo: list[Any] = [content]
+    for number, part in enumerate(todo):  # which grows, and without end where aliases name aliases
+        require(number < MOST_VALUES, f"{path} holds more than {MOST_VALUES:,} values; write it without aliases")
+        todo += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     if not isinstance(content, dict):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise ConfigError(f"{path} must hold sections with settings, and it holds {found}")

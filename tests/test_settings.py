@@ -89,6 +89,11 @@ def test_values_are_converted_to_the_type_of_the_field() -> None:
         (b"distill:\n  steps: 3\ndistill:\n  steps: 4\n", "distill stands there twice"),
         (b"distill:\n  steps: 3\n  keep: 1\n  steps: 4\n", "steps stands there twice"),
         (b"a: caf\xe9\n", "not valid YAML"),
+        (
+            b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40)),
+            "alias",
+        ),
+        (b"a: &a [*a]\n", "alias"),
     ],
 )
 def test_yaml_that_is_refused(tmp_path: Path, text: bytes, word: str) -> None:

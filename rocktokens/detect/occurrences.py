@@ -244,7 +244,7 @@ class _Reader:
         self.last = self.steps[-1]
         self.order: dict[int, Array | slice] = {}
         named = {step: self._view(step, by_step[step]) for step in self.steps}
-        self.has_prompts = "prompt_id" in named[self.last]
+        self.has_prompts = bool({"prompt_id", "prompt"} & set(named[self.last]))
         loss = next((name for name in ("loss_post", "loss", signal) if name in named[self.last]), "loss")
         missing = [name for name in (*KEYS[1:], loss) if name not in named[self.last]]
         for step in self.steps[:-1]:
@@ -273,7 +273,8 @@ class _Reader:
             source = f"from given_{step}"
         names = [str(name) for name, *_ in self.connection.sql(f"describe ({source})").fetchall()]
         if "prompt_id" not in names and "rollout_id" in names:
-            source = f"select *, rollout_id as prompt_id from ({source})"
+            own = "prompt::varchar" if "prompt" in names else "rollout_id"  # a prompt may be text, or TRL's messages
+            source = f"select *, {own} as prompt_id from ({source})"
         self.connection.execute(f"create view step_{step} as {source}")
         return names
 

@@ -7,15 +7,19 @@ model's own logits, so that a family this module does not know is noticed here a
 
 from __future__ import annotations
 
+import difflib
+import functools
 import importlib.util
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import torch
 import transformers
 from safetensors import safe_open
@@ -34,7 +38,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from rocktokens.divergence.fused import Head
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, printable
 from rocktokens.models.devices import choose_device, choose_threads, warn_of_slow_products
 from rocktokens.models.settings import PairConfig
 
@@ -45,6 +49,9 @@ log = logging.getLogger(__name__)
 
 # Our logits may differ from the model's own by this much of their spread; an unknown family differs by far more.
 HEAD_TOLERANCE = 2e-2
+# A damaged number beyond these would be worked at for hours, or take all of the memory.
+MOST = {"num_hidden_layers": 10_000, "hidden_size": 10**6, "vocab_size": 10**8, "max_position_embeddings": 10**10}
+HUB_SECONDS = 5.0
 GGUF_APPENDED = "<|endoftext|>"
 
 
@@ -102,15 +109,9 @@ def pair_facts(config: PairConfig) -> PairFacts:
             f"the tokenizer has ids up to {num_types - 1}, but the smaller output head has {vocabulary} rows; "
             "one of the models does not belong to this tokenizer"
         )
-    try:
-        named = GenerationConfig.from_pretrained(_source(config.student, config)[0]).eos_token_id
-    except OSError:  # there is none: what the model's configuration says is what transformers would take
-        named = getattr(student, "eos_token_id", None)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"generation_config.json of {config.student} is damaged ({error}); restore or remove it"
-        ) from error
-    eos_ids = end_ids(named, tokenizer)
+    eos_ids = tuple(sorted(stop_ids(config.student, config) | ({tokenizer.eos_token_id} - {None})))
+    if not eos_ids:
+        raise ConfigError("neither the student's generation config nor its tokenizer names an end token; set eos_token")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     return PairFacts(tokenizer, vocabulary, eos_ids, int(pad_id), context_of(config.student, config))
 
@@ -143,7 +144,12 @@ def model_config(name: str, config: PairConfig) -> Any:
     """A model's configuration, without its weights."""
     source, options = _source(name, config)
     with _named_errors(name, "configuration"):
-        return AutoConfig.from_pretrained(source, **options)
+        found = AutoConfig.from_pretrained(source, **options)
+        for field, most in MOST.items():
+            size = getattr(found.get_text_config(), field, None)
+            if size is not None and (type(size) is not int or not 0 < size <= most):
+                raise ConfigError(f"config.json of {name} says {field} = {printable(size, 40)}; restore it")
+        return found
 
 
 def load_model(name: str, config: PairConfig) -> PreTrainedModel:
@@ -226,14 +232,18 @@ def _token_types(tokenizer: PreTrainedTokenizerBase, name: str) -> dict[int, str
     return types
 
 
-def end_ids(named: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every id that ends a response: those of the generation config and the tokenizer's."""
-    ids = set(named if isinstance(named, list) else [] if named is None else [named])
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    if not ids:
-        raise ConfigError("neither the student's generation config nor its tokenizer names an end token; set eos_token")
-    return tuple(sorted(int(id_) for id_ in ids))
+def stop_ids(name: str, config: PairConfig) -> set[int]:
+    """Ids that end a response by a model's generation config, else by its configuration."""
+    try:
+        named = GenerationConfig.from_pretrained(_source(name, config)[0]).eos_token_id
+    except OSError:  # there is none: what the model's configuration says is what transformers would take
+        named = getattr(model_config(name, config).get_text_config(), "eos_token_id", None)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"generation_config.json of {name} is damaged ({error}); restore or remove it") from error
+    ids = list(named) if isinstance(named, list | tuple) else [] if named is None else [named]
+    if any(type(id_) is not int or id_ < 0 for id_ in ids):
+        raise ConfigError(f"eos_token_id of {name} is {named!r}, and token ids are whole numbers; restore its files")
+    return set(ids)
 
 
 def head_of(model: PreTrainedModel) -> Head:
@@ -342,9 +352,42 @@ def _source(name: str, config: PairConfig, holds: tuple[str, ...] = ("config.jso
             missing = "config.json" if not (path / "config.json").exists() else holds[0]
             raise ConfigError(f"{name} holds no {missing}; a model directory is what save_pretrained wrote")
         return str(path), options
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError(f"there is no directory {name}; give a model directory, a hub name or a .gguf file")
+    is_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1
+    why = "" if is_path else hub_lacks(name)
+    if is_path or why:
+        near = difflib.get_close_matches(path.name, [item.name for item in path.parent.glob("*/")], n=1, cutoff=0.75)
+        hint = (
+            f"did you mean {path.parent / near[0]}?" if near else "give a model directory, a hub name or a .gguf file"
+        )
+        raise ConfigError(f"there is no directory {name}{why}; {hint}")
     return name, options
+
+
+@functools.cache
+def hub_lacks(name: str) -> str:
+    """Why a name cannot be had from the hub or its cache, in words; empty where it can. Answers within seconds."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return ""
+    except HFValidationError:
+        return ", and it is no hub name"
+    if constants.HF_HUB_OFFLINE:
+        return ", and it is not in the hub's cache, which is all that HF_HUB_OFFLINE allows"
+    found: list[int] = []
+
+    def ask() -> None:
+        with suppress(httpx.HTTPError):
+            found.append(httpx.head(f"{constants.ENDPOINT}/api/models/{name}", timeout=HUB_SECONDS).status_code)
+
+    asking = threading.Thread(target=ask, daemon=True)  # looking up the address may take longer than any time-out
+    asking.start()
+    asking.join(HUB_SECONDS)
+    if not found:
+        return f", and the hub ({constants.ENDPOINT}) cannot be reached"
+    return ", and the hub has no such model" if found[0] == 404 else ""
 
 
 @contextmanager

@@ -11,6 +11,10 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
+import re
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from rocktokens.errors import ConfigError, DataError
+from rocktokens.errors import ConfigError, DataError, printable
 from rocktokens.prompts.checkers import NAMED_CHECKERS, MathChecker
 from rocktokens.prompts.gym import gym_rows, is_gym_source
 from rocktokens.prompts.settings import PromptsConfig
@@ -37,6 +41,8 @@ log = logging.getLogger(__name__)
 Part = Literal["train", "detection", "causal"]
 PART_TENTHS: dict[Part, int] = {"train": 6, "detection": 2, "causal": 2}
 TENTHS: list[Part] = [part for part, tenths in PART_TENTHS.items() for _ in range(tenths)]
+DATA_FILES, MOST_FILES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".txt"), 100_000
+TEMPLATE_SECONDS = 5.0  # for one prompt; templates are programs, and some do not end
 BUILT_IN_PROMPTS = 1000  # a built-in task is endless; this many without a limit
 
 
@@ -167,7 +173,12 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _hub_rows(config: PromptsConfig) -> Iterator[tuple[str, Row]]:
     """Rows of a dataset by hub name, or of a local directory in any layout that `datasets` reads."""
-    if "/" not in config.source and not Path(config.source).is_dir():
+    if Path(config.source).is_dir():
+        files = (name for *_, names in os.walk(config.source) for name in names)
+        held = list(islice(files, MOST_FILES + 1))  # `datasets` would look through a whole disk
+        if len(held) > MOST_FILES or not any(name.endswith(DATA_FILES) for name in held):
+            raise ConfigError(f"{config.source} is no dataset: a directory with {', '.join(DATA_FILES)} files is one.")
+    elif not re.fullmatch(r"[\w.-]+/[\w.-]+", config.source):
         near = difflib.get_close_matches(config.source, world_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
@@ -191,13 +202,19 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
     text, messages, answer = (row.get(field) for field in (config.prompt_field, "messages", config.answer_field))
     group = row.get(config.group_field) if config.group_field is not None else None
     answer, said = None if answer is None else str(answer), ""
+    if messages is None and isinstance(text, list):
+        messages = text  # TRL's conversational form
     if messages is not None:
         if not isinstance(messages, list) or any(not isinstance(m, dict) or "role" not in m for m in messages):
             said = "messages must be a list of objects with role and content."
         else:
             while messages and messages[-1]["role"] == "assistant":  # what follows is for the student to write
                 messages = messages[:-1]
+            messages = [{**message, "content": _content(message)} for message in messages]
+            silent = next((n for n, message in enumerate(messages, 1) if message["content"] is None), None)
             said = "" if messages else "there is no message for the student to answer."
+            if silent is not None:
+                said = f"message {silent} has no text; its content is text, or a list of parts of type text."
     elif isinstance(text, str):
         system = [] if config.system is None else [{"role": "system", "content": config.system}]
         messages = [*system, {"role": "user", "content": text}] if config.chat else None
@@ -218,9 +235,46 @@ def _row_to_prompt(name: str, row: Row, config: PromptsConfig, tokenizer: PreTra
         "the prompts are chat messages, but this tokenizer has no chat template. Give plain text in a prompt column, "
         "or use a chat model's tokenizer.",
     )
-    text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    try:
+        text = render(tokenizer, messages, add_generation_prompt=True)
+    except Exception as error:  # templates are programs and raise anything
+        said = printable(error) or f"{type(error).__name__}"
+        raise DataError(f"row {name}: the tokenizer's chat template does not take its messages: {said}") from error
     # The template writes the special tokens itself; adding them again would double the start token.
     return Prompt(name, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), text, answer, group)
+
+
+def _content(message: Row) -> str | None:
+    """A message's text, of OpenAI's lists of parts too; None where it has none."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
+        ]
+        return None if None in texts else "".join(map(str, texts))
+    if content is None and message.get("tool_calls"):
+        return ""
+    return content if isinstance(content, str) else None
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
+    """Messages through the tokenizer's chat template, which is a program: what it raises, or TimeoutError.
+
+    Signals reach the main thread alone, where every stage reads its prompts.
+    """
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"no end within {TEMPLATE_SECONDS:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_SECONDS)
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:

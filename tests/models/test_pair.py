@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,12 @@ from rocktokens.models.devices import choose_device, choose_threads
 from rocktokens.models.pair import (
     check_head,
     check_tokenizers,
-    end_ids,
     head_of,
     hidden_states,
     load_model,
     load_pair,
     load_tokenizer,
+    pair_facts,
 )
 from rocktokens.models.settings import PairConfig
 from rocktokens.sample.requests import Request
@@ -81,11 +82,52 @@ def test_pad_falls_back_to_an_end_token(tmp_path):
     assert load_pair(PairConfig(student=paths[0], teacher=paths[1])).pad_id == 1
 
 
-def test_no_end_token_anywhere_is_refused():
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id of .* is 'x'|damaged"),
+        ("config.json", {"eos_token_id": "x"}, "eos_token_id|configuration"),
+        ("config.json", {"num_hidden_layers": 10_000_000}, "num_hidden_layers = 10000000|configuration"),
+        ("config.json", {"vocab_size": 10**12}, "vocab_size"),
+        ("config.json", {"hidden_size": -1}, "hidden_size|cannot load"),
+    ],
+)
+def test_absurd_numbers_of_a_configuration_are_refused_at_once(saved, tmp_path, file, change, says):
+    path = copy_of(saved, tmp_path)
+    (path / "generation_config.json").unlink(missing_ok=True)
+    content = json.loads((path / file).read_text()) if (path / file).exists() else {}
+    (path / file).write_text(json.dumps({**content, **change}))
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=says):
+        load_pair(PairConfig(student=str(path), teacher=saved[1]))
+    assert time.monotonic() - start < 15
+
+
+def test_no_end_token_anywhere_is_refused(saved, monkeypatch):
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
+    monkeypatch.setattr("rocktokens.models.pair.check_tokenizers", lambda config: (tokenizer, VOCABULARY))
+    monkeypatch.setattr("rocktokens.models.pair.stop_ids", lambda name, config: set())
     with pytest.raises(ConfigError, match="eos_token"):
-        end_ids(None, tokenizer)
+        pair_facts(PairConfig(student=saved[0], teacher=saved[1]))
+
+
+def test_a_mistyped_path_is_one_sentence_at_once(saved, tmp_path, monkeypatch):
+    (tmp_path / "models" / "student").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rocktokens.models.pair.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("httpx.head", lambda *_, **__: time.sleep(20))
+    start = time.monotonic()
+    for name, says in (
+        ("models/studnt", r"no directory models/studnt.*cannot be reached.*did you mean models/student\?"),
+        ("somebody/something-unheard-of", "cannot be reached"),
+        ("models/studnt/", r"did you mean models/student\?"),
+        ("a b", "no hub name"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_pair(PairConfig(student=saved[0], teacher=name))
+    assert time.monotonic() - start < 5
 
 
 # --- from hidden state to logits, as each family does it ---

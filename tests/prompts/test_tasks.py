@@ -76,6 +76,33 @@ def test_messages_go_through_the_tokenizers_own_template(tmp_path, chat_tokenize
     assert list(prompt.prompt_ids) == chat_tokenizer("Ana has\nSo,")["input_ids"]
 
 
+def test_trls_conversations_and_openais_lists_of_parts_are_messages(tmp_path, chat_tokenizer):
+    """One file serves the trainer and the command."""
+    parts = [{"type": "text", "text": "Ana"}, {"type": "text", "text": " has"}]
+    rows = [[{"role": "user", "content": content}] for content in ("Ana has", parts)]
+    source = write_jsonl(tmp_path / "p.jsonl", *({"prompt": messages, "answer": 3} for messages in rows))
+    one, two = load_prompts(PromptsConfig(source=source), chat_tokenizer)
+    assert one.text == two.text == "Ana has\nSo,"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('no system role \x1b[31m') }}", r"no system role \\x1b"),
+        ("{{ messages[9].content.x }}", "undefined|has no"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "no end within"),
+        ("{% for", "p/1"),
+    ],
+)
+def test_a_template_that_fails_or_does_not_end_is_one_sentence(tmp_path, tokenizer, monkeypatch, template, says):
+    monkeypatch.setattr("rocktokens.prompts.tasks.TEMPLATE_SECONDS", 0.5)
+    tokenizer.chat_template = template
+    source = write_jsonl(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "Ana"}]})
+    with pytest.raises(DataError, match=says) as error:
+        load_prompts(PromptsConfig(source=source), tokenizer)
+    assert "row p/1" in str(error.value)
+
+
 def test_plain_text_takes_the_template_only_when_asked_and_a_system_message_first(tmp_path, chat_tokenizer):
     source = write_jsonl(tmp_path / "plain.jsonl", {"prompt": "Ana has"})
     asked = PromptsConfig(source=source, chat=True, system="Be brief.")
@@ -114,10 +141,13 @@ ANA = {"prompt": "Ana"}
         ("[1, 2]\n", {}, r"line 1.*object"),
         ("", {}, "no prompts"),
         ([ANA, {"prompt": ""}], {}, r"1 of 2 prompts are empty.*p/2"),
-        ([{"prompt": ["Ana"]}], {}, "holds text"),
+        ([{"prompt": ["Ana"]}], {}, "objects with role"),
         ([ANA, {"prompt": "1" * 200}], {}, "p/2 with 200"),
         ([{"messages": [{"role": "user", "content": "Ana"}]}], {}, "no chat template"),
         ([{"messages": "hello"}], {}, "p/1"),
+        ([{"messages": [{"role": "user", "content": None}]}], {}, "p/1: message 1 has no text"),
+        ([{"prompt": [{"role": "user"}]}], {}, "p/1: message 1 has no text"),
+        ([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}], {}, "p/1: message 1 has no text"),
         ([{"messages": [{"role": "assistant", "content": "hello"}]}], {}, "no message for the student"),
         ([ANA], {"options": ("a=1",)}, "leave options out"),
         (b'{"prompt": "caf\xe9"}\n', {}, "UTF-8"),
@@ -126,6 +156,8 @@ ANA = {"prompt": "Ana"}
         (b'{"prompt": ' + b"9" * 5000 + b"}", {}, "not valid JSON|holds text"),
         ([], {"source": "arithmetc"}, "Did you mean 'arithmetic'"),
         ([], {"source": "gsm"}, "owner/name"),
+        ([], {"source": "/"}, "is no dataset"),
+        ([], {"source": "a/b/c"}, "owner/name"),
         ([], {"source": "missing.jsonl"}, "no prompt file"),
         ([], {"source": "arithmetic", "prompt_field": "q"}, "leave prompt_field out"),
     ],
