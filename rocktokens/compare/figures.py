@@ -196,6 +196,8 @@ def accuracy_tokens(facts: Facts) -> Figure | None:
     curves, table = _curves(facts, "tokens_total", "tokens"), facts.table("compare")
     if table is None or not set(SAMPLE_LESS) & set(curves):  # else all have spent the same
         return None
+    if max(len(curve["x"]) for curve in curves.values()) < 3:
+        return None  # two points are no curve: the table says it
     found = {name: estimate(row, "change_same_tokens") for name, row in finals(facts).items() if name != "uniform"}
     said = [f"{name} {interval(change, points)} points" for name, change in found.items() if change is not None]
     columns = ("regime", "seed", "step", "accuracy", "tokens_total")

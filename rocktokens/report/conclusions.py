@@ -141,8 +141,8 @@ def verdict(facts: Facts) -> Verdict:
         title = f"{which.value}; whether they resist distillation: not tested"
         title = title if facts.types else "Rock tokens have not been looked for: not tested"
     command = next((tile.command for tile in tiles if tile.command), None)
-    if state == "skip" and free:
-        command = f"rocktokens export {facts.place} --format trl"
+    if state == "skip":  # decided: what is left is to hand the list to a trainer
+        command = f"rocktokens {f'export {facts.place} --format trl' if free else f'bypass {facts.place}'}"
     return Verdict(state, title, TONES[state], LABELS[state], tiles, numbers | trained, accuracies(facts), command)
 
 
@@ -203,7 +203,8 @@ def _needed(facts: Facts) -> Tile:
     question, rows = "Does the student need them?", verdicts_by_token(facts)
     own = [rows[token_id] for token_id in sorted(facts.rock_ids) if token_id in rows]
     if not facts.rocks:
-        return Tile("needed", question, "no rocks", "–", "There is nothing to ban.")
+        answer = "not tested" if not facts.types or facts.rock_word == "costly" else "no rocks"
+        return Tile("needed", question, answer, "–", "There is no set of tokens to ban.")
     if not own:
         ran = bool(census_rows(facts))
         why = "None of them was among the tokens that were banned." if ran else "They were not banned at inference."
@@ -229,7 +230,9 @@ def _without(facts: Facts) -> tuple[Tile, dict[str, str]]:
     """The regime that leaves the rocks out, against uniform: `freeze`, else `freeze_rocks`."""
     question, found = "What does training without them do?", finals(facts)
     if not found and not facts.rocks:
-        return Tile("without", question, "no rocks", "–", "There is nothing to leave out."), {}
+        untested = not facts.types or facts.rock_word == "costly"
+        said = "Which tokens to leave out is not tested." if untested else "There is nothing to leave out."
+        return Tile("without", question, "not tested" if untested else "no rocks", "–", said), {}
     if not found:
         why = "No training left them out." + ("" if facts.has_models else " This run holds no models.")
         return Tile("without", question, "not tested", "–", why, facts.command("compare")), {}

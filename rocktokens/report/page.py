@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 
 from rocktokens.facts import Facts
 from rocktokens.report.conclusions import TONES, verdict
-from rocktokens.report.tables import census_table, costly_table, footprints_table, regimes_table, rocks_table
+from rocktokens.report.tables import census_table, footprints_table, measured_table, regimes_table, types_table
 from rocktokens.show import Figure, at_home, interval, percent, plural, significant, to_csv, visible
 from rocktokens.values import Json, Row
 
@@ -41,17 +41,28 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "without": ("What training without them does", ("accuracy_tokens",)),
     "appendix": ("Appendix", ("sensitivity", "time")),
 }
-METHOD = (
-    "Student samples rollouts; teacher and student are scored on the same prefixes at every kept checkpoint, from full "
-    "distributions in float32. The loss is reverse KL per token, in nats.",
-    "A rock is a token type whose loss is high before and after OPD and recurs in similar contexts. Rocks are chosen "
-    "on one half of the prompts; every number about them is measured on the other half, with 95 % intervals from a "
-    "bootstrap over prompts.",
-    "Enrichment is the share of the loss over the share of the positions: 1 means merely frequent.",
-    "A knock-out bans a token at inference and resumes the baseline where it was first used; a placebo arm resumes at "
-    "the same places with nothing banned and gives the noise floor. Neutral is proven by an equivalence test, never "
-    "assumed.",
-)
+GLOSSARY = {
+    "loss": "Reverse KL of a sampled token in nats, from full distributions in float32: the student samples, and "
+    "student and teacher are scored on the same prefixes at every kept checkpoint.",
+    "rock": "A token type whose loss is high before and after distillation. Rocks are chosen on one half of the "
+    "prompts; every number about them is measured on the other half, with 95 % intervals over prompts.",
+    "certified, confirmed": "Certified: declared by tests that bound the share of false rocks. Confirmed: the other "
+    "half of the prompts says the same.",
+    "burden R": "The total loss of a token type, nats.",
+    "enrichment": "Share of the loss over share of the positions; 1 means merely frequent.",
+    "knock-out, census": "A knock-out bans a token at inference and resumes the baseline where it was first used. The "
+    "census bans every candidate in turn. A placebo resumes at the same places with nothing banned: the noise floor.",
+    "ε, proven neutral": "The largest change of accuracy that does not matter. Neutral is proven by an equivalence "
+    "test within ±ε, never assumed.",
+    "pillar, stumbling block": "A token that the student needs (banning it costs accuracy), or that hurts it.",
+    "graft": "The teacher draws the token in the student's place: what learning it perfectly would gain.",
+    "bypass list": "The rocks that are proven neutral and that training may skip.",
+    "regime, freeze": "A way of training on part of the tokens; freeze gives the tokens of the bypass list no loss.",
+    "ceiling": "The largest speed-up that leaving tokens out could give: one over the kept share.",
+}
+LEVELS = (0.01, 0.03, 0.1, 0.3, 1, 3)
+"""Nats at which a token's colour changes, as in the viewer."""
+SAMPLE_TOKENS = 110  # of the rollout on the first screen
 
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'"
 # What only a header can say, a page's own element cannot: nobody may show the page inside theirs.
@@ -114,17 +125,12 @@ def plotly_script() -> str:
     return resources.files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
 
 
-@cache
-def plotly_packed() -> str:
-    """The bundle compressed: a third of the size, and no address of others in the page's text."""
-    return packed(plotly_script())
-
-
 def report_scripts() -> list[str]:
     """The report's own scripts, in the order of the page."""
     return [resource(f"{name}.js") for name in ("charts", "tables", "viewer")]
 
 
+@lru_cache(maxsize=2)  # Plotly's bundle takes a second, and is the same in every report
 def packed(text: str) -> str:
     """Text as the page carries it: gzip, then base64; the same text gives the same bytes."""
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
@@ -143,12 +149,20 @@ def as_json(value: Any) -> str:
 
 def page(facts: Facts, figures: list[Figure], viewer: Json | None) -> str:
     """The whole report."""
-    shown = {figure.name: {"figure": figure, "href": _csv(figure)} for figure in figures}
+    found, shown = verdict(facts), {}
+    for figure in figures:  # its rows travel inside the page if they are few, else lie in a file next to it
+        rows = to_csv(figure.rows).encode()
+        embedded = "data:text/csv;charset=utf-8;base64," + base64.b64encode(rows).decode()
+        href = embedded if len(rows) <= EMBED_CSV_BYTES else f"figures/{figure.name}.csv"
+        shown[figure.name] = {"figure": figure, "href": href}
     tables = {
-        "cost": {"": rocks_table(facts), "Costly, but not proven to be rocks": costly_table(facts)},
+        "cost": {"": types_table(facts, rocks=True), "Costly, but not proven to be rocks": types_table(facts)},
         "needed": {"": census_table(facts)},
         "without": {"": regimes_table(facts)},
-        "appendix": {"Footprints of every definition and control": footprints_table(facts)},
+        "appendix": {
+            "Footprints of every definition and control": footprints_table(facts),
+            "Everything the comparison measured": measured_table(facts),
+        },
     }
     tables = {name: {title: table for title, table in own.items() if table.data} for name, own in tables.items()}
     sections = {}
@@ -156,7 +170,11 @@ def page(facts: Facts, figures: list[Figure], viewer: Json | None) -> str:
         own = [shown[figure] for figure in names if figure in shown]
         if own or tables.get(name) or name in ("verdict", "appendix") or (name == "viewer" and viewer is not None):
             sections[name] = {"title": title, "figures": own, "tables": tables.get(name, {})}
-    compared = facts.stage("compare")
+    detect, compared, needed = facts.stage("detect"), facts.stage("compare"), found.tiles[2]
+    counts = {"rollout": facts.stage("sample").get("rollouts"), "prompt": detect.get("num_prompts")}
+    sizes = [plural(count, noun) for noun, count in counts.items() if count]
+    if len(facts.steps) > 1:
+        sizes.append(f"checkpoints {', '.join(map(str, facts.steps))}")
     return (
         templates()
         .get_template(REPORT)
@@ -164,15 +182,19 @@ def page(facts: Facts, figures: list[Figure], viewer: Json | None) -> str:
             csp=own_policy(),
             css=Markup(resource("report.css")),
             scripts=[Markup(script) for script in report_scripts()],
-            plotly=Markup(plotly_packed()),
+            plotly=Markup(packed(plotly_script())),
             data=Markup(as_json({"figures": [figure.spec() for figure in figures]})),
             viewer_packed="" if viewer is None else Markup(packed(as_json(viewer))),
             sections=sections,
             facts=facts,
-            found=verdict(facts),
-            sizes=_sizes(facts),
-            says={"without": [*compared.get("verdicts", ()), compared.get("estimators", "")]},
-            method=METHOD,
+            found=found,
+            sizes=sizes,
+            sample=_sample(viewer),
+            says={
+                "needed": [f"{needed.value}, {needed.answer}. {needed.detail}"],
+                "without": [*compared.get("verdicts", ()), compared.get("estimators", "")],
+            },
+            glossary=GLOSSARY,
             **appendix(facts),
             **viewer_values(viewer),
         )
@@ -188,19 +210,15 @@ def viewer_values(viewer: Row | None, part: str | None = None) -> Json:
     return {"part": part, "levels": ["< 0.01", "0.01", "0.03", "0.1", "0.3", "1", "≥ 3"]}
 
 
-def _sizes(facts: Facts) -> list[str]:
-    detect, rollouts = facts.stage("detect"), facts.stage("sample").get("rollouts")
-    counts = {"rollout": rollouts, "prompt": detect.get("num_prompts"), "occurrence": detect.get("num_occurrences")}
-    sizes = [plural(count, noun) for noun, count in counts.items() if count]
-    return sizes + ([f"checkpoints {', '.join(map(str, facts.steps))}"] if len(facts.steps) > 1 else [])
-
-
-def _csv(figure: Figure) -> str:
-    """Where a figure's rows are: inside the page if they are few, else in a file next to it."""
-    rows = to_csv(figure.rows).encode()
-    if len(rows) > EMBED_CSV_BYTES:
-        return f"figures/{figure.name}.csv"
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(rows).decode()
+def _sample(viewer: Json | None) -> list[tuple[str, int, bool]]:
+    """The rollout of the first screen, the one with most rocks among the first few: (text, colour, rock) by token."""
+    shown = [] if viewer is None else [row for row in viewer["rollouts"][:12] if row["columns"].get("kl")]
+    if viewer is None or not shown:
+        return []
+    cut = [list(zip(row["tokens"], row["columns"]["kl"]))[:SAMPLE_TOKENS] for row in shown]
+    best = max(cut, key=lambda pairs: sum(viewer["types"][place]["rock"] for place, _ in pairs))
+    types = [(viewer["types"][place], cost or 0.0) for place, cost in best]
+    return [(own["flow"], sum(cost >= edge for edge in LEVELS), own["rock"]) for own, cost in types]
 
 
 def appendix(facts: Facts) -> Json:
@@ -213,17 +231,14 @@ def appendix(facts: Facts) -> Json:
         "Versions": facts.run.manifest.get("versions", {}),
         **{f"Stage: {name}": facts.stage(name) for name in facts.stages},
     }
-    return {
-        "notes": [visible(note) for note in dict.fromkeys([*notes, *facts.notes])],
-        "values": {
-            visible(name): _shown(own if isinstance(own, dict) else {name: own}) for name, own in values.items()
-        },
-    }
-
-
-def _shown(values: Json) -> dict[str, str]:
-    return {
-        visible(str(key)): significant(value) if isinstance(value, float) else at_home(visible(str(value)))
-        for key, value in values.items()
-        if value is not None and len(str(value)) < MAX_VALUE  # a list of every token id tells a reader nothing
-    }
+    shown: dict[str, dict[str, str]] = {}
+    for name, own in values.items():
+        known = {
+            key: value for key, value in (own if isinstance(own, dict) else {name: own}).items() if value is not None
+        }
+        shown[visible(name)] = {
+            visible(str(key)): significant(value) if isinstance(value, float) else at_home(visible(str(value)))
+            for key, value in known.items()
+            if len(str(value)) < MAX_VALUE  # a list of every token id tells a reader nothing
+        }
+    return {"notes": [visible(note) for note in dict.fromkeys([*notes, *facts.notes])], "values": shown}
