@@ -99,6 +99,7 @@ def described(recipe: Recipe) -> Json:
     """Everything the weights depend on, apart from code and versions."""
     specs = ("teacher_habits", "student_habits", "teacher_model", "student_model")
     seeds = {key: getattr(recipe.world, key) for key in ("seed", "hidden_openers")}
+    seeds |= {} if recipe.lead_seed is None else {"lead_seed": recipe.lead_seed}
     return seeds | {key: asdict(getattr(recipe, key)) for key in specs}
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_LENGTH = 128  # longest prompt + response is under 90 tokens
 
 NUM_SLOTS = 3  # where an answer makes the hidden choice: two steps and the conclusion
+LEADS = 2  # where leads are a hidden choice: one of these is the stumbling block
 SUMS_IN_A_TEXT = 7
 SWAPPED = 0.9  # how often the steps of an author without a table have each other's markers, in a paired grammar
 WRONG_BY = (-3, -2, -1, 1, 2, 3)  # a wrong result is near the right one, as slips are
@@ -50,6 +51,8 @@ class StyleTable:
 
     markers: tuple[tuple[tuple[int, ...], ...], ...]
     openers: tuple[tuple[tuple[int, ...], ...], ...]
+    leads: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """0 is the stumbling block. Empty: how often a step begins with it is a habit."""
 
 
 def make_style_table(grammar: Grammar, *, seed: int, hidden_openers: bool = True) -> StyleTable:
@@ -114,6 +117,9 @@ def write_answer(grammar: Grammar, table: StyleTable, draft: Draft, habits: Habi
 
         plus, operand = ((draft.plus1, draft.b), (draft.plus2, draft.c))[slot]
         stumbles = slot == 1 and rng.random() < habits.stumble
+        if table.leads:
+            choice = table.leads[slot][key][draft.thing] if rng.random() < habits.follow else rng.randrange(LEADS)
+            stumbles = choice == 0
         right = value + operand if plus else value - operand
         if habits.careless:
             right = abs(right)  # a careless result may be too little to take from
@@ -189,12 +195,19 @@ class Recipe:
     student_habits: Habits
     teacher_model: ModelSpec
     student_model: ModelSpec
+    lead_seed: int | None = None
+    """Draws which steps begin with the stumbling block: it and its alternative are then hidden choices. The models
+    continue the training of the built-in pair of the same vocabulary."""
 
     @cached_property
     def table(self) -> StyleTable:
         """The hidden choice."""
         world = self.world
-        return make_style_table(world.grammar, seed=world.seed, hidden_openers=world.hidden_openers)
+        made = make_style_table(world.grammar, seed=world.seed, hidden_openers=world.hidden_openers)
+        if self.lead_seed is None:
+            return made
+        rng = random.Random(f"leads/{self.lead_seed}")
+        return replace(made, leads=tuple(_balanced(world.grammar, LEADS, rng) for _ in range(NUM_SLOTS - 1)))
 
 
 _TEACHER = ModelSpec(

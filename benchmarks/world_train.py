@@ -32,7 +32,7 @@ from world_corpus import (
 from rocktokens.values import Json
 from rocktokens.world import World
 from rocktokens.world.grammar import EOS, PAD
-from rocktokens.world.worlds import draw_drafts, write_prompt
+from rocktokens.world.worlds import PAIRS, draw_drafts, write_prompt
 
 Who = Literal["teacher", "student"]
 Text = tuple[list[int], list[bool]]  # token ids, and which of them are learned: answers, never prompts
@@ -42,6 +42,7 @@ CHECKPOINT_EVERY = 200
 WARM_UP = 100
 FINAL_LR = 0.02  # of the peak
 IGNORED = -100
+CONTINUED = "arithmetic"  # the pair that a world with hidden leads starts from
 
 
 def train_model(
@@ -50,12 +51,15 @@ def train_model(
     """Train the teacher or the student and save it with its tokenizer; resumes from a checkpoint in out_dir."""
     world, spec = recipe.world, recipe.teacher_model if who == "teacher" else recipe.student_model
     model = new_model(world, spec, seed=world.seed)
+    if recipe.lead_seed is not None:
+        model = LlamaForCausalLM.from_pretrained(PAIRS / CONTINUED / who, dtype=torch.float32)
     optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     out_dir.mkdir(parents=True, exist_ok=True)
     checkpoint = out_dir / f"{who}.checkpoint.pt"
     start = load_checkpoint(checkpoint, model, optimiser)
     weight_V = torch.ones(len(world.vocabulary))
     emphasised = (*world.grammar.markers, *world.grammar.openers, "+", "-")
+    emphasised += () if recipe.lead_seed is None else (world.grammar.lead[0], world.grammar.stumble[0])
     weight_V[[world.vocabulary[piece] for piece in emphasised]] = spec.emphasis
 
     for step, texts in zip(range(start, spec.steps), batches(recipe, who, start), strict=False):

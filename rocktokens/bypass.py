@@ -1,7 +1,8 @@
 """Which costly token types may be skipped in training: what detection, census and graft say together, type by type.
 
-A type may be skipped if (a) it is a declared and confirmed rock, (b) the census proves that it is neutral or a
-stumbling block, and (c) it is inside a set whose graft gains no more than ε, by the upper bound (docs/method.md §6).
+Candidates are declared, confirmed rocks that the census proves neutral. Those may be skipped that gain no more than ε
+when they are grafted as one set, by the upper bound (docs/method.md §6). A stumbling block stands apart: only a
+comparison that trained without it puts it on the list.
 The stage `bypass` decides it from the run's tables, loads no model, and writes a file that any trainer can read:
 
     found = read_bypass("runs/mine/bypass.json", fingerprint=fingerprint(tokenizer.get_vocab()))
@@ -27,7 +28,7 @@ from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.tokens import run_tokenizer
 from rocktokens.progress import console
 from rocktokens.run import Run, open_run, working_on, write_text
-from rocktokens.show import Column, Table, estimate, interval, percent, points
+from rocktokens.show import Column, Table, estimate, interval, percent, plural, points
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.stats import MIN_SEEDS, Estimate
 from rocktokens.values import Json, Row
@@ -40,25 +41,30 @@ log = logging.getLogger(__name__)
 NAME = "bypass.json"
 FORMAT, VERSION = "rocktokens bypass list", 1
 NOT_COMPARED = "not compared"
-# Arms of the graft whose members are the set in question.
-GRAFTED = ("rocks", "skippable")
+ROCKS = ("rock", "rock so far")  # classes of what is declared; so far: too few checkpoints to tell if it has settled
 # Facts of the stages that the list rests on.
 TESTED = ("definition", "signal", "num_prompts", "num_problems", "num_rollouts", "accuracy", "epsilon", "alpha")
 UNTESTED = {
     "knockout": "bans at inference: `rocktokens knockout`",
     "graft": "what learning the types would gain: `rocktokens graft`",
 }
+FREEZING = ("freeze", "freeze_rocks")  # regimes that leave a set of types out of the loss
 WIDTH = 150  # of the table where there is no terminal
 
 # Reason → what may be done with the type, and the reason in words.
 REASONS: dict[str, tuple[str, str]] = {
     "neutral": ("skip", "a confirmed rock, proven neutral: {banned}{gain}, no more than {margin}"),
-    "stumbling block": ("skip", "a confirmed rock and a stumbling block: {banned}{gain}, no more than {margin}"),
+    "trained without": ("skip", "a stumbling block: {banned}; a comparison that trained without it lost nothing"),
+    "stumbling block": (
+        "apart",
+        "a rock and a stumbling block: {banned}. Only a comparison that trains without it puts it on the list",
+    ),
     "learning": ("keep", "it is learning: its loss fell{fell}"),
     "learning, levelled off": ("keep", "it has learned: its loss fell{fell} and then stayed"),
     "pillar": ("keep", "a rock, but a pillar: {banned}"),
     "would gain": ("keep", "a rock that is not needed as it is, but learning it would pay{gain}, more than {margin}"),
     "end token": ("keep", "it ends rollouts, cannot be banned, and is never skipped"),
+    "not yet": ("keep", "its loss has fallen little so far, and was still falling{fell}"),
     "unclear": ("undecided", "costly, but neither that it stays nor that it falls is proven"),
     "no loss before": (
         "undecided",
@@ -69,22 +75,23 @@ REASONS: dict[str, tuple[str, str]] = {
     "not tested": ("undecided", "a confirmed rock that no census has tested; run `rocktokens knockout`"),
     "census undecided": ("undecided", "a confirmed rock, but the census is undecided: {banned}"),
     "never used": ("undecided", "a confirmed rock, but no rollout of the census used it"),
-    "no graft": ("undecided", "a confirmed rock, not needed at inference, but not grafted; run `rocktokens graft`"),
-    "graft undecided": ("undecided", "a rock, not needed at inference, but learning it may gain over {margin}{gain}"),
+    "no graft": ("undecided", "a confirmed rock, proven neutral, but not grafted; run `rocktokens graft`"),
+    "graft undecided": ("undecided", "a rock, proven neutral, but learning it may gain over {margin}{gain}"),
 }
+DECISIONS = ("skip", "apart", "keep", "undecided")
 
 
 # ---------------------------------------------------------------- the rule
 
 
 def before_graft(row: Row) -> str:
-    """The reason as far as detection and census go; neutral and stumbling block may yet fail the graft.
+    """The reason as far as detection and census go; what is neutral may yet fail the graft.
 
     `row`: class, declared, confirmed, verdict and is_end of one costly type.
     """
     if row.get("is_end"):
         return "end token"
-    if row["class"] != "rock":
+    if row["class"] not in ROCKS:
         return {"costly": "no loss before"}.get(row["class"], row["class"] if row["class"] in REASONS else "unclear")
     if not row["declared"]:
         return "not declared"
@@ -94,59 +101,68 @@ def before_graft(row: Row) -> str:
     return {**tested, STUMBLING_BLOCK: "stumbling block"}.get(row["verdict"], "census undecided")
 
 
-def chosen_graft(members: Iterable[int], grafts: Sequence[Row]) -> Row | None:
-    """The graft that speaks for a set: that of the set itself, else of the smallest set around it."""
-    wanted = frozenset(members)
-    around = [graft for graft in grafts if wanted <= frozenset(graft["members"])]
-    return min(around, key=lambda graft: (len(graft["members"]), graft["arm"]), default=None) if wanted else None
-
-
-def decide(costly: Sequence[Row], grafts: Sequence[Row], *, epsilon: float) -> list[Row]:
+def decide(
+    costly: Sequence[Row], grafts: Sequence[Row], *, epsilon: float, passed: Sequence[Iterable[int]] = ()
+) -> list[Row]:
     """Every costly type with its decision, the reason, and why in words; largest cost first.
 
     Args:
         costly: one row per costly type, as `evidence_of` makes them.
-        grafts: rows of grafts.parquet whose members may hold those to be skipped.
+        grafts: rows of grafts.parquet with members.
         epsilon: largest gain of accuracy that does not matter, as a share.
+        passed: sets of token ids without which a comparison trained and lost nothing.
     """
-    # Types that detection and census would let be skipped have to be grafted together.
-    graft = chosen_graft([row["token_id"] for row in costly if REASONS[before_graft(row)][0] == "skip"], grafts)
-    gain = ""
-    if graft is not None:
-        gain = f"; grafting {len(graft['members'])} types ({graft['arm']}) gains "
-        gain += f"{interval(estimate(graft, 'gain'), points)} points"
+    cost = {row["token_id"]: row["cost_share"] for row in costly}
+    reasons = {row["token_id"]: before_graft(row) for row in costly}
+    candidates, blocks = (
+        {token for token, reason in reasons.items() if reason == wanted} for wanted in ("neutral", "stumbling block")
+    )
+    # A graft speaks for its candidates if nothing else is in its set but alternatives of theirs.
+    own = [(set(graft["members"]) - set(graft.get("alternatives") or ()), graft) for graft in grafts]
+    own = [(members, graft) for members, graft in own if members and members <= candidates]
+    flat = [(members, graft) for members, graft in own if graft["gain_high"] <= epsilon]
+    skipped, used = max(flat, key=lambda found: sum(cost[token] for token in found[0]), default=(set(), None))
+    trained = set().union(*(set(ids) for ids in passed if set(ids) <= skipped | blocks)) & blocks
     made = []
     for row in sorted(costly, key=lambda row: (-row["cost_share"], row["token_id"])):
-        reason, used = before_graft(row), None
-        if REASONS[reason][0] == "skip":
-            used = graft
+        token, graft = row["token_id"], None
+        reason = "trained without" if token in trained else reasons[token]
+        if reason == "neutral":
+            # Of what speaks against it, the smallest set says most.
+            around = [found for members, found in own if token in members]
+            graft = used if token in skipped else min(around, key=lambda found: len(found["members"]), default=None)
             if graft is None:
                 reason = "no graft"
-            elif not graft["gain_high"] <= epsilon:
+            elif token not in skipped:
                 reason = "would gain" if graft["gain_low"] > 0 else "graft undecided"
-        delta, fall = estimate(row, "delta"), estimate(row, "fall")
+        delta, fall, gain = estimate(row, "delta"), estimate(row, "fall"), ""
+        if graft is not None:
+            gain = f"; grafting {plural(len(graft['members']), 'type')} ({graft['arm']}) gains "
+            gain += f"{interval(estimate(graft, 'gain'), points)} points"
         changed = "an unknown amount" if delta is None else f"{interval(delta, points)} points"
         why = REASONS[reason][1].format(
             banned=f"banning it changes accuracy by {changed}",
             fell="" if fall is None else f" by {interval(fall, percent)}",
-            gain="" if used is None else gain,
+            gain=gain,
             margin=f"{points(epsilon, signed=False)} points",
         )
-        said = {"token_id": row["token_id"], "token": row["token"], "decision": REASONS[reason][0], "reason": reason}
+        said = {"token_id": token, "token": row["token"], "decision": REASONS[reason][0], "reason": reason}
         known = {name: value for name, value in row.items() if name not in (*said, "is_end")}
-        ends = {f"graft_gain{end}": None if used is None else used[f"gain{end}"] for end in ("", "_low", "_high")}
-        made.append({**said, "why": why, **known, **ends, "graft": None if used is None else used["arm"]})
+        ends = {f"graft_gain{end}": None if graft is None else graft[f"gain{end}"] for end in ("", "_low", "_high")}
+        made.append({**said, "why": why, **known, **ends, "graft": None if graft is None else graft["arm"]})
     return made
 
 
 def list_sentence(decisions: Sequence[Row]) -> str:
     """How many may be skipped, of what, and the share of the loss that goes with them."""
-    rocks = [row["decision"] for row in decisions if row["class"] == "rock" and row["declared"]]
+    rocks = [row["decision"] for row in decisions if row["class"] in ROCKS and row["declared"]]
     if not rocks:
         return f"No rock is declared among {len(decisions)} costly token types: there is nothing to skip."
     share = percent(sum(row["cost_share"] for row in decisions if row["decision"] == "skip"))
+    apart = rocks.count("apart")
+    blocks = f"{plural(apart, 'is a stumbling block', 'are stumbling blocks')}, " if apart else ""
     return (
-        f"{rocks.count('skip')} of {len(rocks)} declared rocks may be skipped ({share} of the loss); "
+        f"{rocks.count('skip')} of {len(rocks)} declared rocks may be skipped ({share} of the loss); {blocks}"
         f"{rocks.count('keep')} must be kept, {rocks.count('undecided')} are undecided."
     )
 
@@ -163,8 +179,8 @@ def bypass(path: Path, config: BypassConfig) -> Run:
         known = run.manifest["config"]
         epsilon = config.epsilon or known.get("knockout", {}).get("epsilon", KnockoutConfig.epsilon)
         grafts = run.read("grafts").to_pylist() if run.has("grafts") else []
-        sets = [row for row in grafts if row["arm"] in GRAFTED and row["members"] and row["gain"] is not None]
-        decisions = decide(evidence_of(run), sets, epsilon=epsilon)
+        sets = [row for row in grafts if row["members"] and row["gain"] is not None]
+        decisions = decide(evidence_of(run), sets, epsilon=epsilon, passed=_passed(run))
         skipped = [row for row in decisions if row["decision"] == "skip"]
         facts: Json = {"ids": [row["token_id"] for row in skipped], "sentence": list_sentence(decisions)}
         facts["epsilon"] = epsilon
@@ -199,10 +215,9 @@ def bypass(path: Path, config: BypassConfig) -> Run:
         if not stage.is_complete() or run.facts("bypass") != facts:
             stage.finish(facts)
 
-    order = ("skip", "keep", "undecided")
-    rows = sorted(decisions, key=lambda row: (order.index(row["decision"]), -row["cost_share"]))
+    rows = sorted(decisions, key=lambda row: (DECISIONS.index(row["decision"]), -row["cost_share"]))
     for row in rows:
-        row["class"] += " (not confirmed)" if row["class"] == "rock" and not row["confirmed"] else ""
+        row["class"] += " (not confirmed)" if row["class"] in ROCKS and not row["confirmed"] else ""
     columns = (
         Column("token", "token"),
         Column("class", "class"),
@@ -221,6 +236,11 @@ def bypass(path: Path, config: BypassConfig) -> Run:
 def evidence_of(run: Run) -> list[Row]:
     """What detection and census say about every costly type."""
     types = run.types().to_pylist()
+    if types and "class" not in types[0]:
+        raise DataError(
+            f"types.parquet of {run.path} does not say which token types are costly and which learn (it was imported, "
+            f"or made by another program): run `rocktokens detect {run.path}` first"
+        )
     total = sum(max(row["r"] or 0.0, 0.0) for row in types)
     census = run.read("census").to_pylist() if run.has("census") else []
     tested = {row["token_id"]: row for row in census if row["kind"] == "token"}
@@ -237,8 +257,8 @@ def evidence_of(run: Run) -> list[Row]:
             "token_id": int(row["token_id"]),
             "token": row["token"],
             "class": row["class"],
-            "declared": bool(row["in_certified"]),
-            "confirmed": bool(row["confirmed"]),
+            "declared": bool(row.get("in_certified")),
+            "confirmed": bool(row.get("confirmed")),
             "cost_share": max(row["r"] or 0.0, 0.0) / total if total > 0 else 0.0,
             "verdict": own.get("verdict"),
             "is_end": row["token_id"] in ends,
@@ -321,10 +341,11 @@ def _write(path: Path, content: Json) -> None:
 def comparison_of(run: Run, ids: Sequence[int]) -> Json:
     """What a comparison that froze exactly these types said of them; "not compared" where there is none."""
     facts = run.facts("compare") if run.done("compare") else {}
-    frozen = facts.get("frozen_by", {}).get("freeze")
-    row = next((row for row in facts.get("regimes", []) if row["regime"] == "freeze"), None)
-    if row is None or not ids or frozen is None or sorted(frozen) != sorted(ids):
+    frozen = {name: sorted(own) for name, own in facts.get("frozen_by", {}).items() if name in FREEZING}
+    rows = [row for row in facts.get("regimes", []) if frozen.get(row["regime"]) == sorted(ids)]
+    if not rows or not ids:
         return {"status": NOT_COMPARED, "text": NOT_COMPARED}
+    row = rows[0]
     found = {"change": row["delta"], "low": row["delta_low"], "high": row["delta_high"], "verdict": row["verdict"]}
     found |= {"seeds": row["num_seeds"], "prompts": row["num_problems"], "steps": facts.get("steps")}
     change = Estimate(row["delta"], row["delta_low"], row["delta_high"], row["num_problems"])
@@ -334,6 +355,13 @@ def comparison_of(run: Run, ids: Sequence[int]) -> Json:
         status, few = "undecided", "1 seed" if row["num_seeds"] == 1 else f"{row['num_seeds']} seeds"
         text += f" (interval over prompts only: {few})"
     return {"status": status, "text": text, **found}
+
+
+def _passed(run: Run) -> list[list[int]]:
+    """Sets that a comparison left out of training without a loss of accuracy."""
+    frozen = run.facts("compare").get("frozen_by", {}) if run.done("compare") else {}
+    sets = [list(own) for name, own in frozen.items() if name in FREEZING]
+    return [own for own in sets if comparison_of(run, own)["status"] == "passed"]
 
 
 def _compared(content: Json, comparison: Row) -> Json:

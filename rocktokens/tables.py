@@ -237,9 +237,10 @@ accuracy_with    float    Accuracy without a ban, on the prompts that the set wa
 accuracy_without float    Accuracy with the set banned, on the same prompts.
 
 # grafts | graft | one row per set of tokens that the teacher draws in the student's place
-arm             text     rocks (or candidates), placebo, control, rest, all, skippable, or cluster NAME.
+arm             text     rocks (or candidates), placebo, control, rest, all, cluster NAME, skippable, skippable N.
 num_types       int      Token types in the set.
 members         ids      Token ids of rocks, candidates and skippable; empty for the other arms.
+alternatives    ids      Of skippable: members that stand where a candidate could, and are none; else empty.
 share_positions float    Share of the baseline's positions that are drawn again.
 loss_share      float    Share of the total loss; empty for placebo and control.
 grad_share      float    Share of the total gradient norm; empty for placebo and control.

@@ -184,7 +184,9 @@ def graft_rows(facts: Facts) -> list[Row]:
     table = facts.table("grafts")
     if table is None or facts.lacks(table, "the grafts", "arm", "gain"):
         return []
-    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in table.to_pylist()]
+    # Halves of the bypass list's candidates are steps of a search: the list tells of them.
+    rows = [row for row in table.to_pylist() if not row["arm"].startswith("skippable ")]
+    return [{**row, "arm": ARMS.get(row["arm"], row["arm"].removeprefix("cluster "))} for row in rows]
 
 
 def grafts(facts: Facts) -> Figure | None:
@@ -226,7 +228,7 @@ def graft_sentence(facts: Facts) -> str:
     said = [f"{interval(gains[arm], points)} points at {arm}" for arm in main if arm in gains]
     if not said:
         return "No graft was measured."
-    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo")}
+    kinds = {arm: item for arm, item in gains.items() if arm not in (*main, "placebo", "skippable", "candidates")}
     best = max(kinds, key=lambda arm: (kinds[arm].value, arm), default=None)
     most = f"; of the kinds of token, most at {best}: {interval(kinds[best], points)}" if best is not None else ""
     return f"Letting the teacher draw instead changes accuracy by {listed(said)}{most}."

@@ -27,10 +27,11 @@ from rocktokens.models.settings import PairConfig
 from rocktokens.run import Run, open_run
 from rocktokens.settings import to_mapping
 
-NAMES = ("roughly", "7", "so", "then", "well", "end", "cheap")
-CLASSES = ("rock", "rock", "rock", "rock", "learning", "rock", None)
-CONFIRMED = (True, True, False, True, True, True, None)
-VERDICTS = ("Proven Neutral", "Strong Pillar", "Proven Neutral", "Strong Stumbling Block", "Undecided", None, None)
+NAMES = ("surely", "7", "so", "roughly", "well", "end", "then", "cheap")
+CLASSES = ("rock", "rock", "rock", "rock", "learning", "rock", "rock", None)
+CONFIRMED = (True, True, False, True, True, True, True, None)
+VERDICTS = ("Proven Neutral", "Strong Pillar", "Proven Neutral", "Strong Stumbling Block", "Undecided", None)
+VERDICTS += ("Proven Neutral", None)
 
 
 def types_rows():
@@ -61,7 +62,7 @@ def census_rows():
 
 
 def graft_rows(high=0.004):
-    named = {"rocks": [10, 11, 12, 13, 15], "skippable": [10, 13], "all": None}
+    named = {"rocks": [10, 11, 12, 13, 15, 16], "skippable": [10, 16], "all": None}
     return [
         {"arm": arm, "members": ids, "gain": 0.0, "gain_low": -0.004, "gain_high": high, "num_problems": 300}
         for arm, ids in named.items()
@@ -84,7 +85,7 @@ def run(tmp_path, pair) -> Run:
     write(made, "census", census_rows())
     write(made, "grafts", graft_rows())
     for stage in ("detect", "knockout", "graft"):
-        made.finish(stage, {"rocks": [10, 11, 12, 13, 15]} if stage == "detect" else {})
+        made.finish(stage, {"rocks": [10, 11, 12, 13, 15, 16]} if stage == "detect" else {})
     return made
 
 
@@ -95,32 +96,40 @@ def content(run) -> dict:
 def test_the_list_holds_what_all_tests_let_be_skipped_and_every_costly_type_has_its_reason(run, pair, capfd):
     bypass(run.path, BypassConfig())
     found = content(run)
-    assert (found["ids"], found["tokens"]) == ([10, 13], ["roughly", "then"])
+    assert (found["ids"], found["tokens"]) == ([10, 16], ["surely", "then"])
     reasons = {row["token"]: (row["decision"], row["reason"]) for row in found["decisions"]}
     assert reasons == {
-        "roughly": ("skip", "neutral"),
+        "surely": ("skip", "neutral"),
         "7": ("keep", "pillar"),
         "so": ("undecided", "not confirmed"),
-        "then": ("skip", "stumbling block"),
+        "roughly": ("apart", "stumbling block"),
         "well": ("keep", "learning"),
         "end": ("undecided", "not tested"),
+        "then": ("skip", "neutral"),
     }
-    assert found["decisions"][0]["cost_share"] == pytest.approx(10 / 49)
+    assert found["decisions"][0]["cost_share"] == pytest.approx(10 / 52)
     assert found["decisions"][0]["graft"] == "skippable"
     assert found["comparison"] == {"status": "not compared", "text": "not compared"}
     assert any("compare" in words for words in found["not_tested"])
     vocabulary = load_tokenizer(pair.student, pair).get_vocab()
     assert found["tokenizer"]["fingerprint"] == fingerprint(vocabulary)
-    assert open_run(run.path).facts("bypass")["ids"] == [10, 13]
+    assert open_run(run.path).facts("bypass")["ids"] == [10, 16]
     shown = capfd.readouterr().out
-    assert "2 of 5 declared rocks may be skipped" in shown
+    assert "2 of 6 declared rocks may be skipped" in shown
+    assert "1 is a stumbling block" in shown
     assert "not compared" in shown
 
 
 def test_the_graft_and_the_list_mean_the_same_types(run):
     """The set that the stage graft draws again is the one that the list's rule asks a graft for."""
     wanted = [row["token_id"] for row in evidence_of(run) if REASONS[before_graft(row)][0] == "skip"]
-    assert list(skippable(run)) == sorted(wanted) == [10, 13]
+    assert list(skippable(run)) == sorted(wanted) == [10, 16]
+
+
+def test_types_without_classes_get_one_sentence(run):
+    write(run, "types", [{"token_id": 10, "token": "surely", "r": 1.0}])  # an import
+    with pytest.raises(DataError, match="run `rocktokens detect"):
+        bypass(run.path, BypassConfig())
 
 
 def test_the_same_run_gives_the_same_file(run):
@@ -130,10 +139,10 @@ def test_the_same_run_gives_the_same_file(run):
     assert {name: (run.path / name).stat().st_mtime_ns for name in first} == first
     (run.path / "bypass.json").write_text("{")
     bypass(run.path, BypassConfig())
-    assert content(run)["ids"] == [10, 13]
+    assert content(run)["ids"] == [10, 16]
 
 
-def compared(run, *, ids=(10, 13), verdict="unchanged", seeds=3):
+def compared(run, *, ids=(10, 16), verdict="unchanged", seeds=3):
     row = {"regime": "freeze", "delta": -0.001, "delta_low": -0.008, "delta_high": 0.006, "verdict": verdict}
     row |= {"num_seeds": seeds, "num_problems": 400}
     run.finish("compare", {"regimes": [row], "frozen_by": {"freeze": list(ids)}, "steps": 150})
@@ -163,7 +172,7 @@ def test_a_comparison_is_written_back_if_it_froze_this_list(run, changes, status
 
 
 def test_a_list_from_elsewhere_gets_its_verdict_too(run):
-    own = {"format": "rocktokens bypass list", "version": 1, "ids": [10, 13]}
+    own = {"format": "rocktokens bypass list", "version": 1, "ids": [10, 16]}
     (run.path / "bypass.json").write_text(json.dumps(own))
     compared(open_run(run.path))
     write_comparison_back(open_run(run.path))
@@ -175,9 +184,9 @@ def test_freeze_takes_the_list_and_refuses_an_empty_one_or_another_tokenizers(ru
     tokenizer = load_tokenizer(pair.student, pair)
     assert list_for(run, None, tokenizer, freezes=True) is None  # there is no list yet
     bypass(run.path, BypassConfig())
-    assert list_for(run, None, tokenizer, freezes=True) == (10, 13)
+    assert list_for(run, None, tokenizer, freezes=True) == (10, 16)
     elsewhere = Run.create(tmp_path / "elsewhere", {})
-    assert list_for(elsewhere, str(run.path), tokenizer, freezes=False) == (10, 13)
+    assert list_for(elsewhere, str(run.path), tokenizer, freezes=False) == (10, 16)
 
     class Other:
         def get_vocab(self):
