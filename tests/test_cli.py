@@ -9,7 +9,6 @@ import inspect
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +67,6 @@ def scored(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         result = rocktokens(*words)
         assert result.returncode == 0, result.stderr
     return run
-
-
-def test_the_version_answers_from_the_shell() -> None:
-    words = [sys.executable, "-m", "rocktokens.cli", "--version"]
-    assert "rocktokens 0." in subprocess.run(words, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_detect_from_the_shell(scored: Path, tmp_path: Path) -> None:
@@ -165,6 +159,14 @@ def test_where_shared_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepare(["score", "RUN"])[1] is None
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
     refused(rocktokens("detect", "RUN"), 2, "--workers", "--ray")
+
+
+def test_ctrl_c_ends_with_one_sentence(scored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rocktokens.detect.stage.detect_rocks", pressed)
+    refused(rocktokens("detect", scored, "--again"), 130, "rocktokens: stopped")
 
 
 def test_help_is_made_from_the_registry() -> None:

@@ -154,13 +154,6 @@ def test_shell_snippets_that_train_run(snippet, here):
     execute(snippet)
 
 
-def test_marked_snippets_say_why():
-    for snippet in ALL:
-        assert set(snippet.markers) <= {"not run:", "small", "file", "setup"}, snippet.name
-        if "not run:" in snippet.markers:
-            assert len(snippet.markers["not run:"].split()) >= 2, snippet.name
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)

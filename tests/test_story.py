@@ -3,21 +3,13 @@ second run does nothing, and that stages killed in the middle end with the same 
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import signal
-import time
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from forking import ending
 from oracles import probabilities, reverse_kl
-from story import KNOCKOUT, child, die, study, study_words
+from story import study
 from transformers import AutoModelForCausalLM
 
 from rocktokens.show import visible
@@ -27,7 +19,6 @@ from rocktokens.world import get_world
 
 WORLD = get_world("arithmetic")
 TRUTH = WORLD.truth()
-TIMED = re.compile("second|step_ratio")  # what a clock decides
 INTERVAL = re.compile(r"\d(?:\s%)? \[[−+]?[\d.]+, [−+]?[\d.]+\]")
 
 
@@ -168,50 +159,3 @@ def test_a_second_run_does_nothing(story):
     assert state() == before
     assert again.said.splitlines()[2:] == story.said.splitlines()[2:]  # but for the seconds in its heading
     assert again.seconds < story.seconds / 2
-
-
-# ---------------------------------------------------------------- interrupted
-
-
-def test_distillation_stopped_and_killed_ends_with_the_same_student(story, tmp_path):
-    """Ctrl-C while it trains leaves one sentence; then SIGKILL before the last record; then to the end."""
-    words = study_words(tmp_path / "study", "distill")
-    stopped = child(words, tmp_path / "stopped.log")
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("study/checkpoints/step=*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(stopped, signal.SIGINT)
-    assert ending(stopped) == 130
-    lines = (tmp_path / "stopped.log.err").read_text().splitlines()
-    assert lines[-1].startswith("rocktokens: stopped")
-    assert not any("Traceback" in line for line in lines)
-    assert ending(child(words, tmp_path / "killed.log", lambda: die("telemetry/step="))) == -9
-    assert ending(child(words, tmp_path / "last.log")) == 0
-    assert_same(story.run.path, tmp_path / "study", ["training", "accuracy", "telemetry", "checkpoints/step="])
-
-
-def test_a_census_killed_in_the_middle_ends_with_the_same_verdicts(story, tmp_path):
-    path = tmp_path / "study"
-    shutil.copytree(story.run.path, path)
-    words = ["--workers", "1", "knockout", str(path), *KNOCKOUT]
-    assert ending(child([*words, "--again"], tmp_path / "killed.log", lambda: die(".parts/"))) == -9
-    assert ending(child(words, tmp_path / "last.log")) == 0
-    assert_same(story.run.path, path, ["baseline", "knockouts", "census"])
-
-
-def assert_same(one: Path, two: Path, names: list[str]) -> None:
-    """Files whose paths begin with a name are equal byte by byte, or tables that differ in seconds alone."""
-    files = [
-        {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name != "run.json"}
-        for run in (one, two)
-    ]
-    ours, theirs = ({file for file in own if file.startswith(tuple(names))} for own in files)
-    assert ours == theirs
-    assert len(ours) >= len(names) - 1
-    for name in ours:
-        if (one / name).read_bytes() != (two / name).read_bytes():
-            assert untimed(pq.read_table(one / name)).equals(untimed(pq.read_table(two / name))), name
-
-
-def untimed(table: pa.Table) -> pa.Table:
-    return table.select([name for name in table.column_names if not TIMED.search(name)])

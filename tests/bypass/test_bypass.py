@@ -35,21 +35,11 @@ VERDICTS += ("Proven Neutral", None)
 
 
 def types_rows():
-    return [
-        {
-            "token_id": 10 + i,
-            "token": name,
-            "class": CLASSES[i],
-            "confirmed": CONFIRMED[i],
-            "in_certified": CLASSES[i] == "rock",
-            "r": float(10 - i),
-            "fall": 0.1,
-            "fall_low": 0.0,
-            "fall_high": 0.2,
-            "num_prompts": 50,
-        }
-        for i, name in enumerate(NAMES)
-    ]
+    known = {"fall": 0.1, "fall_low": 0.0, "fall_high": 0.2, "num_prompts": 50}
+    rows = [{"token_id": 10 + i, "token": name, "r": float(10 - i), **known} for i, name in enumerate(NAMES)]
+    for row, kind, confirmed in zip(rows, CLASSES, CONFIRMED):
+        row |= {"class": kind, "confirmed": confirmed, "in_certified": kind == "rock"}
+    return rows
 
 
 def census_rows():

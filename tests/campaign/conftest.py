@@ -6,24 +6,21 @@ import logging
 from pathlib import Path
 
 import pytest
-from attacks import run_stages, small_study
 from faults import Faults
 
 from rocktokens.study import STAGES
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Path:
-    """A small study with every stage complete; attempts work on copies."""
-    config = small_study(tmp_path_factory.mktemp("campaign"))
-    run_stages(config, *STAGES)
-    return config.path
-
-
-@pytest.fixture(scope="session")
 def faults(tmp_path_factory) -> Faults:
     """A small study stage by stage, with the number of its file operations."""
     return Faults(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="session")
+def finished(faults) -> Path:
+    """The same with every stage complete; attempts work on copies."""
+    return faults.states[list(STAGES)[-1]].after
 
 
 @pytest.fixture(autouse=True)

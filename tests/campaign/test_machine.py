@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, save_pair
+from small_runs import DETECT, DISTILL, ROLLOUTS, distilled_run, joined, save_pair
 
 from rocktokens.detect.stage import detect
 from rocktokens.errors import RockTokensError
@@ -93,15 +93,10 @@ class StageCommands(RuleBasedStateMachine):
         run = open_run(self.path)
         fresh = set(run.manifest["stages"]) - set(stale_stages(run))
         assert not run.damaged_files("detect") or "detect" not in fresh
-        for step in run.steps():
-            if f"score/step={step}" in fresh and "sample" in fresh:
-                row = run.query(
-                    "select count(*) as n, count_if(o.token_id = r.token_ids[o.position + 1]) as same, "
-                    "(select sum(len(token_ids)) from rollouts) as tokens "
-                    "from (select * from occurrences where step = ?) o left join rollouts r using (rollout_id)",
-                    [step],
-                ).to_pylist()[0]
-                assert row["n"] == row["same"] == row["tokens"]
+        scored = {f"score/step={step}" for step in run.steps()}
+        if scored and scored | {"sample"} <= fresh:
+            tokens = sum(map(len, run.read("rollouts")["token_ids"].to_pylist()))
+            assert joined(run) == (tokens * len(scored), tokens * len(scored))
         if "detect" in fresh and run.steps():
             last = run.steps()[-1]
             counted = run.query("select sum(count_all) as n from types")["n"][0].as_py()

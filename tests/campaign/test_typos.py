@@ -52,24 +52,17 @@ NONSENSE = {
     "sample HOME/LONG --prompts.source arithmetic": "too long",
     "sample NEW --prompts.source LONG": "give both",
     "sample NEW --prompts.source LONG MODELS": "too long",
-    "sample NEW --prompts.source arithmetik": "did you mean 'arithmetic'",
-    "sample NEW --prompts.source arithmetic --prompts.split nosuch": "nosuch",
     "distill NEW --prompts.source arithmetic --keep 1000000000": "keep",
     "distill NEW --prompts.source arithmetic --steps 1 --generation vllm": "vllm",
-    "study --config LATIN.yaml": "utf-8",
-    "sample NEW --prompts.source LATIN.jsonl MODELS": "UTF-8",
     "export RUN --format nosuch": "nosuch",
-    "view HOME/none": "no directory",
 }
 
 
 def words(command: str, run: Path) -> list[str]:
     """The words of a command, its capitals replaced by what they stand for."""
     home, pair = run.parent, MADE["pair"]
-    for ending in ("yaml", "jsonl"):
-        (home / f"latin.{ending}").write_bytes(b"distill: # caf\xe9\n")
     models = f"--pair.student {pair}/student --pair.teacher {pair}/teacher"
-    known = {"RUN": run, "HOME": home, "OUT": home / "out", "NEW": home / "new", "LATIN": home / "latin"}
+    known = {"RUN": run, "HOME": home, "OUT": home / "out", "NEW": home / "new"}
     known |= {"LONG": "a" * 300, "MODELS": models}
     return re.sub(rf"\b({'|'.join(known)})\b", lambda found: str(known[found[0]]), command).split()
 

@@ -72,7 +72,3 @@ def test_wrong_settings(finished, tmp_path):
         if problem:
             run = copy_of(finished, tmp_path / "run")
     account.close()
-
-
-def test_there_are_five_hundred_wrong_settings():
-    assert len(cases()) >= 500

@@ -144,19 +144,11 @@ def test_the_stage_grafts_on_the_baseline_that_the_knockouts_left(tmp_path, capl
 
 def declared(run, token_ids, rocks):
     """A detection by hand: these types, by falling burden, of which some are confirmed rocks."""
-    rows = [
-        {
-            "token_id": token,
-            "token": f"t{token}",
-            "cluster": "unknown",
-            "r": 100.0 - place,
-            "count": 10,
-            "class": "rock" if token in rocks else None,
-            "confirmed": token in rocks,
-            "in_certified": token in rocks,
-        }
-        for place, token in enumerate(token_ids)
-    ]
+    rows = []
+    for place, token in enumerate(token_ids):
+        rock = token in rocks
+        rows.append({"token_id": token, "token": f"t{token}", "cluster": "unknown", "r": 100.0 - place, "count": 10})
+        rows[-1] |= {"class": "rock" if rock else None, "confirmed": rock, "in_certified": rock}
     run.write("types", pa.Table.from_pylist(rows))
     run.finish("detect", {"definition": "certified", "rocks": list(rocks), "thresholds": {}})
 

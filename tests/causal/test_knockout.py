@@ -10,21 +10,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from causal_runs import make_tiny_run
+from small_runs import save_pair
 from tiny import CONTEXT, tiny_model
 
-from rocktokens.causal.bans import families, make_sets, matched_controls, named_tokens
-from rocktokens.causal.baseline import SHOWN_PROMPTS, asked_prompts, candidate_types, own_problems
+from rocktokens.causal.bans import make_sets, matched_controls, named_tokens
+from rocktokens.causal.baseline import SHOWN_PROMPTS, Setup, asked_prompts, candidate_types, own_problems
 from rocktokens.causal.census import BannedSet
 from rocktokens.causal.knockout import knockout, knockout_census
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
-from rocktokens.cli import main
 from rocktokens.errors import ConfigError, DataError
 from rocktokens.models.pair import load_tokenizer
 from rocktokens.models.settings import PairConfig
+from rocktokens.prompts.checkers import MathChecker, make_checker
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.run import Run, open_run
 from rocktokens.sample.sampler import Sampler
+from rocktokens.servers.settings import ServersConfig
 from rocktokens.settings import from_mapping, to_mapping
 from rocktokens.stage import Stage
 from rocktokens.tables import ROLLOUTS
@@ -102,13 +104,6 @@ def test_without_exact_resumption_everything_is_generated_again_and_it_says_why(
     assert found.knockouts["resumed_at"].to_pylist() == [0] * 400
 
 
-def test_controls_are_an_arm_of_their_own():
-    found = census(markov.MarkovEngine(markov.chain(1)), [banned(3), banned(2, role="control")])
-    assert set(found.knockouts["arm"].to_pylist()) == {"knockout", "placebo", "control"}
-    assert found.census.counts("control")
-    assert np.isnan(found.census.of("token:2").p_bh)
-
-
 def test_a_first_use_at_the_end_of_the_context_has_no_placebo_and_does_not_crash():
     """A rollout that the context cut, and whose last token is the first use of a set: nothing can follow that use."""
     engine = Sampler(tiny_model("llama"), eos_ids=(1,), pad_id=2)
@@ -180,11 +175,6 @@ def test_names_become_ids():
         named_tokens(["So"], {**TEXTS, 9: "So"})
 
 
-def test_a_family_is_space_and_case():
-    found = families(TEXTS)
-    assert [found[token] for token in (3, 6, 8)] == [(1, 2, 3, 4), (6,), (8,)]
-
-
 def test_controls_are_as_frequent_as_the_rocks():
     count = {1: 100, 2: 10, 3: 90, 4: 11, 5: 1000, 6: 0}
     assert matched_controls([1, 2], count, count) == {1: 3, 2: 4}
@@ -211,22 +201,6 @@ def test_sets_are_there_once():
 @pytest.fixture(scope="module")
 def tiny_run(tmp_path_factory):
     return make_tiny_run(tmp_path_factory.mktemp("tiny"))
-
-
-KNOCKOUT = ("--candidates", "+", "7", " the", "--baseline.problems", "120", "--resamples", "3000")
-KNOCKOUT += ("--baseline.max-new-tokens", "24", "--baseline.batch-size", "32")
-
-
-def test_the_command_says_what_it_found_and_does_nothing_twice(tiny_run, tmp_path, capfd):
-    path = tmp_path / "run"
-    shutil.copytree(tiny_run, path)
-    for said in ("baseline accuracy", "nothing to do"):
-        with pytest.raises(SystemExit) as ended:
-            main(["knockout", str(path), *KNOCKOUT])
-        output = "".join(capfd.readouterr())
-        assert ended.value.code == 0
-        assert said in output
-        assert ("power: the median candidate" in output) == (said == "baseline accuracy")
 
 
 def with_detection(path, rocks):
@@ -257,6 +231,8 @@ def test_a_census_follows_the_detection_it_rests_on(tiny_run, tmp_path, monkeypa
     assert len(controls) == 3
     for name in ("census", "knockouts", "baseline"):
         assert found.read(name).equals(wanted.read(name))
+    facts = found.facts("knockout")
+    assert knockout(changed, config, base).facts("knockout") == facts  # nothing to do
 
 
 def test_what_the_stage_refuses(tiny_run, tmp_path):
@@ -311,10 +287,15 @@ def test_problems_that_detection_used_are_left_out(own_prompts):
     assert len(problems(BaselineConfig(source=prompts.source, problems=30))) == 200
 
 
-def test_a_run_without_a_checker_is_refused_before_a_model_is_loaded(own_prompts):
-
-    run, _, _ = own_prompts
-    run.manifest["config"]["prompts"]["checker"] = "none"
-    run.finish("sample")
-    with pytest.raises(DataError, match="no meaning"):
-        knockout(run.path, KnockoutConfig(candidates=("7",)), BASE)
+def test_another_source_has_its_own_checker_but_a_worlds_student_answers_files_in_its_language(tmp_path):
+    pair, prompts = save_pair(tmp_path, prompts=12)
+    file, legs, world = prompts.source, "reasoning-gym:leg_counting", get_world("arithmetic")
+    for own, asked in (("arithmetic", file), (legs, file), (file, legs), ("arithmetic", legs)):
+        config = {"pair": to_mapping(pair), "prompts": to_mapping(PromptsConfig(source=own))}
+        run = Run.create(tmp_path / f"{len(list(tmp_path.iterdir()))}", config)
+        setup = Setup.of(run, BaselineConfig(source=asked, problems=2, max_new_tokens=4), ServersConfig())
+        check = make_checker(setup.opens["prompts"])
+        if asked == file:
+            assert check == world.check if own == "arithmetic" else isinstance(check, MathChecker)
+        else:
+            assert all(check(f"<answer>{prompt.answer}</answer>", prompt.answer) for prompt in setup.problems)

@@ -41,18 +41,6 @@ def window_members(token_id, candidates, rollout_N, token_N, loss_N, *, tau, wid
     return tuple(sorted({token_id, *(often & set(candidates))}))
 
 
-def test_a_window_set_has_the_candidates_inside_the_high_run(tmp_path):
-    loss = np.array([0, 0, 9, 9, 9, 0, 0, 0, 0, 0, 0, 9, 0, 0.0])
-    token = np.array([7, 5, 4, 1, 3, 7, 7, 7, 7, 7, 5, 1, 7, 7])
-    run = run_of(tmp_path / "run", np.zeros(14, int), token, loss)
-    for tokens, candidates, expected in (
-        ([1], [1, 3, 4, 5], {1: (1, 3, 4)}),
-        ([1], [1, 3], {1: (1, 3)}),
-        ([2], [1, 2, 3], {2: (2,)}),  # never occurs
-    ):
-        assert window_sets(run, tokens, candidates, tau=4.0, width=4) == expected
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_sets_are_those_of_the_definition(seed, tmp_path):
     """Losses that come in runs, some of them missing."""

@@ -11,9 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny_smollm2
-import torch
 from tiny import save_model, tiny_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rocktokens import Run
 from rocktokens import check as checks
@@ -230,25 +228,11 @@ def test_an_imported_dump_whose_engine_disagrees_with_the_trainer(tmp_path, shif
     for row in rows:
         row["engine"] = row["engine"] - shift * (np.arange(len(row["tokens"])) % 2)
     spelling = dumps.tokenizer(tmp_path / "tokenizer")
-    import_dump("prime-rl", dumps.prime_rl(tmp_path / "dump", rows), spelling, tmp_path / "run")
+    import_dump("prime-rl", dumps.prime_rl(tmp_path / "dump", rows, teacher=True), spelling, tmp_path / "run")
     found = check(tmp_path / "run")
     assert [finding.check for finding in found if finding.status == "wrong"] == expected
     assert status(of(found, "engine and trainer")) == ("wrong" if expected else "fine")
     assert status(of(found, "pair")) == "not checked"
-
-
-def test_an_imported_dump_whose_lengths_explode(tmp_path):
-    rows = dumps.rollouts(40, steps=4)
-    for row in rows:
-        longer = [int(id_) for id_ in np.random.default_rng(1).integers(3, 20, 60 * (row["step"] // 2))]
-        row["tokens"] = [*row["tokens"][:-1], *longer, 5 if row["step"] >= 2 else 1]
-        for name in ("student", "engine", "teacher"):
-            row[name] = np.resize(row[name], len(row["tokens"]))
-        row["mask"] = [1] * len(row["tokens"])
-        row["text"] = " ".join(f"w{id_}" for id_ in row["tokens"] if id_ > 2)
-    file = dumps.jsonl(tmp_path / "a.jsonl", rows)
-    import_dump("jsonl", file, dumps.tokenizer(tmp_path / "tokenizer"), tmp_path / "run", detect=False)
-    assert {own.check for own in check(tmp_path / "run") if own.status == "wrong"} == {"truncation", "length growth"}
 
 
 # No false alarms
@@ -263,15 +247,9 @@ def test_no_false_alarm_on_the_built_in_worlds(world):
 
 def test_no_false_alarm_on_a_tiny_qwen_with_a_chat_template(tmp_path):
     tokenizer = tiny_smollm2.chat_tokenizer()
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    for name, seed in (("student", 0), ("teacher", 1)):
-        torch.manual_seed(seed)
-        ends = tokenizer.eos_token_id
-        model = Qwen2ForCausalLM(
-            Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, eos_token_id=ends, **shape)
-        )
-        model.generation_config.eos_token_id = ends
-        save_model(tmp_path / name, model, tokenizer)
+    own = {"vocabulary": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "max_position_embeddings": 2048}
+    for seed, name in enumerate(("student", "teacher")):
+        save_model(tmp_path / name, tiny_model("qwen2", seed=seed, **own), tokenizer)
     rows = [
         {"messages": [{"role": "user", "content": f"What is {i} + {2 * i}?"}], "answer": str(3 * i)} for i in range(400)
     ]

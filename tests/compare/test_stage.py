@@ -22,7 +22,6 @@ from rocktokens.compare import trainings
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.stage import compare, plan_trainings
 from rocktokens.errors import ConfigError, RunError
-from rocktokens.jobs import Place
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run, open_run
@@ -153,11 +152,10 @@ def apart(jobs, work, place=None, **words) -> None:
         work(sent.part, **sent.arguments)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), None])
-def test_other_processes_make_the_tables_of_one_process(run, compared, workers, monkeypatch):
-    if workers is None:
-        monkeypatch.setattr("rocktokens.compare.stage.run_jobs", apart)
-    compare(run.path, QUICK, place=Place(workers=workers or 1))
+def test_other_processes_make_the_tables_of_one_process(run, compared, monkeypatch):
+    """Real ones are in tests/jobs/test_stages.py."""
+    monkeypatch.setattr("rocktokens.compare.stage.run_jobs", apart)
+    compare(run.path, QUICK)
     assert tables(run.path) == tables(compared)
 
 
@@ -196,18 +194,6 @@ def test_a_comparison_starts_from_the_checkpoint_that_is_asked_for_and_trains_in
         compare(run.path, replace(LATE, start=2))
     with pytest.raises(ConfigError, match=r"0, 2, 4"):
         compare(run.path, replace(LATE, start=3))
-
-
-@pytest.mark.parametrize(
-    ("rates", "warned"), [([0.0, 1e-5, 3e-5], False), ([3e-5, 1e-5, 0.0], True), ([None] * 3, False)]
-)
-def test_a_higher_rate_than_a_decayed_one_is_warned_of_and_a_rate_that_warms_up_is_not(
-    fresh, monkeypatch, caplog, rates, warned
-):
-    rows = [{"step": step, "learning_rate": rate} for step, rate in zip((1, 2, 4), rates)]
-    monkeypatch.setattr(Run, "read", lambda self, name: pa.Table.from_pylist(rows))
-    planned(open_run(fresh), LATE)
-    assert ("learning rate" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(

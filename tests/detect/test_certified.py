@@ -59,21 +59,6 @@ def test_h1_and_h3_equal_the_oracle(small):
         assert stagnant[v] == pytest.approx(oracle.hall_p(left), rel=1e-4)
 
 
-def test_zero_sign_and_swap(small):
-    """The tests are one-sided: what costs less has p = 1, and stagnation and fall exclude each other."""
-    columns, rocks = small
-    sums = sums_of(columns)
-    ids = np.unique(columns["token_id"])
-    tests = TypeTests.of(sums, KAPPA)
-    assert (np.maximum(tests.stagnant_V, tests.fallen_V) == 1.0).all()
-    swapped = sums_of({**columns, "loss_pre": columns["loss_post"], "loss_post": columns["loss_pre"]})
-    own = np.searchsorted(ids, rocks)
-    assert (TypeTests.of(swapped, KAPPA).stagnant_V[own] < 0.01).all()
-    others = np.setdiff1d(np.flatnonzero(sums.prompts_V >= 10), own)
-    assert (tests.fallen_V[others] < 0.05).all()  # they have fallen by half and more
-    assert (TypeTests.of(swapped, KAPPA).fallen_V[others] == 1.0).all()
-
-
 def test_no_p_is_smaller_than_flips_of_so_few_prompts_could_reach():
     number = np.array([4, 5, 8])
     p = p_mean_positive(np.ones(3), np.zeros(3), np.zeros(3), number)
@@ -146,17 +131,6 @@ def test_calibration_in_small(kind, num_prompts):
         assert found / planted >= (0.9 if num_prompts == 200 else 0.7)
 
 
-def test_no_rocks_is_an_answer_that_goes_through_every_table():
-    columns, _ = corpora.null(np.random.default_rng(2), 60)
-    report = detect_rocks(columns, config=DetectConfig(**QUICK))
-    assert len(report.rocks) == 0
-    assert report.facts()["rocks"] == []
-    assert not report.tables["types"]["in_certified"].to_numpy(zero_copy_only=False).any()
-    assert report.tables["sensitivity"]["parameter"].to_pylist() == ["base", "kappa", "q", "kappa", "q"]
-    assert "certified" not in report.tables["footprints"]["name"].to_pylist()
-    assert render(report).title.startswith("No rocks are declared")
-
-
 def test_without_the_loss_before_the_word_is_costly():
     columns, rocks = corpora.four_rocks(np.random.default_rng(3), 60)
     del columns["loss_pre"]
@@ -181,13 +155,6 @@ def test_losses_that_are_equal_or_differ_by_rounding_declare_nothing_and_say_so(
     assert not any(report.tables["types"]["class"].to_pylist())
     assert any("no rock can be declared" in note for note in report.notes)
     Console(quiet=True).print(render(report))
-
-
-def test_four_prompts_cannot_declare():
-    columns, _ = corpora.four_rocks(np.random.default_rng(6), 4)
-    report = detect_rocks(columns, config=DetectConfig(**QUICK))
-    assert len(report.rocks) == 0
-    assert any("no token type occurs in 5 prompts" in note for note in report.notes)
 
 
 def test_context_consistency_filters_only_if_asked():
@@ -222,13 +189,6 @@ def test_intervals_end_where_the_possible_ends():
             assert 0 <= row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] <= 1
         assert 0 <= row["enrichment_low"] <= row["enrichment"]
     assert all(low is None or low >= 0 for low in report.tables["types"]["r_low"].to_pylist())
-
-
-@pytest.mark.parametrize(("kind", "said"), [("everything learns", True), ("four rocks", False)])
-def test_whether_a_type_levelled_off_is_asked_only_where_one_learns(kind, said):
-    columns, _ = corpora.KINDS[kind](np.random.default_rng(1), 60)
-    notes = detect_rocks(columns, config=DetectConfig(**QUICK)).notes
-    assert any("levelled off cannot be said" in note for note in notes) == said
 
 
 # Enough data?
@@ -272,11 +232,3 @@ def test_prompts_needed_are_about_what_settles_it():
 def test_a_fall_at_the_limit_is_out_of_reach():
     found = [enough for _, enough in (needed_at(0.25, seed) for seed in range(12)) if enough["num_unclear"] == 1]
     assert any(enough["prompts_needed"] is None and enough["num_in_reach"] == 0 for enough in found)
-
-
-def test_the_command_stands_beside_the_number():
-    columns, _ = corpora.at_the_boundary(np.random.default_rng(0), 60)
-    report = detect_rocks(columns, config=DetectConfig(**QUICK))
-    assert report.enough["num_unclear"] > 0
-    lines = " ".join(render(report, "rocktokens sample RUN").caption)
-    assert ("rocktokens sample RUN" in lines) == (report.enough["prompts_needed"] is not None)

@@ -85,13 +85,6 @@ def test_choice_and_measurement_share_no_prompt_and_numbers_come_from_the_measur
     np.testing.assert_allclose(2 * np.array(one["r"]), two["r"], rtol=1e-5)
 
 
-def test_a_repeated_run_is_the_same_to_the_bit(planted, report):
-    again = detect_rocks(planted[0], config=DetectConfig(k=8))
-    for name, table in report.tables.items():
-        assert table.equals(again.tables[name]), name
-    assert report.facts() == again.facts()
-
-
 def test_footprint_adds_up(planted, report):
     columns, rocks, _ = planted
     found, control = (rows_of(report)[name] for name in ("context", "control"))
@@ -146,25 +139,6 @@ def test_an_embedding_encodes_contexts(planted):
     embedding = np.random.default_rng(2).standard_normal((1000, 24))
     found = detect_rocks(planted[0], config=QUICK, embedding_VH=embedding)
     assert set(found.sets["context"].tolist()) == set(planted[1].tolist())
-
-
-def test_one_checkpoint_skips_persistence_and_says_so(planted):
-    columns = {name: column for name, column in planted[0].items() if name not in ("loss_pre", "grad_norm")}
-    found = detect_rocks(columns, config=QUICK)
-    assert found.tables["persistence"].num_rows == 0
-    for words in ("persistence is skipped", "without the loss before OPD"):
-        assert any(words in note for note in found.notes)
-    assert found.thresholds.tau_pre is None
-    assert rows_of(found)["context"]["share_grad"] is None
-    assert set(found.sets["context"].tolist()) == set(planted[1].tolist())
-
-
-def test_rows_without_a_loss_are_counted_and_left_out(planted):
-    loss = planted[0]["loss_post"].copy()
-    loss[::100] = np.nan
-    found = detect_rocks({**planted[0], "loss_post": loss}, config=QUICK)
-    assert found.counts["num_occurrences"] == 11880
-    assert any("120 of 12000" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("signal", ["kl", "log_ratio"])

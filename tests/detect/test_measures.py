@@ -8,13 +8,11 @@ import pytest
 from scipy import stats
 
 from rocktokens import detect_rocks
-from rocktokens.detect.figures import render
 from rocktokens.detect.measures import (
     cluster_of,
     costliest_positions,
     make_groups,
     matched_control,
-    run_starts_lengths,
     smallest_shares,
     variance_by_type,
 )
@@ -32,11 +30,6 @@ def rocks(rng, rollouts=50, length=60, share=0.12):
     rock_N = rng.random(rollouts * length) < share
     rock_N[1:] |= rock_N[:-1] & (rng.random(rollouts * length - 1) < 0.4)
     return rock_N, np.repeat(np.arange(rollouts), length)
-
-
-def test_runs_end_with_their_rollout():
-    starts, sizes = run_starts_lengths(np.array([1, 1, 1, 0, 1], bool), np.array([0, 0, 1, 1, 1]))
-    assert (starts.tolist(), sizes.tolist()) == ([0, 2, 4], [2, 1, 1])
 
 
 def test_loss_mass_is_matched_where_there_is_enough_and_neared_where_not(rng):
@@ -168,17 +161,6 @@ def test_the_costliest_positions_are_named_with_their_context():
     assert [tuple(row[name] for name in names) for row in found] == wanted
     assert len(costliest_positions(occurrences, texts, 100)) == 5  # a loss of 0 or NaN costs nothing
     assert costliest_positions(occurrences, texts, 0) == []
-
-
-def test_a_report_says_whether_types_or_positions_matter():
-    rng = np.random.default_rng(1)
-    columns, _ = corpora.null(rng, 60)
-    columns["loss_post"] = np.where(rng.random(len(columns["loss_post"])) < 0.02, 5.0, 0.0)
-    report = detect_rocks(columns, config=QUICK)
-    assert report.concentration["positions_50"] == pytest.approx(0.01, abs=0.004)
-    assert "single positions" in " ".join(render(report).caption)
-    assert any("only 30 prompts were measured" in note and "too short" in note for note in report.notes)
-    assert report.tables["positions"].num_rows == 100
 
 
 KINDS = {

@@ -1,7 +1,5 @@
 """The paper's definitions against slow oracles: burden, context consistency at every size, thresholds, edges."""
 
-import itertools
-
 import numpy as np
 import oracles_detect as oracle
 import pytest
@@ -89,29 +87,6 @@ def test_large_types_are_encoded_in_parts_with_the_same_result(rng, monkeypatch)
     whole = consistency(contexts, 0.3, 200)
     monkeypatch.setattr(paper, "ENCODE_ROWS", 37)
     np.testing.assert_allclose(consistency(contexts, 0.3, 200), whole, atol=0.01)
-
-
-def vectors(rng, number, dims=6):
-    """Unit vectors, some of them equal, some empty (no context at all)."""
-    found = rng.standard_normal((number, dims), dtype=np.float32)
-    found[rng.random(number) < 0.2] = found[0]
-    found[rng.random(number) < 0.1] = 0
-    return unit(found)
-
-
-@pytest.mark.parametrize("gamma", [-0.2, 0.0, 0.35, 1.0])
-def test_types_of_all_sizes_equal_a_loop_over_pairs(rng, gamma):
-    bounds = np.cumsum([0, 2, 3, 5, 47, 90, 300])
-    encoded = vectors(rng, int(bounds[-1]))
-    sampled = np.ones(len(encoded), bool)
-    sampled[bounds[4] : bounds[4] + 50] = False  # of one type, others are a sample
-    limit = np.float32(gamma) - paper.COSINE_ROUNDING
-    for start, stop in itertools.pairwise(bounds):
-        own, of_sample = encoded[start:stop], sampled[start:stop]
-        found = paper.similar_shares(own, own[of_sample], of_sample, limit)
-        for i in range(len(own)):
-            cosines = [float(own[i].astype(float) @ own[j].astype(float)) for j in np.flatnonzero(of_sample) if j != i]
-            assert found[i] == pytest.approx(np.mean([cosine >= gamma - 1e-5 for cosine in cosines]), abs=1e-6)
 
 
 def test_more_similar_ones_than_a_byte_can_count(rng):

@@ -173,6 +173,3 @@ def trl(path: Path, rows: list[dict], *, telemetry: bool = True) -> list[Path]:
             pq.write_table(pa.table(table), path / name)
             found.append(path / name)
     return found
-
-
-MAKERS = {"slime": slime, "prime-rl": prime_rl, "verl": verl_jsonl, "trl": trl}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import resource
 import shlex
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -75,20 +74,6 @@ def child(words: list[str], log: Path, prepare: Callable[[], None] = lambda: Non
         cli.main(words)
 
     return fork(work, log)
-
-
-def die(where: str, count: int = 2) -> None:
-    """Arrange for this process to be killed before the file that is the count-th under `where` is put in place."""
-    replace, seen = Path.replace, []
-
-    def counted(self: Path, target: Path) -> Path:
-        if where in str(target):
-            seen.append(target)
-            if len(seen) == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return replace(self, target)
-
-    Path.replace = counted  # type: ignore[method-assign]
 
 
 def _processor() -> float:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import json
+
+import distilling
 import dumps
 import numpy as np
 import pytest
 
 from rocktokens import Run, open_run
+from rocktokens.bypass import fingerprint, read_bypass
 from rocktokens.errors import DataError, RunError
+from rocktokens.interop.export import export
 from rocktokens.interop.import_ import import_dump
 
 ROWS = dumps.rollouts(60)
@@ -20,7 +26,7 @@ def spelling(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["slime", "trl"])
 def test_a_dump_becomes_a_run_with_detection_and_a_report(tmp_path, spelling, name):
-    files = dumps.MAKERS[name](tmp_path / "dump", ROWS)
+    files = getattr(dumps, name)(tmp_path / "dump", ROWS)
     run = import_dump(name, files, spelling, tmp_path / "run")
     facts = run.facts("import")
     assert facts["rollouts"] == 60
@@ -82,6 +88,30 @@ def test_another_run_is_never_overwritten(tmp_path, spelling):
     with pytest.raises(RunError, match="run of its own"):
         import_dump("jsonl", dumps.jsonl(tmp_path / "a.jsonl", ROWS[:2]), spelling, tmp_path / "run")
     assert "pair" in open_run(tmp_path / "run").manifest["config"]
+
+
+# What is exported of it
+
+
+def test_an_imported_runs_costly_types_are_exported_with_their_tokenizer(tmp_path, spelling):
+    rows, run, mark = dumps.rollouts(200, seed=3), tmp_path / "run", fingerprint(distilling.tokenizer().get_vocab())
+    import_dump("slime", dumps.slime(tmp_path / "dump", rows), spelling, run)
+
+    def exported(form: str) -> str:
+        return export(run, form, tmp_path / f"rocks.{form}", listed="rocks").read_text()
+
+    content = json.loads(exported("json"))
+    assert (content["ids"], content["tokens"]) == ([dumps.COSTLY], ["w7"])
+    assert "costly" in content["comparison"]["text"]
+    with pytest.raises(DataError, match="not a bypass list"):
+        read_bypass(tmp_path / "rocks.json")
+    assert exported("ids") == f"{dumps.COSTLY}\n"
+    (row,) = csv.DictReader(exported("csv").splitlines())
+    assert (row["token_id"], row["tokenizer"]) == (str(dumps.COSTLY), mark)
+    for form in ("json", "trl", "verl"):
+        assert json.loads(exported(form))["tokenizer"]["fingerprint"] == mark
+    with pytest.raises(DataError, match="rocktokens detect"):
+        export(Run.create(tmp_path / "empty").path, "ids", listed="rocks")
 
 
 # The command

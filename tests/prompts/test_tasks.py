@@ -48,24 +48,13 @@ def test_built_in_prompts_are_the_worlds_own(tokenizer):
 
 
 def test_jsonl_with_fields_named_in_the_config(tmp_path, tokenizer):
-    source = write_jsonl(tmp_path / "mine.jsonl", {"question": "Ana has", "solution": 14}, {"question": "Ben has"})
-    config = PromptsConfig(source=source, prompt_field="question", answer_field="solution")
+    path = tmp_path / "mine.jsonl"  # the blank line is passed over; ids are line numbers
+    path.write_text('{"question": "Ana has", "solution": 14}\n\n{"question": "Ben has"}\n')
+    config = PromptsConfig(source=str(path), prompt_field="question", answer_field="solution")
     ids = tuple(tokenizer("Ana has")["input_ids"])
     first, second = load_prompts(config, tokenizer)
     assert first == Prompt("mine/1", ids, "Ana has", "14")
-    assert second.answer is None
-
-
-def test_blank_lines_are_passed_over_and_ids_stay_line_numbers(tmp_path, tokenizer):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "Ana"}\n\n{"prompt": "Ben"}\n')
-    assert [p.prompt_id for p in load_prompts(PromptsConfig(source=str(path)), tokenizer)] == ["p/1", "p/3"]
-
-
-def test_limit_reads_no_further(tmp_path, tokenizer):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "Ana"}\nbroken\n')
-    assert len(load_prompts(PromptsConfig(source=str(path), limit=1), tokenizer)) == 1
+    assert (second.prompt_id, second.answer) == ("mine/3", None)
 
 
 def test_messages_go_through_the_tokenizers_own_template(tmp_path, chat_tokenizer):
@@ -160,24 +149,20 @@ ANA = {"prompt": "Ana"}
         ([], {"source": "a/b/c"}, "owner/name"),
         ([], {"source": "missing.jsonl"}, "no prompt file"),
         ([], {"source": "arithmetic", "prompt_field": "q"}, "leave prompt_field out"),
+        ([], {"source": "arithmetic", "split": "nosuch", "limit": 4}, "no split"),
+        ([], {"source": "arithmetic", "answer_field": "nosuch", "limit": 4}, "answer_field"),
+        ([ANA], {"split": "test"}, "no splits"),
+        ([{"prompt": f"{n} {n}"} for n in range(30)], {"answer_field": "solution"}, "solution"),
     ],
 )
 def test_what_is_refused(tmp_path, tokenizer, rows, settings, says):
+    """Also where a stage takes a part of its own: a mistyped split must not be passed over for that."""
     path = tmp_path / "p.jsonl"
     rows = "".join(json.dumps(row) + "\n" for row in rows) if isinstance(rows, list) else rows
     path.write_bytes(rows if isinstance(rows, bytes) else rows.encode())
-    with pytest.raises((ConfigError, DataError), match=says):
-        load_prompts(PromptsConfig(**{"source": str(path), **settings}), tokenizer)
-
-
-def test_answers_that_do_not_parse_are_counted_and_three_shown(tmp_path, tokenizer):
-    answers = ["14", "blue", "red", "green", "grey", "\\frac{1}{2}"]
-    source = write_jsonl(tmp_path / "p.jsonl", *({"prompt": "Ana", "answer": answer} for answer in answers))
-    with pytest.raises(DataError, match="4 of 6 answers") as error:
-        load_prompts(PromptsConfig(source=source, checker="math"), tokenizer)
-    assert all(word in str(error.value) for word in ("blue", "red", "green"))
-    assert "grey" not in str(error.value)
-    assert len(load_prompts(PromptsConfig(source=source, checker="exact"), tokenizer)) == 6
+    for part in (None, "train") if {"split", "answer_field"} & settings.keys() else (None,):
+        with pytest.raises((ConfigError, DataError), match=says):
+            load_prompts(PromptsConfig(**{"source": str(path), **settings}), tokenizer, part=part)
 
 
 # ---------------------------------------------------------------- checkers
@@ -202,15 +187,6 @@ def test_math_checker(text, answer, right):
     assert MathChecker()(text, answer) is right
 
 
-def test_math_checker_counts_how_each_comparison_was_decided():
-    check = MathChecker()
-    check("it is $14$", "14")
-    check("no idea", "14")
-    assert check.counts == {"math_verify": 1, "last_number": 0, "unreadable": 1}
-    assert not check("it is $14$", "blue")
-    assert check.counts["unreadable"] == 2
-
-
 def test_math_checker_falls_back_to_the_last_number(monkeypatch):
     monkeypatch.setattr("rocktokens.prompts.checkers._read_formulas", lambda text: [])
     check = MathChecker()
@@ -220,6 +196,9 @@ def test_math_checker_falls_back_to_the_last_number(monkeypatch):
     assert check("first 3, then .5", "0.5")
     assert check("from 3\N{EN DASH}5", "5")
     assert check("it is \N{MINUS SIGN}.5", "-0.5")
+    assert check("so 1,234,567.5", "so 1234567.50")  # exactly, and commas only where thousands have them
+    assert not check("so 12,34", "so 1234")
+    assert not check("so " + "1" * 400, "so " + "2" * 400)
 
 
 def test_math_checker_works_outside_the_main_thread():
@@ -244,11 +223,6 @@ def test_math_checker_works_outside_the_main_thread():
 )
 def test_other_checkers(settings, text, answer, right):
     assert make_checker(PromptsConfig(**{"source": "x.jsonl", **settings}))(text, answer) is right
-
-
-def test_auto_is_math_and_none_is_none():
-    assert isinstance(make_checker(PromptsConfig(source="x.jsonl")), MathChecker)
-    assert make_checker(PromptsConfig(source="x.jsonl", checker="none")) is None
 
 
 def test_checker_by_dotted_path(tmp_path, monkeypatch):
@@ -312,20 +286,3 @@ def test_duplicate_prompts_are_counted(tmp_path, caplog):
     (tmp_path / "double.jsonl").write_text('{"prompt": "w4 w5"}\n' * 3 + '{"prompt": "w6"}\n')
     load_prompts(PromptsConfig(source=str(tmp_path / "double.jsonl")), tiny_tokenizer())
     assert "2 of 4 prompts" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "word"),
-    [
-        ({"source": "arithmetic", "split": "nosuch", "limit": 4}, ConfigError, "no split"),
-        ({"source": "arithmetic", "answer_field": "nosuch", "limit": 4}, ConfigError, "answer_field"),
-        ({"split": "test"}, ConfigError, "no splits"),
-        ({"answer_field": "solution"}, DataError, "solution"),
-    ],
-)
-@pytest.mark.parametrize("part", ["train", None])
-def test_a_split_or_column_that_is_not_there_is_refused(tmp_path, settings, error, word, part):
-    """Also where a stage takes a part of its own: a mistyped split must not be passed over for that."""
-    (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "w5 w{n}"}}\n' for n in range(6, 30)))
-    with pytest.raises(error, match=word):
-        load_prompts(PromptsConfig(**{"source": str(tmp_path / "p.jsonl"), **settings}), tiny_tokenizer(), part=part)

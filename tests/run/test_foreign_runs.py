@@ -19,11 +19,9 @@ from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, KnockoutConfig
 from rocktokens.cli import main, parse, permissions_of
 from rocktokens.errors import ConfigError, DataError, RunError
-from rocktokens.prompts.checkers import MathChecker, make_checker
+from rocktokens.prompts.checkers import make_checker
 from rocktokens.prompts.settings import PromptsConfig
-from rocktokens.run import Run, open_run
-from rocktokens.settings import granting
-from rocktokens.stage import pair_of
+from rocktokens.run import open_run
 from rocktokens.study import load_settings
 
 
@@ -74,14 +72,6 @@ def test_a_checker_on_the_command_line_asks_for_allow_code(run, tmp_path, capsys
     assert ended.value.code == 2
     assert str(tmp_path / "evil.py") in capsys.readouterr().err
     assert not mark.exists()
-
-
-def test_trust_remote_code_in_a_run_is_not_obeyed(run):
-    change(run, pair={"trust_remote_code": True, "allow_pickle": True})
-    assert not pair_of(open_run(run)).trust_remote_code
-    assert not pair_of(open_run(run)).allow_pickle
-    with granting("code"):
-        assert pair_of(open_run(run)).trust_remote_code
 
 
 @pytest.mark.parametrize("where", ["study", "config"])
@@ -225,11 +215,6 @@ def test_a_query_reads_the_runs_own_files_and_writes_nothing(run, tmp_path, sql)
     assert not (tmp_path / "owned.csv").exists()
 
 
-def test_values_are_bound(run):
-    hostile = "x'; drop table rollouts; --"
-    assert len(open_run(run).query("select * from rollouts where rollout_id = ?", [hostile])) == 0
-
-
 # ---------------------------------------------------------------- answers
 
 
@@ -242,34 +227,9 @@ def test_a_pattern_that_tries_every_way_is_stopped(monkeypatch):
     assert time.monotonic() - start < 25
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "same"),
-    [
-        ("so 1,2,3", "so 12,3", False),
-        ("so " + "1" * 400, "so " + "2" * 400, False),
-        ("so 1,234,567.5", "so 1234567.50", True),
-        ("so 12,34", "so 1234", False),
-    ],
-)
-def test_the_last_number_is_exact(text, answer, same, monkeypatch):
-    from rocktokens.prompts import checkers
-
-    monkeypatch.setattr(checkers, "_read_formulas", lambda text: [])
-    assert MathChecker()(text, answer) == same
-
-
 def test_a_checker_that_raises_is_named(tmp_path, monkeypatch):
     (tmp_path / "raising_checker.py").write_text("def check(text, answer):\n    raise KeyError('gone')\n")
     monkeypatch.chdir(tmp_path)
     check = make_checker(PromptsConfig(source="x.jsonl", checker="raising_checker:check"))
     with pytest.raises(ConfigError, match="raising_checker:check failed with KeyError"):
         check("a", "b")
-
-
-def test_one_bad_manifest_leaves_the_other_runs(tmp_path):
-    from rocktokens.report import view
-
-    Run.create(tmp_path / "good")
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "run.json").write_bytes(b"\xff\xfe{")
-    assert set(view.find_runs(tmp_path)) == {"good"}

@@ -20,7 +20,7 @@ from rocktokens.geometry.stage import geometry
 from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.report.stage import report
-from rocktokens.run import LOCK, Run, open_run, working_on, write_text
+from rocktokens.run import LOCK, Run, open_run, write_text
 from rocktokens.sample import stage as sampling
 from rocktokens.sample.stage import sample
 from rocktokens.score.settings import ScoreConfig
@@ -96,20 +96,6 @@ def test_a_model_that_is_not_on_this_disk_counts_as_unchanged(tmp_path, pair):
     first.finish()
     moved = Stage(run, "work", {}, inputs_of(run, models={"student": "/gone"}))
     assert moved.is_complete()
-
-
-def test_new_rollouts_are_scored_and_detected_again(run, pair, caplog):
-    """Seen: 210 of 1,021 joined occurrences named another token than rollouts.parquet."""
-    sample(run, *DEFAULTS, ROLLOUTS, checkpoint="teacher", again=True)
-    with caplog.at_level(logging.INFO):
-        score(run, ScoreConfig())
-        detect(run, DETECT)
-    assert "nothing to do" not in caplog.text
-    assert "rollouts.parquet has changed" in caplog.text
-    count, same = joined(open_run(run))
-    assert count == same > 0
-    counted = open_run(run).query("select sum(count_all) as n from types")["n"][0].as_py()
-    assert counted == count
 
 
 def test_cheap_stages_run_again_and_say_why(run, caplog):
@@ -291,15 +277,6 @@ def test_a_lock_that_is_a_link_is_refused(run, tmp_path):
     with pytest.raises(RunError, match="symbolic link"):
         detect(run, DETECT)
     assert (tmp_path / "precious").read_text() == "mine"
-
-
-def test_processes_of_one_command_share_the_lock(run):
-    with working_on(run):
-        done = subprocess.run(
-            [sys.executable, "-c", HOLD.replace("time.sleep(60)", ""), str(run)], capture_output=True, check=False
-        )
-        assert done.returncode == 0
-        assert (run / LOCK).read_text()
 
 
 def test_only_drafts_of_ended_processes_are_removed(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from rocktokens.errors import DataError, RunError
 from rocktokens.run import Run, open_run
-from rocktokens.tables import METRICS, OCCURRENCES
+from rocktokens.tables import METRICS
 
 
 def occurrences(rollout: str, rows: int, kl: float = 0.5) -> pa.Table:
@@ -45,37 +45,10 @@ def run(tmp_path) -> Run:
 # --- reading ---
 
 
-def test_occurrences_of_all_checkpoints_are_read_together(run):
-    table = open_run(run.path).occurrences()
-    assert len(table) == 18
-    assert set(table["step"].to_pylist()) == {0, 10}
-    assert pa.types.is_int64(table.schema.field("step").type)
-    assert set(OCCURRENCES.names) < set(table.column_names)
-    assert run.steps() == [0, 10]
-
-
-@pytest.mark.parametrize("name", ["it's a run", "run [1]", "run*", "läuft"])
-def test_a_directory_may_have_any_name(tmp_path, name):
-    run = Run.create(tmp_path / name)
-    run.write_part(0, occurrences("a#0", 3))
-    run.write("types", pa.table({"token_id": [1]}))
-    assert len(run.occurrences()) == 3
-    assert len(run.query("select * from types")) == 1
-
-
 def test_rocks_come_by_definition_largest_first(run):
-    run.write(
-        "types",
-        pa.table(
-            {
-                "token_id": [1, 2, 3],
-                "r": [0.1, 0.9, 0.5],
-                "r_ctx": [0.3, 0.1, 0.2],
-                "in_burden": [False, True, True],
-                "in_context": [True, False, True],
-            }
-        ),
-    )
+    columns = {"token_id": [1, 2, 3], "r": [0.1, 0.9, 0.5], "r_ctx": [0.3, 0.1, 0.2]}
+    columns |= {"in_burden": [False, True, True], "in_context": [True, False, True]}
+    run.write("types", pa.table(columns))
     run.finish("detect", {"definition": "context"})
     assert run.rocks()["token_id"].to_pylist() == [1, 3]
     assert run.rocks("burden")["token_id"].to_pylist() == [2, 3]
@@ -112,12 +85,6 @@ def test_a_failed_write_leaves_the_old_table(run, monkeypatch):
 
 
 # --- manifest ---
-
-
-def test_a_run_killed_before_its_first_manifest_can_be_started_again(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json.tmp").write_text('{"half": ')
-    assert Run.create(tmp_path / "run", {"seed": 1}).manifest["config"] == {"seed": 1}
 
 
 def test_stages_are_recorded_reopened_and_known_after_a_restart(run):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import pytest
@@ -57,21 +56,14 @@ def test_what_is_in_flight_is_bounded_for_all_workers_of_a_command(monkeypatch, 
         assert server.connections <= 3
 
 
-def test_a_503_is_repeated_and_the_draw_is_the_same():
-    with StandIn(MODEL) as calm, pool_of(calm) as pool:
-        wanted = engine_of(pool).generate(requests(10))
-    with StandIn(MODEL, fail_first=6) as shaky, pool_of(shaky, concurrency=2) as pool:
-        assert engine_of(pool).generate(requests(10)) == wanted
-
-
-def test_a_server_that_dies_in_the_middle_is_replaced_by_the_other():
+@pytest.mark.parametrize("trouble", [{"fail_first": 6}, {"die_after": 5}], ids=str)
+def test_what_fails_is_repeated_elsewhere_and_the_draw_is_the_same(trouble):
     with StandIn(MODEL) as calm, pool_of(calm) as pool:
         wanted = engine_of(pool).generate(requests(30))
-    with StandIn(MODEL, die_after=5) as dying, StandIn(MODEL) as other:
-        with pool_of(dying, other, concurrency=2) as pool:
+    with StandIn(MODEL, **trouble) as shaky, StandIn(MODEL) as other:
+        with pool_of(shaky, other, concurrency=2) as pool:
             assert engine_of(pool).generate(requests(30)) == wanted
-        assert dying.dead
-        assert len(dying.requests) == 5
+        assert shaky.dead == ("die_after" in trouble)
 
 
 def test_a_request_does_not_go_back_to_the_server_that_failed_it_while_another_is_up():
@@ -104,15 +96,6 @@ def test_an_error_ends_the_requests_in_flight():
     slow, refuses = StandIn(MODEL, slow_after=0), StandIn(MODEL, refuse="no")
     with slow, refuses, pool_of(slow, refuses, concurrency=4) as pool, says:
         engine_of(pool).generate(requests(8))
-
-
-def test_when_all_are_gone_the_error_names_the_url_and_says_what_stays():
-    with StandIn(MODEL, die_after=5) as dying, pool_of(dying, concurrency=2, retries=2) as pool:
-        with pytest.raises(RunError, match="Finished parts stay") as error:
-            engine_of(pool).generate(requests(30))
-        assert dying.url in str(error.value)
-        assert "--max-num-batched-tokens" in str(error.value)  # it answered before: the known way to die
-    assert threading.active_count() < 20
 
 
 def test_a_server_that_is_not_ready_to_name_its_model_is_asked_again():

@@ -14,9 +14,9 @@ from standin_server import StandIn
 from rocktokens.errors import ConfigError, DataError, RunError
 from rocktokens.models.pair import head_of, read_head
 from rocktokens.models.settings import PairConfig
-from rocktokens.models.states import LocalStates, Sequences
+from rocktokens.models.states import Sequences
 from rocktokens.score.scoring import Rollout, score
-from rocktokens.servers.connect import open_states, probe, states_logprobs
+from rocktokens.servers.connect import probe, states_logprobs
 from rocktokens.servers.pool import ServerPool
 from rocktokens.servers.settings import ServersConfig
 from rocktokens.servers.states import ServedStates
@@ -64,14 +64,6 @@ def test_scores_with_a_served_teacher_are_the_local_ones(wire, tolerance):
         assert remote[step]["token_id"].equals(local[step]["token_id"])
     if wire != "float32":  # the wire's precision is what separates them, so the tolerance is no accident
         assert max(abs(np.subtract(remote[0]["kl"], local[0]["kl"]))) > 1e-6
-
-
-def test_states_are_those_that_predict_the_response():
-    sequences = Sequences(((3, 4, 5, 6, 7), (8, 9, 10)), (2, 1))
-    with StandIn(TEACHER, pooling=True) as server:
-        remote = served(server).response_states(sequences)
-    assert remote.shape == (3 + 2, 48)
-    torch.testing.assert_close(remote, LocalStates(TEACHER).response_states(sequences), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}], ids=["own head", "tied head"])
@@ -132,12 +124,3 @@ def test_states_that_no_model_computes_are_refused_by_url_and_rollout(states_of,
             served(server).response_states(Sequences(((3, 4, 5, 6),), (1,), ("p3#1",)))
         assert server.url in str(error.value)
         assert "p3#1" in str(error.value) or "more than" in str(error.value)
-
-
-def test_a_context_too_short_for_any_probe_is_refused_by_url(tmp_path):
-    name = tiny.save_model(tmp_path / "m", TEACHER)
-    facts = SimpleNamespace(tokenizer=tiny.tiny_tokenizer(), vocabulary=tiny.VOCABULARY)
-    with StandIn(TEACHER, pooling=True, context=3) as server:
-        with pytest.raises(ConfigError, match="--max-model-len") as error:
-            open_states(PairConfig(student=name, teacher=name), ServersConfig(teacher=(server.url,)), facts)
-        assert server.url in str(error.value)
