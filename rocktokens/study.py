@@ -16,6 +16,7 @@ import os
 import shutil
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -385,10 +386,34 @@ def dry_run(config: StudyConfig) -> list[str]:
     import psutil
 
     from rocktokens.check import needs_of
+    from rocktokens.models.pair import load_tokenizer
+    from rocktokens.prompts.tasks import BUILT_IN_PROMPTS, is_endless, load_prompts, part_of
     from rocktokens.stage import resolve
 
     pair, prompts = resolve(config.path, config.pair, config.prompts)
     needs, complete, total = needs_of(pair, config.rollouts), _complete(config.path), 0.0
+    steps, endless = config.distill.prompts_per_step * config.distill.steps, is_endless(prompts.source)
+    uses = {
+        "training (seen again after an epoch)": ("train", steps),
+        "accuracy while training": ("detection", config.problems),
+        "detection": (
+            "detection",
+            config.detection_prompts or prompts.limit or (BUILT_IN_PROMPTS if endless else 1 << 60),
+        ),
+        "census and grafts": ("causal", config.baseline.problems),
+        "comparison": ("causal", config.compare.problems),
+    }
+    counts = {name: count for name, (_, count) in uses.items()}
+    if not endless:  # a file has what it has
+        found = load_prompts(replace(prompts, limit=None), load_tokenizer(pair.student, pair))
+        has = Counter(part_of(prompt.text) for prompt in found)
+        if "distill" not in {*config.stages, *complete}:
+            has["detection"] = len(found)  # nothing has to be kept for training
+        most = prompts.limit or len(found)
+        counts = {name: min(count, has[part], most) for name, (part, count) in uses.items()}
+    baseline = replace(config.baseline, problems=max(counts["census and grafts"], 2))
+    compare = replace(config.compare, problems=max(counts["comparison"], 2))
+    config = replace(config, detection_prompts=max(counts["detection"], 2), baseline=baseline, compare=compare)
     lines = [f"A study in {config.path}: student {pair.student}, teacher {pair.teacher}, prompts {prompts.source}.", ""]
     for spec in config.chosen():
         length = (config.distill if spec.name == "distill" else config.rollouts).max_new_tokens
@@ -399,19 +424,12 @@ def dry_run(config: StudyConfig) -> list[str]:
     memory = max(needs.score_bytes, needs.distill_bytes if "distill" in config.stages else 0)
     home = next(folder for folder in (config.path.absolute(), *config.path.absolute().parents) if folder.is_dir())
     disk = (config.distill.keep + 4) * 4 * needs.student_parameters  # 4: the last one, and one with Adam's moments
-    uses = {
-        "training (seen again after an epoch)": config.distill.prompts_per_step * config.distill.steps,
-        "accuracy while training": config.problems,
-        "detection": config.detection_prompts or config.prompts.limit or 0,
-        "census and grafts": config.baseline.problems,
-        "comparison": config.compare.problems,
-    }
     lines += [
         "",
         f"  time      about {clock(total)} on this machine if every rollout is as long as allowed; a rough estimate",
         f"  memory    about {memory / 1e9:.2f} GB; {psutil.virtual_memory().available / 1e9:.1f} GB are free",
         f"  disk      about {disk / 1e9:.2f} GB for checkpoints; {shutil.disk_usage(home).free / 1e9:.1f} GB are free",
-        "  prompts   " + "; ".join(f"{count} for {name}" for name, count in uses.items()),
+        "  prompts   " + "; ".join(f"{count} for {name}" for name, count in counts.items()),
         "",
         "Nothing was run: this was --dry-run.",
     ]

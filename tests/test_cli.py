@@ -19,6 +19,7 @@ from rocktokens import Run, open_run
 from rocktokens.cli import main, parse, prepare, stage_command
 from rocktokens.errors import RunError
 from rocktokens.jobs import Place
+from rocktokens.prompts.tasks import part_of
 from rocktokens.settings import field_types
 from rocktokens.study import STAGES, StudyConfig, _recording, load_settings, recipes
 
@@ -240,6 +241,27 @@ def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
     for words in ("time ", "memory ", "disk ", "150 for detection", *STAGES, "Nothing was run"):
         assert words in text
+
+
+@pytest.mark.parametrize("rows", [20, 600])
+def test_a_dry_run_promises_what_the_file_has(tmp_path: Path, rows: int) -> None:
+    pair, prompts = save_pair(tmp_path / "pair", prompts=rows)
+    words = [
+        "--pair.student",
+        pair.student,
+        "--pair.teacher",
+        pair.teacher,
+        "--prompts",
+        prompts.source,
+        "--prompts.checker",
+        "exact",
+    ]
+    text = rocktokens("study", "--quick", "--dry-run", "--path", tmp_path / "run", *words).stdout
+    detection = sum(
+        part_of(json.loads(line)["prompt"]) == "detection" for line in Path(prompts.source).read_text().splitlines()
+    )
+    assert f"{min(detection, 150)} for detection" in " ".join(text.split())
+    assert f"{min(detection, 150)} prompts × " in " ".join(text.split())
 
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.yaml"))

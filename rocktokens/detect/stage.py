@@ -23,7 +23,7 @@ from rocktokens.errors import DataError, RunError
 from rocktokens.models.settings import PairConfig
 from rocktokens.models.tokens import spelling
 from rocktokens.progress import console
-from rocktokens.run import MANIFEST, Run, digest, open_run, reading, working_on
+from rocktokens.run import MANIFEST, Run, digest, open_run, reading, require_room, working_on
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
 
@@ -60,6 +60,8 @@ def detect_table(
     occurrences: Path, out: Path, config: DetectConfig, *, tokenizer: str | None = None, again: bool = False
 ) -> Run:
     """The same for a Parquet file with rollout_id, position, token_id and loss; results go to `out`."""
+    with reading(occurrences, "write it again"):
+        require_room(pq.read_metadata(occurrences), occurrences.stat().st_size)
     found = Occurrences.read({0: parquet([occurrences])}, signal=config.signal)
     named = None
     if tokenizer is not None:

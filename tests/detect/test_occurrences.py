@@ -19,6 +19,13 @@ ROWS = {
 }
 
 
+def test_a_column_of_prompts_tells_rollouts_apart_as_text_and_as_trls_messages():
+    for prompts in (["a", "b"], [[{"role": "user", "content": text}] for text in "ab"]):
+        given = {"prompt": [prompts[rollout % 2] for rollout in (1, 0, 2, 3)], "rollout_id": [1, 0, 2, 3]}
+        found = Occurrences.from_table({**given, "position": [0] * 4, "token_id": [7] * 4, "loss": [1.0] * 4})
+        assert found.num_prompts == 2
+
+
 def tables(rng, steps=(0, 5, 10), missing=()):
     """One table per checkpoint, planted rocks."""
     columns, _, _ = oracle.simulate(rng, num_prompts=24, num_rollouts=3, length=30, num_types=40, num_rocks=4)
