@@ -406,7 +406,7 @@ def dry_run(config: StudyConfig) -> list[str]:
     counts = {name: count for name, (_, count) in uses.items()}
     if not endless:  # a file has what it has
         found = load_prompts(replace(prompts, limit=None), load_tokenizer(pair.student, pair))
-        has = Counter(part_of(prompt.text) for prompt in found)
+        has = Counter[str](part_of(prompt.text) for prompt in found)
         if "distill" not in {*config.stages, *complete}:
             has["detection"] = len(found)  # nothing has to be kept for training
         most = prompts.limit or len(found)
