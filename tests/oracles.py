@@ -7,7 +7,7 @@ gradients, so that a swapped argument or a lost factor in the package cannot be 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -103,23 +103,6 @@ def logit_gradient(student, teacher, kind: str, beta: float = 0.5, temperature: 
     return softmax_jacobian @ slope_in_probabilities(student, teacher, kind, beta) / temperature
 
 
-@dataclass
-class Oracle:
-    """What the definitions say about a batch."""
-
-    loss: float
-    value: np.ndarray
-    log_ratio: np.ndarray
-    student_logprob: np.ndarray
-    teacher_logprob: np.ndarray
-    student_entropy: np.ndarray
-    teacher_entropy: np.ndarray
-    grad_norm: np.ndarray
-    grad_hidden: np.ndarray
-    grad_head: np.ndarray
-    grad_bias: np.ndarray
-
-
 def divergence(
     student_hidden,
     student_head,
@@ -138,7 +121,7 @@ def divergence(
     student_scale=1.0,
     teacher_scale=1.0,
     denominator=None,
-) -> Oracle:
+) -> SimpleNamespace:
     """Every row by itself; the loss is the sum of weight x value over the denominator (default: sum of weights)."""
     student_hidden = np.asarray(student_hidden, dtype=np.float64)
     student_head = np.asarray(student_head, dtype=np.float64)
@@ -146,7 +129,7 @@ def divergence(
     weights = np.ones(rows) if weights is None else np.asarray(weights, dtype=np.float64)
     tokens = np.zeros(rows, dtype=int) if tokens is None else np.asarray(tokens)
     denominator = weights.sum() if denominator is None else denominator
-    columns = {name: [] for name in ("value", "ratio", "s_log", "t_log", "s_ent", "t_ent", "norm")}
+    measured = []
     grad_hidden = np.zeros_like(student_hidden)
     grad_head = np.zeros_like(student_head)
     grad_bias = np.zeros(len(student_head))
@@ -158,14 +141,17 @@ def divergence(
             head_logits(teacher_hidden[i], teacher_head, teacher_bias, teacher_scale, teacher_softcap, temperature)
         )
         in_logits = logit_gradient(student, teacher, kind, beta, temperature)
-        columns["value"].append(MEASURES[kind](student, teacher, beta))
-        columns["ratio"].append(log_ratio(student, teacher, tokens[i]))
-        columns["s_log"].append(math.log(student[tokens[i]]))
-        columns["t_log"].append(math.log(teacher[tokens[i]]))
-        columns["s_ent"].append(entropy(student))
-        columns["t_ent"].append(entropy(teacher))
-        columns["norm"].append(math.sqrt(float((in_logits**2).sum())))
-
+        measured.append(
+            {
+                "value": MEASURES[kind](student, teacher, beta),
+                "log_ratio": log_ratio(student, teacher, tokens[i]),
+                "student_logprob": math.log(student[tokens[i]]),
+                "teacher_logprob": math.log(teacher[tokens[i]]),
+                "student_entropy": entropy(student),
+                "teacher_entropy": entropy(teacher),
+                "grad_norm": math.sqrt(float((in_logits**2).sum())),
+            }
+        )
         in_projection = student_scale * in_logits
         if student_softcap is not None:
             uncapped = head_logits(student_hidden[i], student_head, student_bias, student_scale)
@@ -174,13 +160,6 @@ def divergence(
         grad_hidden[i] = share * in_projection @ student_head
         grad_head += share * np.outer(in_projection, student_hidden[i])
         grad_bias += share * in_projection
-    value = np.array(columns["value"])
-    loss = float((weights * value).sum() / denominator) if rows else 0.0
-    return Oracle(
-        loss,
-        value,
-        *(np.array(columns[name]) for name in ("ratio", "s_log", "t_log", "s_ent", "t_ent", "norm")),
-        grad_hidden,
-        grad_head,
-        grad_bias,
-    )
+    found = {name: np.array([row[name] for row in measured]) for name in measured[0]}
+    loss = float((weights * found["value"]).sum() / denominator)
+    return SimpleNamespace(loss=loss, grad_hidden=grad_hidden, grad_head=grad_head, grad_bias=grad_bias, **found)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf_files import QWEN2_WORDS, write_qwen2_gguf
+from gguf_files import qwen2, write_gguf
 from safetensors.torch import load_file
 from tiny import letter_tokenizer, save_model, tiny_model
 
@@ -67,9 +67,8 @@ def test_the_whole_study_runs_on_tiny_qwen2_models(tmp_path):
 
 def test_a_quantised_qwen2_student_learns_from_a_quantised_teacher(tmp_path):
     """As Qwen's own files are: packed weights, byte-level tokenizer, chat template inside the file."""
-    wide = {"vocabulary": len(QWEN2_WORDS), "max_position_embeddings": 256, "width": 64}
-    student = write_qwen2_gguf(tmp_path / "student.gguf", tiny_model("qwen2", **wide), "Q8_0")
-    teacher = write_qwen2_gguf(tmp_path / "teacher.gguf", tiny_model("qwen2", seed=1, **wide), "Q4_0")
+    student = write_gguf(tmp_path / "student.gguf", qwen2(), "Q8_0")
+    teacher = write_gguf(tmp_path / "teacher.gguf", qwen2(1), "Q4_0")
     run = distill(
         tmp_path / "run",
         PairConfig(student=student, teacher=teacher),
@@ -80,7 +79,7 @@ def test_a_quantised_qwen2_student_learns_from_a_quantised_teacher(tmp_path):
     name = "model.layers.0.mlp.up_proj.weight"
     assert before[name].dtype == torch.float32
     assert (before[name] != after[name]).float().mean() > 0.9
-    exact = tiny_model("qwen2", **wide).state_dict()[name]
+    exact = qwen2().state_dict()[name]
     error = (before[name] - exact).abs().max() / exact.abs().max()
     assert 0 < error < 0.01  # rounded to 8 bits, and only that
     assert "quantization_config" not in (Path(run.checkpoint(2)) / "config.json").read_text()

@@ -1,6 +1,6 @@
 """What TRL's own tests of its DistillationTrainer cover, with our class: a TRL release that breaks us is seen here.
 
-Callbacks, resume both ways between stock and ours, PEFT, accumulation, forms of datasets, evaluation, tools, streaming.
+Resume both ways between stock and ours, PEFT, accumulation, forms of datasets, evaluation, tools, streaming.
 `make contract-newest` runs this directory against the newest TRL of the package index.
 """
 
@@ -91,36 +91,9 @@ def test_every_form_of_a_stock_script_trains_what_stock_trains(tmp_path, stock, 
     assert name != "adapters" or all("lora_" in key for key in moved)
 
 
-class Count(TrainerCallback):
-    def __init__(self):
-        self.events: list[str] = []
-
-    def on_train_begin(self, *_, **__):
-        self.events.append("begin")
-
-    def on_step_end(self, *_, **__):
-        self.events.append("step")
-
-    def on_log(self, args, state, control, logs=None, **_):
-        self.events += ["log"] if "loss" in logs else []
-
-    def on_train_end(self, *_, **__):
-        self.events.append("end")
-
-
 class StopAfterTwo(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         control.should_training_stop = state.global_step >= 2
-
-
-def test_callbacks_see_every_event_in_stocks_order(tmp_path):
-    seen = {}
-    for name, kind in KINDS.items():
-        callback = Count()
-        made(tmp_path, kind, callbacks=[callback]).train()
-        seen[name] = callback.events
-    assert seen["ours"] == seen["stock"]
-    assert seen["ours"].count("step") == 3
 
 
 @pytest.mark.parametrize(("first", "second"), [("stock", "ours"), ("ours", "stock")])
@@ -150,25 +123,29 @@ def test_evaluation_while_training_and_by_itself(tmp_path, several):
     assert not several or "eval_two_loss" in trainer.evaluate()
 
 
-def test_a_tools_output_carries_no_loss(tmp_path):
+def test_a_tools_output_carries_no_loss_and_a_step_of_nothing_else_is_a_step_of_loss_zero(tmp_path):
     """TRL's tool loop marks what a tool wrote; those tokens must not reach the loss, the record or the telemetry."""
 
     def with_tool(kind):
         class WithTool(kind):
             def _generate(self, prompts):
                 found = list(super()._generate(prompts))
-                found[2] = [[1, 0, 0, *([1] * (len(ids) - 3))][: len(ids)] for ids in found[1]]
+                wrote = range(99) if self.state.global_step == 1 else (1, 2)
+                found[2] = [[int(place not in wrote) for place in range(len(ids))] for ids in found[1]]
                 return tuple(found)
 
         return WithTool
 
-    results = []
-    for kind in KINDS.values():
-        trainer = made(tmp_path, with_tool(kind))
-        trainer.train()
-        results.append(losses(trainer))
-    assert results[1] == pytest.approx(results[0], rel=1e-4)
-    positions = set(trainer.grid.batch.position_N.tolist())
+    trainers = []
+    for kind in KINDS.values():  # one after the other: both draw from the seed that is set when a trainer is made
+        trainers.append(made(tmp_path, with_tool(kind)))
+        trainers[-1].train()
+    stock, ours = trainers
+    assert losses(ours) == pytest.approx(losses(stock), rel=1e-4)
+    assert losses(ours)[1] == 0.0
+    row = ours.record.rows[1]
+    assert (row["loss"], row["tokens"], row["kept_share"]) == (0.0, 0, 0.0)
+    positions = set(ours.grid.batch.position_N.tolist())
     assert 0 in positions
     assert not {1, 2} & positions
 
@@ -181,13 +158,3 @@ def test_completions_are_logged_to_parquet(tmp_path):
     table = pq.read_table(tmp_path / "completions" / "completions_00001.parquet")
     assert {"step", "prompt", "completion"} <= set(table.column_names)
     assert len(table) == 16
-
-
-def test_models_are_saved_and_load_again(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    trainer = made(tmp_path)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert distilling.furthest(distilling.parameters(again), distilling.parameters(trainer)) == 0

@@ -13,14 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import distilling
+import markov
 import numpy as np
-import pyarrow as pa
 import pytest
 import tiny
 import torch
 import vllm_server
 from datasets import Dataset
-from scipy import stats
 from standin_server import Direct, StandIn
 
 from rocktokens.causal.census import BannedSet
@@ -31,7 +30,7 @@ from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.tasks import Prompt
 from rocktokens.sample.requests import Request
 from rocktokens.sample.sampler import Sampler
-from rocktokens.score.scoring import Rollout, score
+from rocktokens.score.scoring import Rollout
 from rocktokens.servers.connect import own_logprobs, served_logprobs
 from rocktokens.servers.pool import ServerPool
 from rocktokens.servers.settings import ServersConfig
@@ -105,13 +104,7 @@ def next_law(prefix: tuple[int, ...], banned: tuple[int, ...] = ()) -> np.ndarra
 
 
 def chi2(tokens: list[int], law: np.ndarray) -> float:
-    counts = np.bincount(tokens, minlength=len(law)).astype(float)
-    assert counts[law == 0].sum() == 0
-    common = law * len(tokens) >= 5
-    seen = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(law[common], law[~common].sum()) * len(tokens)
-    keep = wanted > 1e-9
-    return float(stats.chisquare(seen[keep], wanted[keep] * seen[keep].sum() / wanted[keep].sum()).pvalue)
+    return markov.fit_p([(token,) for token in tokens], {(token,): p for token, p in enumerate(law) if p > 0})
 
 
 def test_model_and_context_are_said(served):
@@ -190,18 +183,8 @@ def test_scores_with_served_states_are_the_local_ones(served, states, wire, tole
         Rollout(f"p{number}", f"p{number}#0", prompt, response)
         for number, (prompt, response) in enumerate(zip(tiny.prompts(16, seed=1), tiny.prompts(16, seed=2, longest=40)))
     ]
-    found = []
-    for teacher in (TEACHER, ServedStates(states.pool, states.head, wire=wire)):
-        tables: list[pa.Table] = []
-        score(
-            rollouts,
-            {0: STUDENT},
-            teacher,
-            eos_ids=(EOS,),
-            vocabulary=tiny.VOCABULARY,
-            write=lambda _, table, tables=tables: tables.append(table),
-        )
-        found.append(pa.concat_tables(tables)["kl"].to_numpy())
+    served_states = ServedStates(states.pool, states.head, wire=wire)
+    found = [tiny.scored(rollouts, STUDENT, teacher)["kl"].to_numpy() for teacher in (TEACHER, served_states)]
     distance = float(np.abs(found[0] - found[1]).max())
     note(served, f"largest difference of a KL with {wire} on the wire, nats", distance)
     assert distance < tolerance

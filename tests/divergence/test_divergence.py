@@ -9,11 +9,10 @@ import oracles
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import as_numpy, assert_matches, from_logits, make_case
+from cases import as_numpy, from_logits, make_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rocktokens.divergence.fused import KINDS, fused_divergence
-from rocktokens.divergence.heads import WIDEN_COLUMNS
 from rocktokens.divergence.measures import TopChoices
 from rocktokens.errors import ConfigError
 
@@ -82,14 +81,17 @@ def test_known_answer(kind, beta):
     value, grad_norm = BY_HAND[kind, beta]
     case = from_logits([[0.0, 0.0]], [[LN(1 / 4), LN(3 / 4)]], tokens=[1], kind=kind, beta=beta)
     result, _ = case.run()
-    assert result.value_N.item() == pytest.approx(value, rel=1e-6)
-    assert result.loss.item() == pytest.approx(value, rel=1e-6)
-    assert result.grad_norm_N.item() == pytest.approx(grad_norm, rel=1e-6)
-    assert result.student_logprob_N.item() == pytest.approx(LN(1 / 2), rel=1e-6)
-    assert result.teacher_logprob_N.item() == pytest.approx(LN(3 / 4), rel=1e-6)
-    assert result.log_ratio_N.item() == pytest.approx(LN(2 / 3), rel=1e-6)
-    assert result.student_entropy_N.item() == pytest.approx(LN(2), rel=1e-6)
-    assert result.teacher_entropy_N.item() == pytest.approx(LN(4) - 0.75 * LN(3), rel=1e-6)
+    wanted = {
+        "value_N": value,
+        "loss": value,
+        "grad_norm_N": grad_norm,
+        "student_logprob_N": LN(1 / 2),
+        "teacher_logprob_N": LN(3 / 4),
+        "log_ratio_N": LN(2 / 3),
+        "student_entropy_N": LN(2),
+        "teacher_entropy_N": LN(4) - 0.75 * LN(3),
+    }
+    assert {name: getattr(result, name).item() for name in wanted} == pytest.approx(wanted, rel=1e-6)
 
 
 # --- against the oracle ---
@@ -104,27 +106,6 @@ def test_sixteen_bit_inputs_equal_the_oracle_of_the_rounded_numbers(kind):
     np.testing.assert_allclose(as_numpy(result.value_N), oracle.value, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(as_numpy(grads["hidden"]), oracle.grad_hidden, rtol=2**-8, atol=1e-6)
     np.testing.assert_allclose(as_numpy(grads["head"]), oracle.grad_head, rtol=2**-8, atol=1e-6)
-
-
-def test_a_sixteen_bit_head_wider_than_one_tile_equals_its_widened_self():
-    case = make_case(vocabulary=2 * WIDEN_COLUMNS + 5, rows=3, dtype=torch.bfloat16)
-    result, grads = case.run()
-    wide = make_case(vocabulary=2 * WIDEN_COLUMNS + 5, rows=3, dtype=torch.bfloat16)
-    for name in ("student_hidden", "student_head", "teacher_hidden", "teacher_head"):
-        setattr(wide, name, getattr(wide, name).float())
-    expected, expected_grads = wide.run()
-    torch.testing.assert_close(result.value_N, expected.value_N)
-    torch.testing.assert_close(grads["hidden"], expected_grads["hidden"].bfloat16())
-    torch.testing.assert_close(grads["head"], expected_grads["head"].bfloat16())
-
-
-def test_non_contiguous_inputs_equal_the_oracle():
-    case = make_case()
-    for name in ("student_hidden", "student_head", "teacher_hidden", "teacher_head"):
-        tensor = getattr(case, name)
-        setattr(case, name, tensor.t().contiguous().t())
-        assert not getattr(case, name).is_contiguous()
-    assert_matches(case)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,16 +174,19 @@ def test_a_token_impossible_for_one_side_alone(kind, teacher_rules_out):
     assert all(torch.isfinite(grad).all() for grad in grads.values())
 
 
-def test_a_large_finite_divergence_is_not_called_infinite():
-    case = from_logits([[0.0, 0.0]], [[0.0, -1e6]])
+def test_a_large_finite_divergence_beside_an_impossible_token_is_not_called_infinite():
+    bias = torch.tensor([0.0, 0.0, -INF])
+    case = from_logits([[0.0, 0.0, 0.0]], [[0.0, -1e6, 0.0]], student_bias=bias, teacher_bias=bias)
     assert case.run()[0].value_N.item() == pytest.approx(5e5 - LN(2), rel=1e-5)
-    beside_an_impossible_token = from_logits(
-        [[0.0, 0.0, 0.0]],
-        [[0.0, -1e6, 0.0]],
-        student_bias=torch.tensor([0.0, 0.0, -INF]),
-        teacher_bias=torch.tensor([0.0, 0.0, -INF]),
-    )
-    assert beside_an_impossible_token.run()[0].value_N.item() == pytest.approx(5e5 - LN(2), rel=1e-5)
+
+
+def test_under_a_soft_cap_an_infinite_bias_is_minus_the_cap():
+    """So a ban does not belong there: the token keeps probability. Nor may it become NaN."""
+    bias = torch.tensor([0.0, 0.0, -INF, 0.0])
+    options = {"student_bias": bias, "teacher_bias": bias, "student_softcap": 2.0, "teacher_softcap": 2.0}
+    result, _ = from_logits(torch.zeros(1, 4), torch.zeros(1, 4), tokens=[2], **options).run()
+    assert result.student_logprob_N.exp().item() == pytest.approx(np.exp(-2) / (3 + np.exp(-2)), rel=1e-5)
+    assert result.value_N.item() < 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,20 +237,20 @@ def test_a_bias_longer_than_a_head_that_was_already_cut_is_cut_too():
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes and the rows that go through matrix multiplications."""
+    """Notes the largest tensor that any operation makes, its products, and the rows that go through a head."""
 
     def __init__(self):
         super().__init__()
-        self.largest = 0
-        self.projected_rows = 0
+        self.largest = self.products = self.projected_rows = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, torch.Tensor):
                 self.largest = max(self.largest, tensor.numel())
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out) and args[1].shape[1] == VOCABULARY:
-            self.projected_rows += len(args[0])
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out, torch.ops.aten.addmm_.default):
+            self.products += 1
+            self.projected_rows += len(args[0]) if args[1].shape[1] == VOCABULARY else 0
         return out
 
 
@@ -284,34 +268,11 @@ def test_no_tensor_of_rows_times_vocabulary_is_ever_made(kind, softcap):
         case.run(chunk=CHUNK, weight_N=weight_N)
     assert recorder.largest == CHUNK * VOCABULARY
     assert recorder.projected_rows == 2 * (ROWS - ROWS // 4)  # each head once, not again in the backward; no row of 0
-
-
-def test_without_gradients_none_are_computed():
-    """Scoring runs under no_grad with parameters that would take gradients: it pays for the two projections only."""
-    case = make_case(rows=ROWS, vocabulary=VOCABULARY, student_width=WIDTH)
+    # Scoring runs under no_grad with parameters that would take gradients: it pays for the two projections only.
     head = torch.nn.Parameter(case.student_head)
-    multiplications = []
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if "mm" in func.__name__ and "bmm" not in func.__name__:
-                multiplications.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Count():
-        result = fused_divergence(case.student_hidden, head, case.teacher_hidden, case.teacher_head, chunk=ROWS)
-    assert len(multiplications) == 2
-    assert not result.loss.requires_grad
-    torch.testing.assert_close(result.value_N, case.run()[0].value_N)
-
-
-def test_the_gradient_of_what_comes_after_the_loss_is_carried_through():
-    case = make_case()
-    _, grads = case.run()
-    hidden = case.student_hidden.clone().requires_grad_()
-    result = fused_divergence(hidden, case.student_head, case.teacher_hidden, case.teacher_head)
-    (3.0 * result.loss + 1.0).backward()
-    torch.testing.assert_close(hidden.grad, 3.0 * grads["hidden"])
+    with torch.no_grad(), _Recorder() as scoring:
+        fused_divergence(case.student_hidden, head, case.teacher_hidden, case.teacher_head, chunk=ROWS, **case.options)
+    assert scoring.products == 2 < recorder.products
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -333,14 +294,6 @@ def test_a_share_of_cross_entropy_is_added_to_the_loss_and_not_to_the_measures(k
         torch.testing.assert_close(grads[name], 0.7 * plain_grads[name] + 0.3 * leaf.grad, rtol=1e-4, atol=1e-6)
     for name in plain._fields[1:]:
         torch.testing.assert_close(getattr(mixed, name), getattr(plain, name), rtol=0, atol=0, equal_nan=True)
-
-
-def test_weights_may_be_boolean_or_integer():
-    case = make_case()
-    mask_N = torch.tensor([True, False, True, True, False, True, True])
-    expected = case.run(weight_N=mask_N.float())[0].loss
-    assert torch.equal(case.run(weight_N=mask_N)[0].loss, expected)
-    assert torch.equal(case.run(weight_N=mask_N.int())[0].loss, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -407,19 +360,9 @@ def test_only_what_asks_for_a_gradient_gets_one():
     for leaf, arguments in ((hidden, (hidden, case.student_head)), (head, (case.student_hidden, head))):
         result = fused_divergence(*arguments, case.teacher_hidden, case.teacher_head, token_N=case.tokens)
         assert not any(getattr(result, name).requires_grad for name in result._fields[1:])
-        result.loss.backward()
-        assert torch.equal(leaf.grad, grads["hidden" if leaf is hidden else "head"])
+        (3.0 * result.loss + 1.0).backward()  # what comes after the loss is carried through
+        torch.testing.assert_close(leaf.grad, 3.0 * grads["hidden" if leaf is hidden else "head"])
     assert (case.teacher_hidden.grad, case.teacher_head.grad) == (None, None)
-
-
-def test_inputs_are_left_as_they_were():
-    case = make_case(spread=2.0, student_softcap=3.0)
-    before = [
-        tensor.clone() for tensor in (case.student_hidden, case.student_head, case.teacher_hidden, case.teacher_head)
-    ]
-    case.run(temperature=2.0, student_bias=torch.ones(23))
-    after = (case.student_hidden, case.student_head, case.teacher_hidden, case.teacher_head)
-    assert all(torch.equal(old, new) for old, new in zip(before, after))
 
 
 def test_a_second_backward_and_a_derivative_of_the_gradient_are_refused():
@@ -455,19 +398,14 @@ def test_autocast_does_not_degrade_it(kind):
         ({"kind": "kl"}, "reverse_kl"),
         ({"kind": "jsd", "beta": 0.0}, "forward_kl"),
         ({"temperature": 0.0}, "temperature"),
-        ({"student_softcap": -30.0}, "student_softcap"),
-        ({"teacher_scale": INF}, "teacher_scale"),
         ({"student_bias": torch.zeros(22)}, "student_bias"),
-        ({"chunk": 0}, "chunk"),
         ({"denominator": math.nan}, "denominator"),
         ({"weight_N": torch.ones(7, 1)}, "weight_N"),
         ({"weight_N": -torch.ones(7)}, "weight"),
         ({"token_N": torch.zeros(7)}, "token_N"),
         ({"token_N": torch.full((7,), -100)}, "got -100"),
         ({"token_N": None, "observe": print}, "token_N"),
-        ({"token_N": None, "cross_entropy": 0.5}, "token_N"),
         ({"top": TopChoices.empty(7, 24, torch.device("cpu"))}, "7 x 24"),
-        ({"top": TopChoices.empty(3, 2, torch.device("cpu"))}, "3 x 2"),
     ],
     ids=str,
 )
@@ -476,42 +414,19 @@ def test_bad_options_are_refused(options, says):
         make_case().run(**options)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("student_hidden", torch.zeros(1, 7, 6)),
-        ("student_head", torch.zeros(23, 9)),
-        ("teacher_hidden", torch.zeros(8, 9)),
-        ("teacher_hidden", torch.ones(7, 9, dtype=torch.long)),
-        ("teacher_head", torch.zeros(0, 9)),
-    ],
-)
-def test_bad_tensors_are_refused(name, value):
-    case = make_case()
-    setattr(case, name, value)
-    with pytest.raises(ConfigError):
-        case.run()
+def test_tensors_that_do_not_fit_are_refused():
+    for name, value in (("student_head", torch.zeros(23, 9)), ("teacher_hidden", torch.ones(7, 9, dtype=torch.long))):
+        case = make_case()
+        setattr(case, name, value)
+        with pytest.raises(ConfigError):
+            case.run()
 
 
-# --- todi, and the most probable tokens ---
+# --- the most probable tokens ---
 
 
 def rows_of(hidden, head):
     return [oracles.probabilities(oracles.head_logits(row, head.numpy())) for row in hidden.detach().double().numpy()]
-
-
-def test_the_gradient_of_todi_equals_central_differences_with_its_mixing_weights_held_fixed():
-    case = make_case(rows=2, vocabulary=9, kind="todi")
-    _, grads = case.run()
-    q_RV, start_RV = rows_of(case.teacher_hidden, case.teacher_head), rows_of(case.student_hidden, case.student_head)
-    for row, column in np.ndindex(*case.student_hidden.shape):
-        values = []
-        for sign in (1, -1):
-            moved = case.student_hidden.double()
-            moved[row, column] += sign * 1e-5
-            p, q, a = rows_of(moved, case.student_head)[row], q_RV[row], 1 / (1 + start_RV[row] / q_RV[row])
-            values.append(float((a * q * np.log(q / p) + (1 - a) * p * np.log(p / q)).sum()))
-        assert float(grads["hidden"][row, column]) == pytest.approx((values[0] - values[1]) / 4e-5, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -119,11 +119,11 @@ def test_rows_that_are_not_finite_are_left_out_and_nothing_seen_is_not_a_number(
 @pytest.mark.parametrize(
     ("tokens", "values", "norms"),
     [
-        (torch.tensor([0, 1]), torch.tensor([1.0]), None),
-        (torch.tensor([[0]]), torch.tensor([[1.0]]), None),
-        (torch.tensor([V]), torch.tensor([1.0]), None),
-        (torch.tensor([-100]), torch.tensor([1.0]), None),
-        (torch.tensor([0, 1]), torch.tensor([1.0, 2.0]), torch.tensor([1.0])),
+        ([0, 1], [1.0], None),
+        ([[0]], [[1.0]], None),
+        ([V], [1.0], None),
+        ([-100], [1.0], None),
+        ([0], [1.0], [1.0, 2.0]),
     ],
 )
 def test_bad_rows_are_refused_and_nothing_is_lost(tokens, values, norms):
@@ -131,10 +131,9 @@ def test_bad_rows_are_refused_and_nothing_is_lost(tokens, values, norms):
     monitor.update(torch.tensor([3]), torch.tensor([1.0]))
     before = monitor.state_dict()
     with pytest.raises(DataError):
-        monitor.update(tokens, values, norms)
-    after = monitor.state_dict()
-    assert after["num_updates"] == before["num_updates"]
-    assert torch.equal(after["sums"], before["sums"])
+        monitor.update(torch.tensor(tokens), torch.tensor(values), None if norms is None else torch.tensor(norms))
+    assert monitor.state_dict()["num_updates"] == before["num_updates"]
+    assert torch.equal(monitor.state_dict()["sums"], before["sums"])
 
 
 def test_planted_rocks_are_found_and_learners_and_cheap_types_are_not(rng):
@@ -147,17 +146,6 @@ def test_planted_rocks_are_found_and_learners_and_cheap_types_are_not(rng):
         monitor.update(torch.from_numpy(token_N.astype(int)), torch.from_numpy(value_N))
     assert monitor.rocks() == [0]
     assert monitor.rocks(k=0) == []
-
-
-def test_early_and_late_rows_are_apart(rng):
-    """A mean that halves right after the early window has fallen by half, not by what an overlap would leave of it."""
-    monitor = TokenMonitor(1, half_life=10)
-    for step in range(25):
-        monitor.update(torch.zeros(50, dtype=torch.long), torch.full((50,), 1.0 if step < 10 else 0.5))
-    fall_V, error_V = monitor.fall()
-    assert fall_V[0] == 0.5
-    assert error_V[0] == 0.0
-    assert monitor.mean("recent")[0] > 0.6
 
 
 def test_the_error_of_a_fall_is_that_of_a_ratio(rng):

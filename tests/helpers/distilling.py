@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tiny import tiny_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny import tiny_model, tiny_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.models.pair import Pair
@@ -25,12 +24,8 @@ EOS, PAD = 1, 0
 def tokenizer(ids: Sequence[int] = range(3, VOCABULARY)) -> PreTrainedTokenizerFast:
     """Words w3 … w63, each one token; `ids` in another order make another tokenizer."""
     words = {f"w{word}": id_ for word, id_ in zip(range(3, VOCABULARY), ids)}
-    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<unk>": 2, **words}
-    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+    ordered = ["<pad>", "<eos>", "<unk>", *sorted(words, key=words.get)]
+    return tiny_tokenizer(ordered, bos_token=None, unk_token="<unk>", padding_side="left")
 
 
 def model(seed: int, width: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, **settings: Any) -> Any:

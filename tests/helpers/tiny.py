@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from rocktokens.score.scoring import score
 
 VOCABULARY = 64
 CONTEXT = 96
@@ -102,10 +105,11 @@ CHAT_TEMPLATE = (
 
 def tiny_tokenizer(words: Sequence[str] = WORDS, splitter: Any = None, **options: Any) -> PreTrainedTokenizerFast:
     """One word one token: <bos>, <eos>, <pad>, w3, w4 and so on."""
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<pad>", **options}
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
     tokenizer.pre_tokenizer = splitter or pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<pad>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**special, **options})
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def letter_tokenizer() -> PreTrainedTokenizerFast:
@@ -142,3 +146,11 @@ def generated(model, prefix, limit: int, eos_ids, **options) -> tuple[int, ...]:
             **options,
         )
     return tuple(output[0, len(prefix) :].tolist())
+
+
+def scored(rollouts, student, teacher, **options: Any) -> pa.Table:
+    """Occurrences of these rollouts under one student, in the order of rollouts and positions."""
+    parts: list[pa.Table] = []
+    options = {"eos_ids": (1,), "vocabulary": VOCABULARY, **options}
+    score(rollouts, {0: student}, teacher, write=lambda step, table: parts.append(table), **options)
+    return pa.concat_tables(parts).sort_by([("rollout_id", "ascending"), ("position", "ascending")])

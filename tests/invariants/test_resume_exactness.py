@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
 import markov
 import numpy as np
 import pytest
@@ -20,11 +24,68 @@ from rocktokens.sample.requests import GraftRequest, Request
 from rocktokens.sample.sampler import Sampler
 from rocktokens.seeds import derive_seed
 
-NUM = 100_000
-LIMIT = 4
+NUM, FEW = 100_000, 20_000
+SLOW = pytest.mark.slow
 
 
-def baseline_of(engine, count, seed, limit=LIMIT, prompt=(0,)):
+class World(NamedTuple):
+    """An engine, whatever redraws its tokens from a teacher, and what both models say of the next token."""
+
+    engine: Any
+    grafter: Callable[[np.ndarray], Any]
+    student_p: Callable[[tuple[int, ...]], np.ndarray]
+    teacher_p: Callable[[tuple[int, ...]], np.ndarray]
+    prompt: tuple[int, ...]
+    limit: int
+
+    def law(self, next_p=None) -> dict[tuple[int, ...], float]:
+        """Probability of every response, from the next token's probabilities after each prefix; token 0 ends it."""
+        found, open_ = {}, {(): 1.0}
+        for step in range(self.limit):
+            grown = {}
+            for path, p in open_.items():
+                for token, q in enumerate((next_p or self.student_p)((*self.prompt, *path))):
+                    if q > 0:
+                        (found if token == 0 or step == self.limit - 1 else grown)[*path, token] = p * q
+            open_ = grown
+        return found
+
+
+def markov_world(seed: int) -> World:
+    student, teacher = markov.chain(seed), markov.chain(100 + seed)
+    grafter = lambda redraw: markov.MarkovGrafter(student, teacher, redraw[None])  # noqa: E731
+    next_p = [lambda prefix, own=own: own[prefix[-1]] for own in (student, teacher)]
+    return World(markov.MarkovEngine(student), grafter, *next_p, (0,), 4)
+
+
+def small_model(seed: int) -> PreTrainedModel:
+    shape = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    shape |= {"max_position_embeddings": 32, "initializer_range": 0.8, **ends}
+    return tiny_model(seed=seed, width=16, vocabulary=6, **shape)
+
+
+def sampler_of(model: PreTrainedModel, **options) -> Sampler:
+    return Sampler(model, eos_ids=[0], pad_id=0, batch_size=8192, **options)
+
+
+def transformer_world(seed: int) -> World:
+    """Two rows of the heads are padding: four token types."""
+    models = small_model(seed), small_model(seed + 1)
+    engine, other = (sampler_of(model, vocabulary=4) for model in models)
+
+    def next_p(model):
+        @cache
+        def give(prefix):
+            with torch.no_grad():
+                return model(torch.tensor([prefix])).logits[0, -1, :4].double().softmax(0).numpy()
+
+        return give
+
+    return World(engine, lambda redraw: GraftSampler(engine, other, redraw[None]), *map(next_p, models), (5, 2), 3)
+
+
+def baseline_of(engine, count, seed, limit=4, prompt=(0,)):
     """Rollouts with the seeds' streams 0, 1, 2 …, built without the store between; problem i is rollout i."""
     asked = [Request(prompt, limit, seed * 10**7 + index) for index in range(count)]
     owner = Prompt("p", prompt, "", "yes")
@@ -44,7 +105,7 @@ def twins(engine, baseline, begun):
     return responses, {own.rollout.problem for own in begun}
 
 
-def knocked_out(engine, baseline, members, seed, *, placebo=False, limit=LIMIT):
+def knocked_out(engine, baseline, members, seed, *, placebo=False, limit=4):
     """Every rollout's knock-out twin, or its placebo."""
     banned = BannedSet("s", "token", members[0], "s", tuple(members))
     jobs, _ = plan(baseline, [banned], [0], exact_resume=True, placebo_problems=placebo * len(baseline.rollouts))
@@ -53,7 +114,7 @@ def knocked_out(engine, baseline, members, seed, *, placebo=False, limit=LIMIT):
     return twins(engine, baseline, [own for own in begun if own.request is not None])
 
 
-def grafted(grafter, baseline, redraw, seed, *, limit=LIMIT):
+def grafted(grafter, baseline, redraw, seed, limit):
     """Every rollout's grafted twin."""
     begun = []
     for rollout in baseline.rollouts:
@@ -67,25 +128,30 @@ def grafted(grafter, baseline, redraw, seed, *, limit=LIMIT):
     return twins(grafter, baseline, begun)[0]
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
-    ("seed", "members"),
+    ("make", "seed", "members", "num"),
     [
-        (0, (2,)),
-        (1, (1, 3)),
-        *(pytest.param(seed, members, marks=SLOW) for seed in (2, 3, 4) for members in ((2,), (1, 3))),
+        (transformer_world, 0, (2,), FEW),
+        (markov_world, 1, (1, 3), NUM),
+        pytest.param(transformer_world, 0, (2,), NUM, marks=SLOW),
+        *(pytest.param(markov_world, seed, own, NUM, marks=SLOW) for seed in (0, 2, 3, 4) for own in ((2,), (1, 3))),
     ],
 )
-def test_resumed_rollouts_follow_the_knockout_law(seed, members):
-    engine = markov.MarkovEngine(markov.chain(seed))
-    baseline = baseline_of(engine, NUM, seed)
-    resumed, touched = knocked_out(engine, baseline, members, seed)
-    full = [a.token_ids for a in engine.generate([Request((0,), LIMIT, 10**9 + i, members) for i in range(NUM)])]
+def test_resumed_rollouts_follow_the_knockout_law(make, seed, members, num):
+    """Against the closed form, and against rollouts regenerated in full with the ban."""
+    world = make(seed)
+    baseline = baseline_of(world.engine, num, seed, world.limit, world.prompt)
+    resumed, touched = knocked_out(world.engine, baseline, members, seed, limit=world.limit)
+    asked = [Request(world.prompt, world.limit, 10**9 + i, members) for i in range(num)]
+    full = [answer.token_ids for answer in world.engine.generate(asked)]
 
-    assert markov.fit_p([r.token_ids for r in baseline.rollouts], markov.law(engine.matrix, LIMIT)) > 0.01
-    assert markov.fit_p(resumed, markov.law(engine.matrix, LIMIT, members)) > 0.01
+    def without(prefix):
+        allowed_V = world.student_p(prefix).copy()
+        allowed_V[list(members)] = 0.0
+        return allowed_V / allowed_V.sum()
+
+    assert markov.fit_p([rollout.token_ids for rollout in baseline.rollouts], world.law()) > 0.01
+    assert markov.fit_p(resumed, world.law(without)) > 0.01
     assert markov.same_p(resumed, full) > 0.01
     for index, rollout in enumerate(baseline.rollouts):
         if index not in touched:
@@ -94,136 +160,55 @@ def test_resumed_rollouts_follow_the_knockout_law(seed, members):
 
 
 def test_the_placebo_has_the_law_of_the_baseline():
-    engine = markov.MarkovEngine(markov.chain(3))
-    responses, touched = knocked_out(engine, baseline_of(engine, NUM, 3), (2,), 3, placebo=True)
+    world = markov_world(3)
+    responses, touched = knocked_out(world.engine, baseline_of(world.engine, NUM, 3), (2,), 3, placebo=True)
     assert len(touched) > 10_000
-    assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT)) > 0.01
-
-
-@SLOW
-def test_drawing_the_place_again_without_a_ban_would_not_be_a_placebo():
-    """Why the placebo goes on after the use: redrawing the use itself has another law."""
-    engine = markov.MarkovEngine(markov.chain(3))
-    baseline = baseline_of(engine, NUM, 3)
-    responses = []
-    uses = baseline.first_uses((2,))
-    asked = [Request((0, *baseline.rollouts[i].token_ids[:at]), LIMIT - at, i + 7) for i, at in uses.items()]
-    answers = dict(zip(uses, engine.generate(asked)))
-    for i, rollout in enumerate(baseline.rollouts):
-        responses.append((*rollout.token_ids[: uses[i]], *answers[i].token_ids) if i in uses else rollout.token_ids)
-    assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT)) < 1e-6
+    assert markov.fit_p(responses, world.law()) > 0.01
 
 
 def test_reusing_the_number_that_chose_the_banned_token_would_be_wrong():
     """Why the first draw of a resumption takes another number: the test would see it."""
-    engine = markov.MarkovEngine(markov.chain(1))
+    engine = markov_world(1).engine
     baseline = baseline_of(engine, NUM // 4, 1)
     uses = baseline.first_uses((2,))
     responses = [rollout.token_ids for rollout in baseline.rollouts]
-    asked = [
-        Request((0, *responses[i][:at]), LIMIT - at, baseline.rollouts[i].seed, (2,), skip=at) for i, at in uses.items()
-    ]
-    for (i, at), answer in zip(uses.items(), engine.generate(asked)):
-        responses[i] = (*responses[i][:at], *answer.token_ids)
-    assert markov.fit_p(responses, markov.law(engine.matrix, LIMIT, (2,))) < 1e-6
+    for i, at in uses.items():
+        request = Request((0, *responses[i][:at]), 4 - at, baseline.rollouts[i].seed, (2,), skip=at)
+        uses[i] = (at, request)
+    for i, answer in zip(uses, engine.generate([request for _, request in uses.values()])):
+        responses[i] = (*responses[i][: uses[i][0]], *answer.token_ids)
+    assert markov.fit_p(responses, markov.law(engine.matrix, 4, (2,))) < 1e-6
 
 
 RULES = [(0, 0, 1, 0, 0), (0, 1, 0, 1, 0), (0.3, 0.3, 0, 0.3, 0.3), (1, 1, 1, 1, 1)]
 
 
 @pytest.mark.parametrize(
-    ("seed", "redraw"), [(0, RULES[0]), *(pytest.param(s, r, marks=SLOW) for s in (1, 2, 3) for r in RULES)], ids=str
+    ("make", "seed", "redraw", "num"),
+    [
+        (transformer_world, 1, (0, 0, 1, 0.5), FEW),
+        (markov_world, 0, RULES[0], NUM),
+        pytest.param(transformer_world, 1, (0, 0, 1, 0.5), NUM, marks=SLOW),
+        *(pytest.param(markov_world, seed, rule, NUM, marks=SLOW) for seed in (1, 2, 3) for rule in RULES),
+    ],
 )
-def test_grafts_follow_the_law_of_direct_simulation(seed, redraw):
-    student, teacher, redraw = markov.chain(seed), markov.chain(100 + seed), np.array(redraw, float)
-    engine, grafter = markov.MarkovEngine(student), markov.MarkovGrafter(student, teacher, redraw[None])
-    responses = grafted(grafter, baseline_of(engine, NUM, seed), redraw, seed)
-    law = markov.graft_law(student, teacher, redraw, LIMIT)
-    assert markov.fit_p(responses, law) > 0.01
-    if seed == 1:
-        direct = grafter.generate([GraftRequest((0,), LIMIT, 10**9 + i, graft_seed=2 * 10**9 + i) for i in range(NUM)])
-        assert markov.same_p(responses, [answer.token_ids for answer in direct]) > 0.01
-
-
-# ---------------------------------------------------------------- the same with a transformer behind it
-
-
-def tiny(seed: int) -> PreTrainedModel:
-    shape = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
-    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-    return tiny_model(
-        seed=seed, width=16, vocabulary=6, max_position_embeddings=32, initializer_range=0.8, **shape, **ends
-    )
-
-
-def model_law(mixes, vocabulary, limit, prompt):
-    """Closed form from a function prefix -> next-token probabilities (vocabulary,)."""
-    found, open_ = {}, {(): 1.0}
-    for step in range(limit):
-        grown = {}
-        for path, p in open_.items():
-            for token, q in enumerate(mixes((*prompt, *path))):
-                if q > 0:
-                    target = found if token == 0 or step == limit - 1 else grown
-                    target[(*path, token)] = target.get((*path, token), 0.0) + p * q
-        open_ = grown
-    return found
-
-
-def probabilities(model, vocabulary, banned=()):
-    memo = {}
-
-    def give(prefix):
-        if prefix not in memo:
-            with torch.no_grad():
-                logits = model(torch.tensor([prefix])).logits[0, -1, :vocabulary].double().numpy()
-            weight = np.exp(logits - logits.max())
-            weight[list(banned)] = 0.0
-            memo[prefix] = weight / weight.sum()
-        return memo[prefix]
-
-    return give
-
-
-def sampler_of(model, vocabulary, **options):
-    return Sampler(model, eos_ids=[0], pad_id=0, vocabulary=vocabulary, batch_size=8192, **options)
-
-
-@pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
-def test_a_transformer_resumed_follows_the_knockout_law(num):
-    """Against the closed form, and against rollouts regenerated in full."""
-    model, vocabulary, prompt, limit, token = tiny(0), 4, (5, 2), 3, 2
-    engine = sampler_of(model, vocabulary)
-    resumed, touched = knocked_out(
-        engine, baseline_of(engine, num, 0, limit=limit, prompt=prompt), (token,), 0, limit=limit
-    )
-    full = engine.generate([Request(prompt, limit, 10**9 + index, (token,)) for index in range(num)])
-    assert 0 < len(touched) < num
-    law = model_law(probabilities(model, vocabulary, (token,)), vocabulary, limit, prompt)
-    assert markov.fit_p(resumed, law) > 0.01
-    assert markov.same_p(resumed, [answer.token_ids for answer in full]) > 0.01
-
-
-@pytest.mark.parametrize("num", [20_000, pytest.param(NUM, marks=SLOW)])
-def test_a_transformer_grafted_follows_the_law_of_direct_simulation(num):
-    student, teacher, vocabulary, limit, prompt = tiny(1), tiny(2), 4, 3, (5, 2)
-    redraw = np.array([0, 0, 1.0, 0.5])
-    engine = sampler_of(student, vocabulary)
-    grafter = GraftSampler(engine, sampler_of(teacher, vocabulary), redraw[None])
-    responses = grafted(grafter, baseline_of(engine, num, 0, limit=limit, prompt=prompt), redraw, 0, limit=limit)
-    p, q = probabilities(student, vocabulary), probabilities(teacher, vocabulary)
+def test_grafts_follow_the_law_of_direct_simulation(make, seed, redraw, num):
+    world, redraw = make(seed), np.array(redraw, float)
+    grafter, baseline = world.grafter(redraw), baseline_of(world.engine, num, seed, world.limit, world.prompt)
+    responses = grafted(grafter, baseline, redraw, seed, world.limit)
 
     def mixed(prefix):
-        return p(prefix) * (1 - redraw) + (p(prefix) * redraw).sum() * q(prefix)
+        p_V = world.student_p(prefix)
+        return p_V * (1 - redraw) + (p_V * redraw).sum() * world.teacher_p(prefix)
 
-    assert markov.fit_p(responses, model_law(mixed, vocabulary, limit, prompt)) > 0.01
-    direct = grafter.generate([GraftRequest(prompt, limit, 10**9 + i, graft_seed=2 * 10**9 + i) for i in range(num)])
-    assert markov.same_p(responses, [answer.token_ids for answer in direct]) > 0.01
+    assert markov.fit_p(responses, world.law(mixed)) > 0.01
+    asked = [GraftRequest(world.prompt, world.limit, 10**9 + i, graft_seed=2 * 10**9 + i) for i in range(num)]
+    assert markov.same_p(responses, [answer.token_ids for answer in grafter.generate(asked)]) > 0.01
 
 
 @pytest.mark.parametrize("token", [1, 2, 3, 4, 5])
 def test_greedy_decoding_of_a_transformer_resumed_is_the_greedy_knockout(token):
-    engine = sampler_of(tiny(4), None, greedy=True)
+    engine = sampler_of(small_model(4), greedy=True)
     prompt = (3, 1, 4)
     baseline = baseline_of(engine, 1, 0, limit=16, prompt=prompt)
     resumed, _ = knocked_out(engine, baseline, (token,), 0, limit=16)

@@ -36,7 +36,7 @@ from rocktokens.world import get_world
 def test_gradient_accumulation_changes_nothing(tmp_path, selector):
     options = {"soft": {"rocks": range(5, 30), "lam": 0.3}}.get(selector, {})
     losses, moved = [], []
-    for micro, passes in ((16, 1), (4, 4), (1, 16)):
+    for micro, passes in ((16, 1), (1, 16)):
         trainer, gradient = distilling.one_step(
             tmp_path,
             {"per_device_train_batch_size": micro, "gradient_accumulation_steps": passes},
@@ -47,9 +47,8 @@ def test_gradient_accumulation_changes_nothing(tmp_path, selector):
         moved.append(gradient)
     size = max(float(gradient.abs().max()) for gradient in moved[0].values())
     assert size > 1e-3
-    for loss, gradient in zip(losses[1:], moved[1:]):
-        assert loss == pytest.approx(losses[0], rel=1e-5)
-        assert distilling.furthest(gradient, moved[0]) < 1e-5 * size
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert distilling.furthest(moved[1], moved[0]) < 1e-5 * size
 
 
 def launch(kind: str, directory: Path) -> None:

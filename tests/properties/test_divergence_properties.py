@@ -7,17 +7,9 @@ from cases import Case, assert_matches, make_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocktokens.divergence.fused import KINDS
+from rocktokens.divergence.fused import KINDS, Divergence
 
-PER_ROW = (
-    "value_N",
-    "log_ratio_N",
-    "student_logprob_N",
-    "teacher_logprob_N",
-    "student_entropy_N",
-    "teacher_entropy_N",
-    "grad_norm_N",
-)
+PER_ROW = Divergence._fields[1:]
 
 
 @st.composite
@@ -43,9 +35,10 @@ def cases(draw, min_rows: int = 1) -> Case:
 
 
 def weights(rows: int) -> st.SearchStrategy[torch.Tensor]:
-    """Weights of which some are 0 and the sum is not."""
-    one = st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0])
-    return st.lists(one, min_size=rows, max_size=rows).filter(any).map(torch.tensor)
+    """Weights, or a mask, of which some are 0 and the sum is not."""
+    sizes = {"min_size": rows, "max_size": rows}
+    numbers = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0]), **sizes)
+    return st.one_of(numbers, st.lists(st.booleans(), **sizes)).filter(any).map(torch.tensor)
 
 
 def subset(case: Case, rows) -> Case:
@@ -68,14 +61,6 @@ def same(got, want) -> None:
         close(getattr(result, name), getattr(expected, name), name)
     for name in expected_grads:
         close(grads[name], expected_grads[name], name)
-
-
-@given(cases())
-def test_divergence_is_never_negative(case):
-    result, _ = case.run()
-    assert (result.value_N >= 0).all()
-    assert (result.student_entropy_N >= -1e-6).all()
-    assert torch.isfinite(result.value_N).all()
 
 
 @given(cases(min_rows=2), st.data())
@@ -143,13 +128,20 @@ def test_weight_zero_equals_row_removed(case, data):
 
 @given(cases(), st.data(), st.sampled_from([None, 1, 3, 100]), st.booleans(), st.sampled_from([None, 11.0]))
 def test_everything_equals_the_oracle(case, data, chunk, with_bias, denominator):
-    """Every output and every gradient, with and without a bias, in any chunks."""
+    """Every output and every gradient, with and without a bias, in any chunks; what came in stays as it was."""
+    tensors = ("student_hidden", "student_head", "teacher_hidden", "teacher_head")
+    if data.draw(st.booleans()):  # rows that do not lie one after the other in memory
+        for name in tensors:
+            setattr(case, name, getattr(case, name).t().contiguous().t())
+    before = {name: getattr(case, name).clone() for name in tensors}
     options = {"chunk": chunk, "weight_N": data.draw(weights(len(case.tokens))), "denominator": denominator}
     if with_bias:
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
         for name in ("student_bias", "teacher_bias"):
             options[name] = torch.randn(len(case.student_head), generator=generator)
     assert_matches(case, rtol=1e-4, atol=1e-5, **options)
+    assert all(torch.equal(getattr(case, name), was) for name, was in before.items())
+    assert (case.run(**options | {"weight_N": None})[0].value_N >= 0).all()
 
 
 @given(cases())

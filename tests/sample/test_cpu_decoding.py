@@ -6,7 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tiny import prompts, tiny_model
+import torch.nn.functional as F
+from tiny import generated, prompts, tiny_model
 from torch import nn
 
 from rocktokens.sample import cpu_decoding
@@ -20,49 +21,18 @@ needs_bf16 = pytest.mark.skipif(
 )
 
 
-class Layer(nn.Module):
-    """What transformers' attention functions ask of a layer."""
-
-    is_causal = True
-
-    def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.num_key_value_groups = groups
-
-
-def attention_inputs(dtype: torch.dtype, heads: int = 6, keys: int = 2):
-    g = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(3, n, t, 16, generator=g) for n, t in ((heads, 1), (keys, 9), (keys, 9)))
-    slab = torch.zeros(3, keys, 20, 16)
-    slab[:, :, 2:11] = key  # keys come as a view of a longer slab
-    mask = torch.ones(3, 1, 1, 9, dtype=torch.bool)
-    mask[0, ..., :4] = False
-    return query.to(dtype), slab.to(dtype)[:, :, 2:11], value.to(dtype), mask
-
-
-def exact_attention(query, key, value, mask, scaling):
-    """Softmax attention in float64, head by head."""
-    groups = query.shape[1] // key.shape[1]
-    out = torch.zeros(query.shape[0], 1, *query.shape[1::2], dtype=torch.float64)
-    for row in range(len(query)):
-        for head in range(query.shape[1]):
-            score = key[row, head // groups].double() @ query[row, head, 0].double() * scaling
-            if mask is not None:
-                score[~mask[row, 0, 0]] = -torch.inf
-            out[row, 0, head] = score.softmax(0) @ value[row, head // groups].double()
-    return out
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [None, "bool", "added"])
 @pytest.mark.parametrize("scaling", [None, 0.3])
-def test_attention_of_one_query_equals_its_definition(dtype, masked, scaling):
-    query, key, value, mask = attention_inputs(dtype)
-    given = None if masked is None else mask
-    if masked == "added":
-        given = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
-    got, _ = one_query_attention(Layer(3), query, key, value, given, scaling=scaling, dropout=0.0)
-    want = exact_attention(query, key, value, None if masked is None else mask, scaling or 16**-0.5)
+def test_attention_of_one_query_is_torchs_own_in_float64(dtype, masked, scaling, generator):
+    """Six query heads on two key heads; keys come as a view of a longer slab."""
+    query, slab, value = (torch.randn(3, n, t, 16, generator=generator) for n, t in ((6, 1), (2, 20), (2, 9)))
+    query, key, value = query.to(dtype), slab.to(dtype)[:, :, 2:11], value.to(dtype)
+    mask = None if masked is None else torch.arange(9) >= torch.tensor([4, 0, 0]).view(3, 1, 1, 1)
+    given = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo().min) if masked == "added" else mask
+    got, _ = one_query_attention(nn.Identity(), query, key, value, given, scaling=scaling, dropout=0.0)
+    exact = (query.double(), *(own.double().repeat_interleave(3, 1) for own in (key, value)))
+    want = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=scaling).transpose(1, 2)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-6 if dtype == torch.float32 else 8e-3)
 
@@ -97,19 +67,14 @@ def test_bf16_greedy_rollouts_leave_those_of_generate_only_at_a_tie():
     got = Sampler(model, eos_ids=(0,), pad_id=2, greedy=True).generate([Request(p, 20, 0) for p in prefixes])
     equal = 0
     for prefix, answer in zip(prefixes, got):
-        with torch.no_grad():
-            output = model.generate(
-                torch.tensor([prefix]), max_new_tokens=20, do_sample=False, eos_token_id=[0], pad_token_id=2
-            )
-            want = output[0, len(prefix) :].tolist()
-            pairs = [(ours, theirs) for ours, theirs in zip(answer.token_ids, want)]
-            parting = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-            if parting is None:
-                equal += 1
-                continue
-            logits_V = model(output[:, : len(prefix) + parting]).logits[0, -1].float()
-        ours, theirs = pairs[parting]
-        assert logits_V[theirs] - logits_V[ours] <= 2**-6 * logits_V.abs().max()
+        want = generated(model, prefix, 20, (0,))
+        parting = next((at for at, pair in enumerate(zip(answer.token_ids, want)) if pair[0] != pair[1]), None)
+        equal += parting is None
+        if parting is not None:
+            with torch.no_grad():
+                logits_V = model(torch.tensor([[*prefix, *want[:parting]]])).logits[0, -1].float()
+            lost = logits_V[want[parting]] - logits_V[answer.token_ids[parting]]
+            assert lost <= 2**-6 * logits_V.abs().max()
     assert equal >= 5
 
 

@@ -7,7 +7,10 @@ import math
 import pyarrow as pa
 import pytest
 import torch
-from tiny import prompts, tiny_model, tiny_tokenizer
+from tiny import prompts, scored, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from rocktokens.errors import DataError
 from rocktokens.prompts.tasks import Prompt
@@ -99,3 +102,18 @@ def test_rollouts_of_a_table_are_made_when_they_are_asked_for():
     assert every[2:3] == found[2:3] == [Rollout("p3", "p3#0", (3, 3), (3, 4))]
     assert found[590:700] == every[590:]
     assert found[10:3] == []
+
+
+def test_text_is_not_tokenised_again_between_sampler_and_scorer():
+    """Ids that no tokenizer would make from the text they decode to reach the scorer as they were drawn."""
+    pieces = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2, "<eos>": 3}, [("a", "b")], fuse_unk=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<eos>", pad_token="<eos>")
+    student, teacher = tiny_model(vocabulary=4), tiny_model(vocabulary=4, seed=1)
+    sampler = Sampler(student, eos_ids=(3,), pad_id=3)
+    config = RolloutConfig(num_rollouts=20, max_new_tokens=10)
+    table = sample_rollouts(sampler, [Prompt("p", (0,), "a", None)], config, tokenizer, None)
+    assert any(tokenizer(row["text"])["input_ids"] != row["token_ids"] for row in table.to_pylist())
+    rows = scored(RolloutRows(table), student, teacher, eos_ids=(3,), vocabulary=4).to_pylist()
+    found = {(row["rollout_id"], row["position"]): row["token_id"] for row in rows}
+    drawn = {row["rollout_id"]: row["token_ids"] for row in table.to_pylist()}
+    assert found == {(name, place): token for name, ids in drawn.items() for place, token in enumerate(ids)}

@@ -69,16 +69,9 @@ def test_the_costliest_positions_of_one_checkpoint_are_kept_too(monkeypatch):
     student, teacher = tiny_model("llama"), tiny_model("llama", seed=1, width=48)
     parts, scored = [], []
     recorder = TopTokenRecorder(set(), 5, VOCABULARY, lambda step, table: parts.append((step, table)), costly_step=0)
-    score(
-        ROLLOUTS,
-        {0: student, 7: teacher},
-        teacher,
-        eos_ids=(1,),
-        vocabulary=VOCABULARY,
-        token_budget=24,
-        top=recorder,
-        write=lambda step, table: scored.extend({"step": step, **row} for row in table.to_pylist()),
-    )
+    options = {"eos_ids": (1,), "vocabulary": VOCABULARY, "token_budget": 24, "top": recorder}
+    write = lambda step, table: scored.extend({"step": step, **row} for row in table.to_pylist())  # noqa: E731
+    score(ROLLOUTS, {0: student, 7: teacher}, teacher, write=write, **options)
     assert {step for step, _ in parts} == {0}
     rows = {(row["rollout_id"], row["position"]): row for _, table in parts for row in table.to_pylist()}
     costly = sorted((row for row in scored if row["step"] == 0), key=lambda row: -row["kl"])[:3]

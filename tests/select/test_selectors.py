@@ -16,7 +16,7 @@ import torch
 from rocktokens import Selector, SelectorBatch, TokenMonitor, make_selector
 from rocktokens.detect.measures import run_starts_lengths
 from rocktokens.errors import ConfigError, RockTokensError
-from rocktokens.select.interface import Adaptive, high_divergence_window, overlap, selector_kinds, selector_of
+from rocktokens.select.interface import Adaptive, high_divergence_window, selector_kinds, selector_of
 from rocktokens.select.settings import SelectorConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "selectors.md"
@@ -109,14 +109,6 @@ def test_random_is_drawn_from_seed_and_step():
     assert [torch.equal(drawn[0], other) for other in drawn] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("name", "column"), [("entropy", "student_entropy_N"), ("divergence", "value_N")])
-def test_top_share_keeps_the_largest_of_the_whole_step(name, column):
-    rows = batch()
-    weight, score = make_selector(name, keep=0.3).weights(rows), getattr(rows, column)
-    assert int(weight.sum()) == 6  # 0.3 of 20
-    assert score[weight == 1].min() > score[weight == 0].max()
-
-
 def test_ties_are_broken_by_order_and_nan_comes_last():
     rows = bare([0] * 4, torch.tensor([1.0, torch.nan, 1.0, 1.0]))
     assert make_selector("divergence", keep=0.5).weights(rows).tolist() == [1, 0, 1, 0]
@@ -128,18 +120,7 @@ def test_prefix_says_where_sampling_stops():
     assert torch.equal(prefix.weights(rows), (rows.position_N < 3).float())
 
 
-def test_overlap_of_kept_positions():
-    assert overlap(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0])) == pytest.approx(1 / 3)
-    assert overlap(torch.ones(3), torch.ones(3)) == overlap(torch.zeros(3), torch.zeros(3)) == 1
-
-
 # ---------------------------------------------------------------- the published rules
-
-
-def lists(rows):
-    """A batch's columns as Python lists."""
-    names = ("value_N", "student_entropy_N", "teacher_entropy_N", "student_logprob_N", "teacher_logprob_N")
-    return {name[:-2]: getattr(rows, name).tolist() for name in names} | {"rollout": rows.rollout_N.tolist()}
 
 
 def scaled(values, low=0.0, high=1.0):
@@ -148,51 +129,47 @@ def scaled(values, low=0.0, high=1.0):
     return [min(max((value - low) / (high - low), 0), 1) for value in values]
 
 
-def top(scores, share):
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    return set(order[: math.ceil(share * len(scores))])
+def top(scores, share=0.3):
+    """Weight 1 for the largest of the whole step."""
+    kept = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: math.ceil(share * len(scores))]
+    return [float(i in kept) for i in range(len(scores))]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_tip_is_the_soft_or_of_entropy_and_divergence(seed):
-    rows = batch(seed=seed)
-    known = lists(rows)
-    wanted = [h + d - h * d for h, d in zip(scaled(known["student_entropy"]), scaled(known["value"]))]
-    found = make_selector("tip", keep=0.3).weights(rows)
-    assert set(found.nonzero().flatten().tolist()) == top(wanted, 0.3)
+def entropy(rows, known):
+    return top(known["student_entropy"])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_teachable_is_the_product_of_disagreement_and_compatibility(seed):
-    rows = batch((30, 20), seed=seed)
-    divergence, belief = [], []
+def divergence(rows, known):
+    return top(known["value"])
+
+
+def tip(rows, known):
+    """The soft or of entropy and divergence."""
+    return top([h + d - h * d for h, d in zip(scaled(known["student_entropy"]), scaled(known["value"]))])
+
+
+def teachable(rows, known):
+    """The product of disagreement and compatibility."""
+    disagreement, belief = [], []
     for p, q in zip(rows.student_top_Nk.tolist(), rows.teacher_at_student_top_Nk.tolist()):
         p, q = [math.exp(x) for x in p[:16]], [math.exp(x) for x in q[:16]]
-        divergence.append(sum(b / sum(q) * math.log(b / sum(q) / (a / sum(p))) for a, b in zip(p, q)))
+        disagreement.append(sum(b / sum(q) * math.log(b / sum(q) / (a / sum(p))) for a, b in zip(p, q)))
         belief.append(sum(q))
-    wanted = [d * c for d, c in zip(scaled(divergence, 0.05, 0.95), scaled(belief, 0.05, 0.95))]
-    found = make_selector("teachable", keep=0.2).weights(rows)
-    assert set(found.nonzero().flatten().tolist()) == top(wanted, 0.2)
+    return top([d * c for d, c in zip(scaled(disagreement, 0.05, 0.95), scaled(belief, 0.05, 0.95))])
 
 
-def test_iw_starts_each_rollout_at_one_plus_gamma_and_falls():
-    rows = batch()
-    known, wanted = lists(rows), []
-    advantage = [abs(q - p) for p, q in zip(known["student_logprob"], known["teacher_logprob"])]
+def iw(rows, known):
+    """Each rollout starts at one plus gamma and falls."""
+    advantage, weights = [abs(q - p) for p, q in zip(known["student_logprob"], known["teacher_logprob"])], []
     for i, rollout in enumerate(known["rollout"]):
         own = [(j, a) for j, (a, r) in enumerate(zip(advantage, known["rollout"])) if r == rollout]
-        wanted.append(1 + 0.5 * (1 - sum(a for j, a in own if j < i) / sum(a for _, a in own)))
-    found = make_selector("iw").weights(rows)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
-    assert found[0] == 1.5
-    same = replace(rows, teacher_logprob_N=rows.student_logprob_N)  # equal models: nothing lies before anything
-    assert torch.equal(make_selector("iw").weights(same), torch.full((len(rows),), 1.5))
+        weights.append(1 + 0.5 * (1 - sum(a for j, a in own if j < i) / sum(a for _, a in own)))
+    return weights
 
 
-@pytest.mark.parametrize("lengths", [(6, 4, 9, 2, 5), (6, 4, 9)])
-def test_fire_drops_unlikely_rollouts_and_weighs_by_both_entropies(lengths):
-    rows = batch(lengths)
-    known, means = lists(rows), {}
+def fire(rows, known):
+    """Unlikely rollouts are dropped, the others weighed by both entropies."""
+    means = {}
     for r in set(known["rollout"]):
         own = [x for x, s in zip(known["teacher_logprob"], known["rollout"]) if s == r]
         means[r] = sum(own) / len(own)
@@ -200,25 +177,42 @@ def test_fire_drops_unlikely_rollouts_and_weighs_by_both_entropies(lengths):
     h_t, h_s = known["teacher_entropy"], known["student_entropy"]
     raw = [(1 + 1 - t / max(h_t)) * (1 + s / max(h_s)) for t, s in zip(h_t, h_s)]
     kept = [x for x, r in zip(raw, known["rollout"]) if r not in dropped]
-    wanted = [0 if r in dropped else x / (sum(kept) / len(kept)) for x, r in zip(raw, known["rollout"])]
-    found = make_selector("fire").weights(rows)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
-    assert len(dropped) == len(lengths) // 5
-    assert float(found.max()) <= make_selector("fire").bound
+    return [0 if r in dropped else x / (sum(kept) / len(kept)) for x, r in zip(raw, known["rollout"])]
 
 
-def test_selectkd_asks_whether_the_teacher_would_consider_it():
-    rows = batch((40,), scale=0.3)
+def selectkd(rows, known):
+    """Would the teacher consider the student's first choice?"""
     p_first, q_top = rows.student_top_id_Nk[:, 0].tolist(), rows.teacher_top_id_Nk.tolist()
-    wanted = [1.0 if first in best[:5] else 0.01 for first, best in zip(p_first, q_top)]
-    np.testing.assert_allclose(make_selector("selectkd").weights(rows).numpy(), wanted)
-    assert 0 < sum(w == 1 for w in wanted) < len(wanted)
+    return [1.0 if first in best[:5] else 0.01 for first, best in zip(p_first, q_top)]
 
 
-def test_position_follows_its_logistic_curve():
-    found = make_selector("position").weights(batch((10, 2)))
-    wanted = [0.25 + 0.75 / (1 + math.exp(-(t / n - 0.3) / 0.1)) for n in (10, 2) for t in range(n)]
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+def position(rows, known):
+    """A logistic curve of the place."""
+    lengths = [known["rollout"].count(r) for r in known["rollout"]]
+    return [0.25 + 0.75 / (1 + math.exp(-(t / n - 0.3) / 0.1)) for t, n in zip(rows.position_N.tolist(), lengths)]
+
+
+DEFINITIONS = (entropy, divergence, tip, teachable, iw, fire, selectkd, position)
+
+
+@pytest.mark.parametrize("lengths", [(6, 4, 9, 12, 5), (6, 4, 9, 1), (30, 20)], ids=str)
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda rule: rule.__name__)
+def test_every_published_rule_equals_its_definition(definition, lengths):
+    rows = batch(lengths, seed=len(lengths), scale=0.5)
+    names = ("value", "student_entropy", "teacher_entropy", "student_logprob", "teacher_logprob", "rollout")
+    wanted = definition(rows, {name: getattr(rows, f"{name}_N").tolist() for name in names})
+    takes_share = definition in (entropy, divergence, tip, teachable)
+    selector = make_selector(definition.__name__, **({"keep": 0.3} if takes_share else {}))
+    found = selector.weights(rows)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
+    assert len(set(wanted)) > 1
+    assert float(found.max()) <= selector.bound
+
+
+def test_iw_of_equal_models_has_nothing_before_anything():
+    rows = batch()
+    same = replace(rows, teacher_logprob_N=rows.student_logprob_N)
+    assert torch.equal(make_selector("iw").weights(same), torch.full((len(rows),), 1.5))
 
 
 def test_adakd_keeps_less_as_the_loss_falls_and_resumes_from_its_state():
@@ -269,13 +263,6 @@ def train(steps, losses=LOSSES, *, adaptive=None, monitor=None, start=0, seed=0,
     return adaptive, monitor, seen
 
 
-def test_adaptive_freezes_what_is_expensive_and_stays_and_nothing_else():
-    adaptive, _, seen = train(200)
-    assert not any(seen[:40])  # one half-life early, one late: nothing is known before
-    assert adaptive.median_fall > 0.3
-    assert adaptive.frozen == (ROCK,)
-
-
 def test_adaptive_freezes_nothing_where_the_run_itself_hardly_learns():
     """The fall of most rows is the measure: where it is below 30 %, a type that stays says nothing."""
     adaptive, _, _ = train(250, {**LOSSES, CHEAP: lambda step: 0.05 * (0.8 + 0.2 * 0.97**step)})
@@ -315,7 +302,9 @@ def test_adaptive_audits_a_seeded_share():
 
 
 def test_adaptive_thaws_what_moves_again_and_may_freeze_it_later_at_its_new_level():
-    adaptive, monitor, _ = train(200, audit=0.2)
+    adaptive, monitor, seen = train(200, audit=0.2)
+    assert not any(seen[:40])  # one half-life early, one late: nothing is known before
+    assert adaptive.median_fall > 0.3
     assert adaptive.frozen == (ROCK,)
     moved = {**LOSSES, ROCK: lambda step: 0.5}
     _, _, frozen = train(150, moved, adaptive=adaptive, monitor=monitor, start=200)
@@ -353,17 +342,13 @@ def test_the_documented_example_is_ten_lines_and_works(tmp_path, monkeypatch):
     ("name", "options", "says"),
     [
         ("frezee", {}, "did you mean 'freeze'"),
-        ("freeze", {"rock": [1]}, "takes: rocks"),
         ("freeze", {"rocks": []}, "needs a bypass list"),
         ("freeze_rocks", {"rocks": []}, "needs rocks"),
         ("soft", {"rocks": [1], "lam": 1.5}, "[0, 1]"),
-        ("soft", {"rocks": [1], "window": -1}, "at least 0"),
         ("tip", {"keep": float("nan")}, "(0, 1]"),
-        ("prefix", {"keep": 2}, "(0, 1]"),
         ("prefix", {"window": 2}, "no option 'window'"),
         ("adaptive", {"audit": 0}, "between 0 and 1"),
         ("teachable", {"top": 1}, "top"),
-        ("selectkd", {"top": 0}, "top"),
         ("json:dumps", {}, "not a Selector"),
         ("no_such_module:Selector", {}, "cannot be loaded"),
     ],

@@ -12,10 +12,7 @@ from datasets import Dataset
 
 from rocktokens import Selector, SelectorBatch, make_selector
 from rocktokens.errors import ConfigError
-from rocktokens.run import Run
 from rocktokens.select.interface import TopShare, selector_kinds
-from rocktokens.train.distill import distill
-from rocktokens.train.settings import DistillConfig
 from rocktokens.train.teacher import LocalTeacher, StateMemory
 from rocktokens.train.weights import bite, decide_weights, repeated_prompts
 
@@ -39,31 +36,23 @@ def test_bite_by_hand():
     assert bite(torch.zeros(0), batch([]), [1]) == {}
 
 
-def counted(monkeypatch) -> list[int]:
-    calls: list[int] = []
-    states = LocalTeacher.states
+@pytest.mark.parametrize("name", ["tip", "uniform"])
+def test_the_teacher_runs_once_over_every_rollout_and_its_states_train_what_fresh_ones_train(
+    tmp_path, monkeypatch, name
+):
+    calls, states = [], LocalTeacher.states
 
     def count(self, inputs):
         calls.append(len(inputs["completion_ids"]))
         return states(self, inputs)
 
     monkeypatch.setattr(LocalTeacher, "states", count)
-    return calls
-
-
-@pytest.mark.parametrize("name", ["tip", "uniform"])
-def test_the_teacher_runs_once_over_every_rollout_whatever_the_selector_needs(tmp_path, monkeypatch, name):
-    calls = counted(monkeypatch)
-    trainer = distilling.trained(tmp_path, selector=make_selector(name), generation="ours")
+    kept = distilling.trained(tmp_path, selector=make_selector(name), generation="ours")
     assert sum(calls) == 3 * 16
-    assert [row["scored"] for row in trainer.record.rows] == [row["tokens"] for row in trainer.record.rows]
-    assert (trainer.record.rows[0]["flops_teacher"] == 0) == trainer.selector.needs_losses
-
-
-def test_states_from_memory_train_what_fresh_ones_train(tmp_path, monkeypatch):
-    kept = distilling.trained(tmp_path, selector=make_selector("tip"), generation="ours")
+    assert [row["scored"] for row in kept.record.rows] == [row["tokens"] for row in kept.record.rows]
+    assert (kept.record.rows[0]["flops_teacher"] == 0) == kept.selector.needs_losses
     monkeypatch.setattr(StateMemory, "states", lambda self, teacher, inputs, keep: teacher.states(inputs))
-    fresh = distilling.trained(tmp_path, selector=make_selector("tip"), generation="ours")
+    fresh = distilling.trained(tmp_path, selector=make_selector(name), generation="ours")
     assert distilling.furthest(distilling.parameters(kept), distilling.parameters(fresh)) < 1e-6
 
 
@@ -82,16 +71,6 @@ def test_audits_change_nothing_and_say_what_shadows_would_keep(tmp_path):
     assert first["shadow_kept_tip"] == pytest.approx(0.5, abs=0.02)
     assert first["changed_share"] == pytest.approx(1 - first["kept_share"])
     assert 0 < first["changed_loss_share"] < 1
-
-
-def test_the_loss_is_a_setting_of_distillation(tmp_path):
-    run = Run.create(tmp_path / "run")
-    config = DistillConfig(
-        steps=3, max_new_tokens=8, prompts_per_step=4, rollouts_per_prompt=2, keep=1, loss="todi", telemetry_every=1
-    )
-    found = distill(config, distilling.pair(), distilling.prompts(), run, show=False)
-    assert len(found.record.rows) == 3
-    assert not (run.path / "telemetry").exists()  # occurrences would record another divergence
 
 
 # ---------------------------------------------------------------- one recorded batch, every selector
