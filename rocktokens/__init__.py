@@ -14,6 +14,7 @@ _HOMES = {
     "TokenMonitor": "rocktokens.divergence.monitor",
     "RockDistillationTrainer": "rocktokens.train.trainer",
     "RockOptions": "rocktokens.train.trainer",
+    "freeze": "rocktokens.train.freeze",
     "Selector": "rocktokens.select.interface",
     "SelectorBatch": "rocktokens.select.interface",
     "make_selector": "rocktokens.select.interface",

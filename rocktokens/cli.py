@@ -42,7 +42,18 @@ from rocktokens.settings import (
     refuse_code,
     schema,
 )
-from rocktokens.study import STAGES, StageSpec, StudyConfig, dry_run, load_settings, quick, quick_note, recipes, study
+from rocktokens.study import (
+    STAGES,
+    StageSpec,
+    StudyConfig,
+    dry_run,
+    load_settings,
+    quick,
+    quick_note,
+    recipes,
+    recorded,
+    study,
+)
 from rocktokens.train.settings import DistillConfig
 
 ABOUT = """rocktokens: which tokens on-policy distillation never fixes, what they cost, whether they matter.
@@ -151,7 +162,10 @@ def parse(words: list[str], file: str | None = None) -> Any:
     if name in STAGES:
         kind, section = stage_command(STAGES[name]), f"--{STAGES[name].section or name}."
         words = [f"--{word.removeprefix(section)}" if word.startswith(section) else word for word in words]
-        return _tyro(name, kind, words, _from_file(kind, load_yaml(file)) if file else None)
+        given = load_yaml(file) if file else {}
+        asked = _tyro(name, kind, words, _defaults(kind, {}, given))  # first for the run, whose settings are defaults
+        known = recorded(asked.path) if asked.path is not None else {}
+        return _tyro(name, kind, words, _defaults(kind, known, given)) if known else asked
     if name != "study":
         return _tyro(name, COMMANDS.get(name), words)
     whole = study_command(short=asks_help and not asks_all)
@@ -176,10 +190,17 @@ def _tyro(name: str, kind: Any, words: list[str], default: Any = None) -> Any:
     return tyro.cli(any_of, args=words, prog="rocktokens", description=ABOUT, config=config)
 
 
-def _from_file(kind: type, values: dict[str, Any]) -> Any:
-    """A stage's command from a study's file; sections of other stages are checked and not used."""
-    whole = from_mapping(StudyConfig, values)
-    known = {item.name: getattr(whole, item.name) for item in dataclasses.fields(kind) if item.name in values}
+def _defaults(kind: type, recorded: dict[str, Any], given: dict[str, Any]) -> Any:
+    """A stage's command from what its run recorded and, above it, a study's file; None where neither says anything.
+
+    Sections of the file that belong to other stages are checked and not used.
+    """
+    names = [item.name for item in dataclasses.fields(kind) if item.name in recorded or item.name in given]
+    own = from_mapping(StudyConfig, {name: recorded[name] for name in names if name in recorded})
+    whole = from_mapping(StudyConfig, given, default=own)
+    known = {name: getattr(whole, name) for name in names}
+    if not known:
+        return None
     needed = [item.name for item in dataclasses.fields(kind) if item.default is item.default_factory is MISSING]
     return kind(**{**dict.fromkeys(needed, tyro.MISSING), **known})
 
@@ -252,6 +273,13 @@ def stage_command(spec: StageSpec) -> type[StageCommand]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Distill(StageCommand):
+    more: Annotated[int, Meta(ge=1)] | None = None
+    """Continue the complete training by this many steps: optimiser state and checkpoints stay, the schedule is
+    stretched to the new end, and the stages after it are due."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample(StageCommand):
     checkpoint: str = "last"
     """Which model samples: last (kept checkpoint, else the student), student, teacher, or a step."""
@@ -290,6 +318,8 @@ class StudyCommand(StudyConfig):
     """A run to continue, a recipe (arithmetic, market, cornerstone, qwen), or a YAML file with settings."""
     quick: bool = False
     """A true but small study, about a minute on the built-in pair; its last lines say how small."""
+    retest: bool = False
+    """Once rocks are declared, train as many steps again and declare them again: what still is one then."""
     dry_run: bool = False
     """Say what the study would do and need (time, memory, disk, prompts), and do nothing."""
     json: bool = False
@@ -302,7 +332,8 @@ class StudyCommand(StudyConfig):
             print(*dry_run(config), sep="\n")
             return
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
-            found = study(config, place=place, note=quick_note(config, self.recipe) if self.quick else None)
+            note = quick_note(config, self.recipe) if self.quick else None
+            found = study(config, place=place, note=note, retest=self.retest)
         if self.json:
             print(json.dumps(found.manifest["stages"], indent=2))
 

@@ -121,6 +121,9 @@ class Stage:
     def finish(self, facts: Json | None = None) -> None:
         """Record the stage as complete, with its settings and what it read."""
         self.run.manifest["config"].update(self.settings)
+        of_study = self.run.manifest.get("study", {})
+        for section in of_study.keys() & self.settings.keys():  # the next command begins with these
+            of_study[section] |= self.settings[section]
         record = {"settings": self.settings, "inputs": self.inputs}
         self.run.manifest["records"][self.name] = record
         self.run.finish(self.name, facts)
@@ -209,16 +212,28 @@ def resolve(path: Path, pair: PairConfig, prompts: PromptsConfig) -> tuple[PairC
         return pair, prompts
     run = open_run(path)
     if not pair.student and not pair.teacher:
-        own = pair_of(run)
-        pair = dataclasses.replace(
-            own,
-            threads=pair.threads,
-            trust_remote_code=pair.trust_remote_code or own.trust_remote_code,
-            allow_pickle=pair.allow_pickle or own.allow_pickle,
-        )
+        pair = dataclasses.replace(pair_of(run), threads=pair.threads)
+    pair = dataclasses.replace(
+        pair,
+        trust_remote_code=pair.trust_remote_code or is_granted("model code"),
+        allow_pickle=pair.allow_pickle or is_granted("pickle"),
+    )
     if prompts == PromptsConfig():
         prompts = prompts_of(run)
     return pair, prompts
+
+
+def open_with(path: Path, pair: PairConfig, prompts: PromptsConfig) -> Run:
+    """The run with this pair and these prompts, made if it is not there; RunError where it has others.
+
+    How answers are checked may be said later of a run that a trainer made, until its rollouts are sampled.
+    """
+    if (path / MANIFEST).exists():
+        run, own = open_run(path), to_mapping(prompts)
+        if "trainer" in run.manifest["config"] and not run.done("sample") and prompts != PromptsConfig():
+            run.manifest["config"]["prompts"] = own
+            run.save()
+    return Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
 
 
 def pair_of(run: Run) -> PairConfig:
@@ -244,6 +259,11 @@ def _named(run: Run, kind: type[C], section: str, flags: str) -> C:
 def student_source(run: Run, pair: PairConfig, checkpoint: str) -> str:
     """Where the asked-for student lies: a kept checkpoint, or the pair's own."""
     kept = run.checkpoints()
+    if checkpoint == "last" and not kept and run.done("distill"):
+        raise RunError(
+            f"{run.path} kept no checkpoint of its training, so there is no trained student to look at. Train again "
+            "with options=RockOptions(keep_at=None), which keeps the first and the last, or keep_at=(0, 100, ...)"
+        )
     if checkpoint in ("student", "teacher") or (checkpoint == "last" and not kept):
         return pair.student
     step = kept[-1] if checkpoint == "last" else int(checkpoint) if checkpoint.isdecimal() else None

@@ -257,13 +257,15 @@ class StudyConfig(Settings):
 # ---------------------------------------------------------------- running
 
 
-def study(config: StudyConfig, *, place: Place | None = None, note: str | None = None) -> Any:
+def study(config: StudyConfig, *, place: Place | None = None, note: str | None = None, retest: bool = False) -> Any:
     """Run the chosen stages in order under one display, and close with what was found. Returns the run.
 
     Args:
         config: The settings of every stage.
         place: Where shared work is done; unset: one worker per core for a built-in pair, else one.
         note: What to say at the very end, such as what a quick study left out.
+        retest: Once rocks are declared, train as many steps again and declare them again; what follows is of the
+            student that comes out.
     """
     from rocktokens.facts import Facts
     from rocktokens.report.conclusions import found_by, summary
@@ -274,12 +276,17 @@ def study(config: StudyConfig, *, place: Place | None = None, note: str | None =
     require_servers(config)  # before the hours of the first stage
     sizes = {spec.name: 1.0 if spec.name in complete else spec.size(config) for spec in config.chosen()}
     with working_on(path), keeping_workers(), stages(sizes) as overall:
-        for spec in config.chosen():
+        chosen = config.chosen()
+        declared = [spec.name for spec in chosen].index("detect") + 1 if retest else 0
+        for number, spec in enumerate(chosen[:declared] + chosen):
+            once_more = {}  # in the second round, unless an earlier call has continued the training
+            if spec.name == "distill" and number >= declared > 0 and "steps_before" not in _complete(path)["distill"]:
+                once_more = {"more": config.distill.steps}
             with overall.stage(spec.name), _recording(config, spec.name):
                 if spec.needs_answers and not _has_answers(path):
                     log.info("no answers to check: %s is left out, accuracy has no meaning here", spec.name)
                 else:
-                    spec.load(vars(config), place=place)(path)
+                    spec.load(vars(config), place=place, **once_more)(path)
             forget()  # the next stage may need the memory of this one's models
             if said := found_by(spec.name, Facts.of(path)):
                 overall.say(f"  {said}")
@@ -363,17 +370,28 @@ def _recording(config: StudyConfig, stage: str) -> Iterator[None]:
 
 
 def load_settings(path: Path) -> StudyConfig:
-    """The settings of the study in a run: those it was started with, else what its stages recorded.
+    """The settings of the study in a run."""
+    return from_mapping(StudyConfig, {**recorded(path), "path": str(path)})
 
-    What permits code or pickles is asked for on the command line of every call and never taken from a run.
+
+def recorded(path: Path) -> dict[str, Any]:
+    """What a run has recorded of a study's settings, the defaults of every command on it; empty where there is no run.
+
+    Those of its study, else of its stages. What permits code or pickles is asked for on the command line of every call
+    and never taken from a run.
     """
-    from rocktokens.run import open_run
+    from rocktokens.run import MANIFEST, open_run
 
+    if not (path / MANIFEST).exists():
+        return {}
     manifest = open_run(path).manifest
+    kept, config = dict(manifest["study"] if "study" in manifest else manifest["config"]), manifest["config"]
+    if "evaluation" in config:  # two settings that stand under other names in the records of their stages
+        kept["problems"] = config["evaluation"]["problems"]
+    if "sample" in config:
+        kept["detection_prompts"] = config["sample"]["limit"]
     names = field_types(StudyConfig).keys() - {"path"}
-    kept = manifest["study"] if "study" in manifest else manifest["config"]
-    known = {name: value for name, value in kept.items() if name in names}
-    return from_mapping(StudyConfig, {**without_permissions(StudyConfig, known), "path": str(path)})
+    return without_permissions(StudyConfig, {name: value for name, value in kept.items() if name in names})
 
 
 # ---------------------------------------------------------------- dry run

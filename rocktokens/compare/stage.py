@@ -130,7 +130,9 @@ def plan_trainings(run: Run, config: CompareConfig, folder: Path, servers: Serve
     trained = from_manifest(DistillConfig, run.manifest["config"].get("distill") or {}, "distill")
     for name in (trained.selector.name, *trained.shadows):
         refuse_code(str(run.path), "selector", name)
-    base = common_base(trained, config, steps=config.steps or run.facts("distill")["steps"])
+    own = run.facts("distill")  # the first part of a training that was continued
+    own = {"steps": own["steps_before"][0]} if "steps_before" in own else own
+    base = common_base(trained, config, steps=config.steps or own["steps"])
     sets = frozen_sets(run, config)
     regimes = regimes_to_train(run, config, sets)
     if "adaptive" in regimes and base.steps <= least_updates():

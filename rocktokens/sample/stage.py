@@ -16,8 +16,7 @@ from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import Run, read_parquet, working_on, write_parquet
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import from_manifest, to_mapping
-from rocktokens.stage import Stage, inputs_of, resolve, student_source
+from rocktokens.stage import Stage, inputs_of, open_with, resolve, student_source
 from rocktokens.tables import ROLLOUTS
 
 if TYPE_CHECKING:
@@ -47,21 +46,17 @@ def sample(
         prompts: where prompts come from; the default: what the run names.
         rollouts: how many, how long and how random.
         checkpoint: which model samples: last, student, teacher or the step of a kept checkpoint.
-        limit: how many prompts; unset: as before, or all that `prompts` gives.
+        limit: how many prompts; unset: all that `prompts` gives.
         servers: where the model is served; unset: in this process.
         again: replace rollouts that are there.
         place: where the work is done.
     """
     with working_on(path):
         pair, prompts = resolve(path, pair, prompts)
-        run = Run.create(path, {"pair": to_mapping(pair), "prompts": to_mapping(prompts)})
+        run = open_with(path, pair, prompts)
         source = pair.teacher if checkpoint == "teacher" else student_source(run, pair, checkpoint)
         # Rollouts of a distilled student are for detection: on prompts it was not trained on.
         part: Part | None = "detection" if run.done("distill") else None
-        if limit is None and run.done("sample"):
-            limit = run.manifest["config"].get("sample", {}).get("limit")
-        if again and rollouts == RolloutConfig() and run.manifest["config"].get("rollouts") is not None:
-            rollouts = from_manifest(RolloutConfig, run.manifest["config"]["rollouts"], "rollouts")
         stage = Stage(
             run,
             "sample",

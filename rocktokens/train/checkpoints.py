@@ -1,4 +1,4 @@
-"""What a training leaves in a run: checkpoints that can be trusted, and where the models and prompts came from.
+"""What a training leaves in a run: checkpoints that can be trusted.
 
 Resume checkpoints are TRL's own, with our state added; one is complete when its trainer_state.json, which is written
 last, can be read. Kept checkpoints are plain model directories for anyone to load, renamed into place when they are
@@ -21,14 +21,11 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import TrainOutput
-from trl.trainer.utils import get_config_model_id
 
 from rocktokens.errors import RunError
-from rocktokens.run import failing, writing
-from rocktokens.values import Json, Row
+from rocktokens.run import failing
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from trl import DistillationTrainer as _Base
 
     from rocktokens.divergence.monitor import TokenMonitor
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
     from rocktokens.select.interface import Selector
     from rocktokens.train.record import TrainingRecord
     from rocktokens.train.step import Meter
-    from rocktokens.train.trainer import RockDistillationTrainer
 else:
     _Base = object
 
@@ -44,9 +40,6 @@ STATE_NAME = "rocktokens.pt"
 RESUME_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")  # transformers reads them with weights_only, too
 # What must agree between a model and a checkpoint for its weights to fit.
 SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-PROMPTS, TOKENIZER = "prompts.jsonl", "tokenizer"
-# Prompts kept of a large dataset; a stream is not read for this.
-MOST_PROMPTS = 10_000
 
 
 def last_complete_checkpoint(directory: str | Path) -> Path | None:
@@ -147,6 +140,14 @@ class CheckpointMixin(_Base):
                 shadow.load_state_dict(state["shadows"][name])
         self.record.rows = [dict(row) for row in state["record"]["rows"]]
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Transformers leaves the rate that was saved to the first step, also where the schedule has a new end."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        schedule: Any = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        if checkpoint is not None and hasattr(schedule, "lr_lambdas"):
+            for group, factor, rate in zip(self.optimizer.param_groups, schedule.lr_lambdas, schedule.base_lrs):
+                group["lr"] = rate * factor(schedule.last_epoch)
+
     def _save_rng_state(self, output_dir: str) -> None:
         """Our state, and a wait for every rank: only then is trainer_state.json written, which says "complete"."""
         super()._save_rng_state(output_dir)
@@ -197,50 +198,3 @@ def _writing(directory: Path) -> Iterator[None]:
     except RunError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-
-
-def describe_run(trainer: RockDistillationTrainer, run: Run, models: dict[str, str | PreTrainedModel | None]) -> None:
-    """Record pair, prompts and tokenizer in a run that does not name them yet, so that `sample` knows what to load.
-
-    Models are those that the user gave; None for a served teacher.
-    """
-    if "pair" in run.manifest["config"] or not trainer.accelerator.is_main_process:
-        return
-    names = {}
-    for who, model in models.items():
-        name = "" if model is None else model if isinstance(model, str) else get_config_model_id(model.config)
-        names[who] = str(Path(name).absolute()) if name and Path(name).is_dir() else name
-    sections: Json = {"trainer": {"class": type(trainer).__name__, "precision": trainer.precision.description, **names}}
-    if all(names.values()):
-        sections["pair"] = {**names, "trust_remote_code": bool(trainer.args.trust_remote_code)}
-    processing: Any = trainer.processing_class  # a tokenizer, or a processor of several kinds of input
-    processing.save_pretrained(run.path / TOKENIZER)
-    lines = _prompt_lines(trainer.train_dataset)
-    if lines is not None:
-        path = run.path / PROMPTS
-        with writing(path) as draft:
-            draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        sections["prompts"] = {"source": str(path.absolute()), "split": "train"}
-    run.describe(sections)
-
-
-def _prompt_lines(dataset: Any) -> list[str] | None:
-    """The dataset's prompts as lines of JSON; None where they cannot be had as text or messages."""
-    if dataset is None or not hasattr(dataset, "__len__"):
-        return None
-    lines = []
-    for row in dataset.select(range(min(len(dataset), MOST_PROMPTS))) if hasattr(dataset, "select") else dataset:
-        prompt = row.get("prompt")
-        if isinstance(prompt, str):
-            line: Row = {"prompt": prompt}
-        elif isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            line = {"messages": prompt}
-        else:
-            return None
-        if isinstance(row.get("answer"), str):
-            line["answer"] = row["answer"]
-        try:
-            lines.append(json.dumps(line, ensure_ascii=False))
-        except TypeError:  # images
-            return None
-    return lines

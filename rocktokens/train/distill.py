@@ -8,6 +8,7 @@ bit for bit on a CPU. Knows models, prompts and a run directory; which stage fol
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -16,11 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, get_scheduler
 from transformers.trainer_callback import PrinterCallback
 
 from rocktokens.errors import DataError
@@ -34,9 +34,10 @@ from rocktokens.sample.rollouts import Evaluator, make_sampler, sample_rollouts
 from rocktokens.sample.settings import RolloutConfig
 from rocktokens.select.interface import selector_of
 from rocktokens.select.settings import SelectorConfig
-from rocktokens.settings import require
+from rocktokens.settings import require, to_mapping
 from rocktokens.train.checkpoints import last_complete_checkpoint
-from rocktokens.train.record import Saturation, TrainingRecord, saturation, show_account
+from rocktokens.train.describe import training_facts
+from rocktokens.train.record import TrainingRecord, saturation, show_account
 from rocktokens.train.settings import DistillConfig
 from rocktokens.train.trainer import (
     OffPolicyTrainer,
@@ -49,6 +50,8 @@ from rocktokens.values import Json, Row
 
 if TYPE_CHECKING:
     from rocktokens.run import Run
+
+log = logging.getLogger(__name__)
 
 # Rollouts in one forward and backward pass of a model too large to take a whole step at once.
 MICRO_BATCH = 8
@@ -77,6 +80,7 @@ def distill(
     check: Checker | None = None,
     show: bool = True,
     on_step: Callable[[Row], None] | None = None,
+    ends: Sequence[int] = (),
 ) -> Distilled:
     """Train the pair's student in place.
 
@@ -91,11 +95,14 @@ def distill(
         check: `check(text, answer)` says whether a rollout is right.
         show: show a progress bar and, at the end, where the time went.
         on_step: called with the record's row of every optimiser step where no progress is shown.
+        ends: steps at which continuations of the training end, the first after `config.steps`. The schedule is that of
+            a training up to the last of them, with the same warm-up.
     """
     if len(prompts) < config.prompts_per_step:
         raise DataError(f"{len(prompts)} prompts are fewer than prompts_per_step = {config.prompts_per_step}")
     with failing(run.path / "checkpoints"):
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    run.manifest["config"].setdefault("distill", to_mapping(config))  # the run is not the trainer's to describe
     if config.off_policy.answers is not None:
         off_policy(config, pair, prompts, run, show=show)
     sharded = "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED"))
@@ -111,7 +118,7 @@ def distill(
         kind=None if is_reverse else config.loss,
         audit_every=config.audit_every,
         telemetry_every=config.telemetry_every if is_reverse else None,
-        keep_at=frozenset(round(config.steps * i / config.keep) for i in range(config.keep + 1)),
+        keep_at=_kept_steps(config, ends),
         generation=generation,
         rollouts_per_prompt=config.rollouts_per_prompt,
         evaluator=evaluator,
@@ -126,6 +133,7 @@ def distill(
         rollouts=config.prompts_per_step * config.rollouts_per_prompt,
         micro_batch=config.micro_batch,
         steps=config.steps,
+        until=ends[-1] if ends else config.steps,
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant_with_warmup" if config.schedule == "constant" else config.schedule,
         save_steps=config.save_every or min(100, max(1, config.steps // 10)),
@@ -148,26 +156,33 @@ def distill(
             rocks=rocks or None,
             options=options,
         )
-    ended = _train(trainer, run, "on-policy distillation", show=show)
-    monitor, record = trainer.monitor.gathered(), trainer.record
-    if trainer.args.should_save:
-        run.write("monitor", monitor.table())
-    facts: Json = {
-        "steps": trainer.state.global_step,
-        "saturated": None if ended is None else ended.saturated,
-        "saturation": None if ended is None else ended._asdict(),
-        "selector": trainer.selector.name,
-        "normalise": config.normalise,
-        "vocabulary": trainer.vocabulary,
-        "summary": record.summary(),
-        "monitor_rocks": monitor.rocks(),
-    }
-    evaluated = np.flatnonzero(~np.isnan(record.column("accuracy")))
-    for name, index in (("accuracy_before", 0), ("accuracy_after", -1)):
-        if len(evaluated):
-            row = record.rows[evaluated[index]]
-            facts[name] = {key: row[key] for key in ("step", "accuracy", "accuracy_low", "accuracy_high")}
-    return Distilled(trainer.model, record, facts)
+    if ends and show and trainer.accelerator.is_main_process:
+        log.info("%s", _said_of_continuing(trainer.args, config, ends))
+    _train(trainer, run, "on-policy distillation", show=show)
+    facts = training_facts(trainer) | ({"steps_before": [config.steps, *ends[:-1]]} if ends else {})
+    return Distilled(trainer.model, trainer.record, facts)
+
+
+def _kept_steps(config: DistillConfig, ends: Sequence[int]) -> frozenset[int]:
+    """Steps whose student is kept: evenly spaced, and in a continuation as far apart as before."""
+    kept, start = {0}, 0
+    for end in (config.steps, *ends):
+        parts = max(1, round(config.keep * (end - start) / config.steps))
+        kept |= {start + round((end - start) * part / parts) for part in range(1, parts + 1)}
+        start = end
+    return frozenset(kept)
+
+
+def _said_of_continuing(args: Any, config: DistillConfig, ends: Sequence[int]) -> str:
+    """What a continuation does to the learning rate, which had come down to 0 in most schedules."""
+    before, until = [config.steps, *ends][-2:]
+    unused = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+    schedule: Any = get_scheduler(args.lr_scheduler_type, unused, args.warmup_steps, until)
+    rate = config.learning_rate * schedule.lr_lambdas[0](before)
+    return (
+        f"the training continues from step {before} to {until} with the optimiser's state; its {config.schedule} "
+        f"schedule is stretched to step {until}, so that the learning rate is {rate:.2e} at step {before + 1}"
+    )
 
 
 def off_policy(config: DistillConfig, pair: Pair, prompts: Sequence[Prompt], run: Run, *, show: bool = True) -> None:
@@ -227,6 +242,7 @@ def _arguments(
     rollouts: int,
     micro_batch: int | None,
     steps: int,
+    until: int | None = None,
     **settings: Any,
 ) -> Any:
     """TRL's configuration of a stage: `rollouts` a step over all processes, in passes of `micro_batch`."""
@@ -244,7 +260,7 @@ def _arguments(
         str(output),
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=own // micro_batch,
-        max_steps=steps,
+        max_steps=until or steps,
         warmup_steps=math.ceil(config.warmup * steps),
         max_grad_norm=1.0,
         max_completion_length=config.max_new_tokens,
@@ -270,11 +286,8 @@ def _served_states(pair: Pair) -> Any:
     return pair.remote.states if pair.teacher is None and pair.remote is not None else None
 
 
-def _train(trainer: RockDistillationTrainer, run: Run, title: str, *, show: bool) -> Saturation | None:
-    """Train from the newest complete checkpoint, or from the start, with a progress bar and an account at the end.
-
-    Returns the slope test on the steps after the warm-up: while the rate rises, little is learned.
-    """
+def _train(trainer: RockDistillationTrainer, run: Run, title: str, *, show: bool) -> None:
+    """Train from the newest complete checkpoint, or from the start, with a progress bar and an account at the end."""
     trainer.remove_callback(PrinterCallback)
     show = show and trainer.accelerator.is_main_process
     args, record = trainer.args, trainer.record
@@ -300,7 +313,6 @@ def _train(trainer: RockDistillationTrainer, run: Run, title: str, *, show: bool
         trainer.train(str(found) if found is not None else None)
     if args.should_save:
         record.write(run)
-    ended = saturation(record.column("loss")[record.column("step") > args.get_warmup_steps(args.max_steps)])
     if show:
-        show_account(title, record, ended)
-    return ended
+        learned_S = record.column("step") > args.get_warmup_steps(args.max_steps)
+        show_account(title, record, saturation(record.column("loss")[learned_S]))

@@ -21,8 +21,8 @@ from rocktokens.models.settings import PairConfig
 from rocktokens.prompts.settings import PromptsConfig
 from rocktokens.run import MANIFEST, Run, failing, open_run, working_on
 from rocktokens.servers.settings import ServersConfig
-from rocktokens.settings import from_mapping, to_mapping
-from rocktokens.stage import Stage, inputs_of, resolve
+from rocktokens.settings import from_mapping, require, to_mapping
+from rocktokens.stage import Stage, inputs_of, open_with, resolve
 from rocktokens.train.settings import DistillConfig
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,11 @@ def distill(
     problems: int = 200,
     servers: ServersConfig | None = None,
     again: bool = False,
+    more: int | None = None,
 ) -> Run:
     """Distil the pair into checkpoints/step=N, with every step in training.parquet.
+
+    `more` continues a complete training by that number of steps; repeated after a kill, it ends where it was to end.
 
     Under torchrun or `accelerate launch` every process calls this; only the first writes the run's manifest.
     """
@@ -56,9 +59,16 @@ def distill(
             again = False
         asked = Request(pair, prompts, config, problems, servers or ServersConfig())
         if (path / MANIFEST).exists():
-            run = Run.create(path, asked.identity())
-            if not asked.stage(run).due(again):
+            run = open_with(path, pair, prompts)
+            if "trainer" in run.manifest["config"] and not run.done("distill"):
+                raise RunError(f"{path}: the trainer that made this run has not ended; let its script train to the end")
+            require(more is None or not again, "--more continues a training, --again replaces it: give one of them")
+            if more is not None and is_first:
+                continue_by(run, more)
+            if more is None and not asked.stage(run).due(again):
                 return run
+        elif more is not None:
+            raise RunError(f"{path} is no run; --more continues a training that is complete")
         if config.processes > 1 and "RANK" not in os.environ:
             return _launch(path, asked, again)
         return _train(path, asked, again)
@@ -89,6 +99,33 @@ class Request:
             inputs_of(run, models=models, prompts=self.prompts),
             guards=("settings", "inputs"),
             checks_outputs=False,  # a deleted telemetry is no reason to train for hours
+        )
+
+
+def continue_by(run: Run, more: int) -> None:
+    """Write down that the training is to continue, unless a killed process has: until it has, it is not complete.
+
+    The settings stay those of the first part, so that the command that made the run finds it as it left it.
+    """
+    from rocktokens.train.checkpoints import last_complete_checkpoint
+
+    ends = run.manifest.get("continued", [])
+    if run.done("distill"):
+        before = run.facts("distill")["steps"]
+        if last_complete_checkpoint(run.path / "checkpoints" / ".resume") is None:
+            said = "checkpoints/.resume, with its optimiser's state, is gone"
+            if "trainer" in run.manifest["config"]:
+                said = "a script trained it; continue there, with a larger max_steps and resume_from_checkpoint=True"
+            raise RunError(f"{run.path} cannot be continued: {said}")
+        run.manifest["continued"] = [*ends, before + more]
+        run.reopen("distill")
+        return
+    if not ends:
+        raise RunError(f"{run.path} has no complete training to continue; run `rocktokens distill {run.path}` first")
+    begun = ends[-1] - (ends[-2] if len(ends) > 1 else run.manifest["config"]["distill"]["steps"])
+    if begun != more:
+        raise RunError(
+            f"{run.path} is being continued by {begun} steps; repeat --more {begun} to bring that to its end"
         )
 
 
@@ -145,6 +182,7 @@ def _train(path: Path, asked: Request, again: bool) -> Run:
         bypass=list_for(run, chosen.bypass, models.tokenizer, freezes=chosen.name == "freeze" and not chosen.rocks),
         problems=held_out,
         check=checker if held_out else None,
+        ends=[] if target.path != run.path else run.manifest.get("continued", []),
     )
     if ranks.is_main_process:
         asked.stage(target).finish(found.facts)
@@ -176,7 +214,7 @@ def _take_over(run: Run, new: Run) -> None:
 
     Each step can be repeated: a process that is killed in between continues here the next time.
     """
-    run.manifest |= {"stages": {}, "records": {}, "files": {}}
+    run.manifest |= {"stages": {}, "records": {}, "files": {}, "continued": []}
     run.save()
     old, moving = run.path / OLD, run.path / f"{OLD}.part"
     with failing(run.path):

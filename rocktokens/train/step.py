@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 from rocktokens.select.interface import Selector, overlap
 from rocktokens.tables import STEP_STAGES, TRAINING_STAGES
+from rocktokens.train.describe import begin_run, training_facts
 from rocktokens.train.record import ALARMS, alarms
 from rocktokens.train.weights import Rows, bite, with_losses
 from rocktokens.values import Row
@@ -169,8 +170,11 @@ class StepHooks(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
-        if trainer.run is not None and state.global_step == 0 and 0 in trainer.options.keep_at:
-            trainer.keep_model(trainer.run.checkpoint(0))
+        if trainer.run is not None:
+            if trainer.owns_run:
+                begin_run(trainer, trainer.run)
+            if state.global_step == 0 and trainer.keeps(0):
+                trainer.keep_model(trainer.run.checkpoint(0))
         if not trainer.record.rows:
             first = self._evaluate(state)
             trainer.record.rows += [{"step": 0} | first] if first else []
@@ -204,7 +208,7 @@ class StepHooks(TrainerCallback):
                 self._rocks = rocks
             if trainer.run is not None and trainer.records_at(step):
                 self._write_occurrences(step, Rows.joined([trained, others]))
-        if trainer.run is not None and step in trainer.options.keep_at:
+        if trainer.run is not None and trainer.keeps(step):
             trainer.keep_model(trainer.run.checkpoint(step))
         row |= self._evaluate(state)
         ended = trainer.meter.now()
@@ -223,6 +227,16 @@ class StepHooks(TrainerCallback):
             trainer.options.on_step(row)
         if trainer.run is not None and args.should_save and _due(state, WRITE_EVERY):
             trainer.record.write(trainer.run)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = self.trainer
+        if trainer.run is None or not trainer.owns_run:
+            return
+        if trainer.options.keep_at is None and state.global_step not in trainer.run.checkpoints():  # stopped early
+            trainer.keep_model(trainer.run.checkpoint(state.global_step))
+        facts = training_facts(trainer)
+        if args.should_save:
+            trainer.run.finish("distill", facts)
 
     def _counts(self, trained: Rows) -> Row:
         """Tokens that were sampled and that carried loss, what the step should have cost, lengths and entropy."""

@@ -11,10 +11,11 @@ weight, H and G widths.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,12 +31,15 @@ from rocktokens.divergence.monitor import TokenMonitor
 from rocktokens.errors import DataError
 from rocktokens.models.pair import head_of
 from rocktokens.models.states import StateSource
+from rocktokens.run import Run
 from rocktokens.sample.requests import Request
 from rocktokens.sample.sampler import Sampler
 from rocktokens.seeds import derive_seed
-from rocktokens.select.interface import Selector, SelectorBatch, Uniform
+from rocktokens.select.interface import Selector, SelectorBatch, Uniform, make_selector, selector_of
+from rocktokens.select.settings import SELECTOR_OPTIONS, SelectorConfig
 from rocktokens.settings import require
-from rocktokens.train.checkpoints import CheckpointMixin, describe_run
+from rocktokens.train.checkpoints import CheckpointMixin
+from rocktokens.train.describe import describe_run, is_own, token_ids_of
 from rocktokens.train.forward import Precision, base_of, can_share, completion_states
 from rocktokens.train.record import TrainingRecord
 from rocktokens.train.step import Meter, ModelShape, StepHooks
@@ -63,7 +67,6 @@ from rocktokens.values import Batch, Row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rocktokens.run import Run
     from rocktokens.sample.rollouts import Evaluator
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ log = logging.getLogger(__name__)
 # What a multimodal model is given in addition to token ids.
 IMAGE_KEYS = ["pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes"]
 IMAGE_KEYS += ["token_type_ids", "mm_token_type_ids", "image_position_ids"]
+EVERY_STEP_UNTIL = 100  # with telemetry_every="auto"
 PASSED_ON = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "row")
 
 
@@ -86,13 +90,14 @@ class RockOptions:
     """Divide the loss by the weight of the kept tokens, or by the number of all tokens."""
     kind: Kind | None = None
     """Another divergence than TRL's `beta` names: todi, srkl, …"""
-    telemetry_every: int | None = 10
-    """Steps between two recordings of every token's occurrence in the run; None: never."""
+    telemetry_every: int | Literal["auto"] | None = "auto"
+    """Steps between two recordings of every token's occurrence in the run; None: never. auto: every step up to 100,
+    every second up to 200, every fourth up to 400, and so on."""
     audit_every: int | None = None
     """Steps between two audits, in which every position is measured to record what the selector changed and what
     shadows would keep; None: only what is measured anyway."""
-    keep_at: Collection[int] = ()
-    """Steps whose student is kept in the run as checkpoints/step=N."""
+    keep_at: Collection[int] | None = None
+    """Steps whose student is kept in the run as checkpoints/step=N; None: the first and the last."""
     generation: Literal["trl", "ours"] = "trl"
     """trl: HF generate or vLLM, as TRL does; ours: our sampler, with a seed for every rollout."""
     rollouts_per_prompt: int = 1
@@ -122,10 +127,11 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         model: the student, as TRL takes it.
         teacher_model: the teacher, as TRL takes it; None for a served one (`options.teacher_states`).
         args: TRL's configuration.
-        selector: weighs the tokens (default: uniform).
-        run: receives one row of training.parquet a step, occurrences every `telemetry_every` steps and a checkpoint at
-            every step of `keep_at`.
-        rocks: token types whose loss is reported apart (default: those the selector names).
+        selector: weighs the tokens (default: uniform); or its name, with `rocks` for those that need some.
+        run: a run or its directory: receives one row of training.parquet a step, occurrences every `telemetry_every`
+            steps and a checkpoint at every step of `keep_at`. `rocktokens study RUN` continues from there.
+        rocks: token types whose loss is reported apart (default: those the selector names): ids, texts, or a run in
+            which `detect` declared some.
         options: everything else.
     """
 
@@ -140,9 +146,9 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         teacher_model: str | PreTrainedModel | None = None,
         args: DistillationConfig | None = None,
         *trl_arguments: Any,
-        selector: Selector | None = None,
-        run: Run | None = None,
-        rocks: Collection[int] | None = None,
+        selector: Selector | str | None = None,
+        run: Run | str | Path | None = None,
+        rocks: Run | str | Path | Iterable[int | str] | None = None,
         options: RockOptions | None = None,
         **trl_settings: Any,
     ) -> None:
@@ -154,7 +160,10 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         if args is None:  # in the output directory that TRL chooses
             name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = device_arguments(f"{name.split('/')[-1]}-Distillation")
-        self.selector, self.run = selector or Uniform(), run
+        # A selector that needs rocks waits for the tokenizer; one that shortens rollouts, for nothing.
+        needs_rocks = isinstance(selector, str) and "rocks" in SELECTOR_OPTIONS.get(selector, ())
+        named = make_selector(selector) if isinstance(selector, str) and not needs_rocks else selector
+        self.selector = named if isinstance(named, Selector) else Uniform()
         given: Any = options.shadows
         self.shadows = dict(given) if isinstance(given, Mapping) else {shadow.name: shadow for shadow in given}
         is_named = len(self.shadows) == len(options.shadows)
@@ -185,7 +194,13 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         self.vocabulary = min(len(head_weight), self.teacher.rows)
         if apart or len(head_weight) != self.teacher.rows:
             share_vocabulary(self, self.vocabulary, len(head_weight))
-        self.rocks = frozenset(self.selector.token_ids if rocks is None else rocks)
+        with self.accelerator.main_process_first():  # the others open what the first has made
+            self.run = run if isinstance(run, Run) or run is None else Run.create(run)
+        known = () if rocks is None else token_ids_of(rocks, self._tokenizer)
+        if isinstance(selector, str) and needs_rocks:
+            listed = rocks if rocks is None else token_ids_of(rocks, self._tokenizer, skips=True)
+            self.selector = selector_of(SelectorConfig(name=selector), known, listed)
+        self.rocks = frozenset(self.selector.token_ids if rocks is None else known)
         self.monitor = options.monitor or TokenMonitor(self.vocabulary)
         self.meter = Meter(self.accelerator.device)
         self.shapes = ModelShape.of(student), self.teacher.shape
@@ -204,8 +219,9 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
         """Lengths of prompts that another rollout of the same micro-batch had computed, by micro-batch."""
         self.left = 0.0
         self._check_settings()
-        if run is not None:
-            describe_run(self, run, {"student": model, "teacher": teacher_model})
+        self.owns_run = self.samples and self.run is not None and is_own(self.run)
+        if self.run is not None and self.owns_run:
+            describe_run(self, self.run, {"student": model, "teacher": teacher_model})
         self.add_callback(StepHooks(self))
 
     def _check_settings(self) -> None:
@@ -217,11 +233,14 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
             "were the rocks found with another tokenizer?",
         )
         is_reverse = self.beta == 1.0 if options.kind is None else options.kind == "reverse_kl"
-        require(
-            self.run is None or options.telemetry_every is None or is_reverse,
-            f"occurrences record the reverse KL; beta = {self.beta}, kind = {options.kind} trains another divergence: "
-            "set beta=1.0 or telemetry_every=None",
+        other = (
+            f"occurrences record the reverse KL; beta = {self.beta}, kind = {options.kind} trains another divergence"
         )
+        if self.run is not None and options.telemetry_every == "auto" and not is_reverse:
+            log.warning("%s: none are recorded", other)
+            self.options = options = replace(options, telemetry_every=None)
+        fits = self.run is None or options.telemetry_every is None or is_reverse
+        require(fits, f"{other}: set beta=1.0 or telemetry_every=None")
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         divides = rows * self.accelerator.num_processes % each == 0
         require(divides, f"{rows} rollouts per step cannot be divided into {each} per prompt")
@@ -392,7 +411,14 @@ class RockDistillationTrainer(CheckpointMixin, DistillationTrainer):
     def records_at(self, step: int) -> bool:
         """Whether a step's occurrences go to the run; then every position is measured, whatever its weight."""
         every = self.options.telemetry_every
+        if every == "auto":  # half as often whenever the steps have doubled; a clock would make runs differ
+            every = 2 ** ((step - 1) // EVERY_STEP_UNTIL).bit_length()
         return self.run is not None and every is not None and step % every == 0
+
+    def keeps(self, step: int) -> bool:
+        """Whether the student at a step is kept in the run."""
+        kept = self.options.keep_at
+        return self.run is not None and step in ((0, self.state.max_steps) if kept is None else kept)
 
     def _compute_loss(
         self, unwrapped_student: PreTrainedModel, inputs: Batch, num_items_in_batch: Any
@@ -504,7 +530,7 @@ class OffPolicyTrainer(RockDistillationTrainer):
     cross_entropy = 0.5
 
     def __init__(self, *trl_arguments: Any, options: RockOptions | None = None, **settings: Any) -> None:
-        options = replace(options or RockOptions(), telemetry_every=None)
+        options = replace(options or RockOptions(), telemetry_every=None, keep_at=())
         super().__init__(*trl_arguments, options=options, **settings)
         self.beta = 0.0  # forward KL
         self.record.name = "off_policy"

@@ -43,6 +43,7 @@ SEAMS = {
     "training_step": ["model", "inputs", "num_items_in_batch"],
     "_save_checkpoint": ["model", "trial"],
     "_save_rng_state": ["output_dir"],
+    "_load_optimizer_and_scheduler": ["checkpoint"],
 }
 CALLED = ("_get_last_hidden_state", "save_model", "_save", "_get_output_dir")
 

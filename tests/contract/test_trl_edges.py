@@ -16,6 +16,8 @@ from trl import DistillationTrainer
 
 from rocktokens import RockDistillationTrainer, make_selector
 from rocktokens.errors import ConfigError
+from rocktokens.models.settings import PairConfig
+from rocktokens.settings import from_mapping
 
 
 def saved(path: Path, model, tokenizer=None) -> str:
@@ -162,4 +164,4 @@ def test_a_trainers_run_is_detected_from_its_telemetry_and_can_be_sampled(tmp_pa
     assert found.facts("detect")["num_occurrences"] > 50
     assert set(found.types()["token"].to_pylist()) & {f"w{i}" for i in range(3, 64)}
     assert "telemetry" in caplog.text
-    assert found.manifest["config"]["pair"] == {"student": student, "teacher": teacher, "trust_remote_code": False}
+    assert from_mapping(PairConfig, found.manifest["config"]["pair"]) == PairConfig(student=student, teacher=teacher)

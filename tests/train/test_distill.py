@@ -315,7 +315,7 @@ def test_both_stages_in_one_run_and_the_first_is_not_repeated(tmp_path):
         ({"rocks": [3, 64]}, "rock id .64"),
         ({"shadows": [make_selector("entropy"), make_selector("entropy", keep=0.1)]}, "share a name"),
         ({"normalise": "most"}, "normalise"),
-        ({"kind": "todi", "run": True}, "reverse KL"),
+        ({"kind": "todi", "run": True, "telemetry_every": 5}, "reverse KL"),
         ({"rollouts_per_prompt": 5}, "cannot be divided"),
         ({"min_p": 0.1}, "min_p"),
     ],
