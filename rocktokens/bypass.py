@@ -296,12 +296,13 @@ def fingerprint(vocabulary: Mapping[str, int]) -> str:
     return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
 
 
-def read_bypass(path: str | Path, *, fingerprint: str | None = None) -> BypassList:
+def read_bypass(path: str | Path, *, fingerprint: str | None = None, formats: Sequence[str] = (FORMAT,)) -> BypassList:
     """Read and check a bypass list. Nothing in the file is executed or believed.
 
     Args:
         path: a bypass.json, or a run directory that has one.
         fingerprint: of the tokenizer at hand (see `fingerprint`); a list of another one is refused.
+        formats: what the file may say of itself; an export for another trainer says something else.
     """
     path = Path(path)
     path = path / NAME if path.is_dir() else path
@@ -313,7 +314,7 @@ def read_bypass(path: str | Path, *, fingerprint: str | None = None) -> BypassLi
             content, ensure_ascii=False, allow_nan=False
         ).encode()  # half of a surrogate pair is JSON and no text
         ids, said = content["ids"], (content["format"], content["version"])
-        whole = said == (FORMAT, VERSION) and all(type(item) is int and item >= 0 for item in ids)
+        whole = said in [(form, VERSION) for form in formats] and all(type(item) is int and item >= 0 for item in ids)
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         whole = False
     if not whole or len(set(ids)) < len(ids):

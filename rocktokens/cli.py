@@ -427,8 +427,8 @@ class Export:
 
     path: RunPath
     """The run directory, or a bypass.json."""
-    format: Literal["ids", "json", "csv", "trl", "verl"] = "ids"
-    """ids: one token id per line; json: everything; csv: one row per costly type; trl and verl: for those trainers."""
+    format: Literal["ids", "json", "csv", "trl", "verl", "ms-swift", "slime"] = "ids"
+    """ids: one token id per line; json: everything; csv: one row per costly type; the others: for those trainers."""
     list: Literal["bypass", "rocks"] = "bypass"
     """bypass: what training may skip, as `bypass` decided; rocks: what `detect` declared, skipped at your own risk."""
     out: Path | None = None

@@ -20,8 +20,7 @@ from rocktokens.detect.occurrences import Occurrences, parquet
 from rocktokens.detect.rocks import RockReport, detect_rocks
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError, RunError
-from rocktokens.models.settings import PairConfig
-from rocktokens.models.tokens import spelling
+from rocktokens.models.tokens import open_tokenizer, run_tokenizer
 from rocktokens.progress import console
 from rocktokens.run import MANIFEST, Run, digest, open_run, reading, require_room, working_on
 from rocktokens.stage import Stage, inputs_of
@@ -42,7 +41,7 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
         stage = Stage(run, "detect", {"detect": config}, inputs)
         if stage.due(again):
             by_step = {step: parquet(_files(run, f"occurrences/step={step}")) for step in run.steps()}
-            tables, named, vectors = by_step or {0: _telemetry(run)}, spelling(run), embeddings(source)
+            tables, named, vectors = by_step or {0: _telemetry(run)}, run_tokenizer(run), embeddings(source)
             # No name for the occurrences here: detection lets them go once it has halved them.
             report = detect_rocks(Occurrences.read(tables, signal=config.signal), named, config, embedding_VH=vectors)
             scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
@@ -63,11 +62,7 @@ def detect_table(
     with reading(occurrences, "write it again"):
         require_room(pq.read_metadata(occurrences), occurrences.stat().st_size)
     found = Occurrences.read({0: parquet([occurrences])}, signal=config.signal)
-    named = None
-    if tokenizer is not None:
-        from rocktokens.models.pair import load_tokenizer
-
-        named = load_tokenizer(tokenizer, PairConfig())
+    named = None if tokenizer is None else open_tokenizer(tokenizer)
     with working_on(out):
         made = open_run(out).manifest if (out / MANIFEST).exists() else {"config": {}, "stages": {}}
         if "occurrences" not in made["config"] and (made["config"] or made["stages"]):

@@ -6,7 +6,7 @@ prime-rl  `trainer.enable_token_export`: token_exports/step_N, a file per proces
           aligned with `token_ids` of prompt and rollout. It leaves out the teacher's `ref_logprobs`. August 2026.
 trl       `log_completions=True`: completions_N.parquet (text alone), with the telemetry that our trainer writes:
           telemetry/step=N/part-*.parquet, whose rollout N/i is row i of the completions of step N.
-verl      `trainer.rollout_data_dir`: N.jsonl; every list of `reward_extra_infos_dict` with one entry per sample is
+verl      the parts that verl_plugin.py records. Or `trainer.rollout_data_dir`: N.jsonl; every list of `reward_extra_infos_dict` with one entry per sample is
           a column. Or the batch saved as plain tensors (.pt): `prompts` (B, P) padded on the left, `responses` (B, R)
           on the right, `attention_mask` (B, P + R), columns (B, R), and `teacher_logprobs` (B, P + R, 1), where entry
           s is of token s + 1. verl 0.9.1.
@@ -143,7 +143,7 @@ VERL: Names = {
     "token_ids": ("responses", "response_ids"),
     "prompt_ids": ("prompts", "prompt_ids"),
     "counts_T": "response_mask",
-    "student_logprob_T": "old_log_probs",
+    "student_logprob_T": ("log_probs", "old_log_probs"),
     "engine_logprob_T": "rollout_log_probs",
     "teacher_logprob_T": "teacher_logprobs",
     "student_entropy_T": "entropys",
@@ -158,17 +158,15 @@ def read_dump(name: str, files: Sequence[Path]) -> Dump:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FORMATS)}"
         raise ConfigError(f"no format is called {name!r}; {hint}")
-    form, found = FORMATS[name], list[Path]()
+    form, found, missing = FORMATS[name], list[Path](), [path for path in files if not path.exists()]
     for path in files:
-        below = sorted({file for pattern in form.patterns for file in path.rglob(pattern)}) if path.is_dir() else [path]
-        if not below or not path.exists():
-            what = f"{path} holds no file {' or '.join(form.patterns)}" if path.exists() else f"there is no file {path}"
-            raise DataError(what)
-        found += below
+        found += sorted({file for own in form.patterns for file in path.rglob(own)}) if path.is_dir() else [path]
     notes, tokenizers = dict[str, None](), set[str]()
-    samples = list(form.read(found, notes, tokenizers))
+    samples = list(form.read(found, notes, tokenizers)) if found and not missing else []
     if not samples:
-        raise DataError(f"{', '.join(map(str, files))} holds no rollouts of {form.what}")
+        said = f"{', '.join(map(str, files))} holds no rollouts of {form.what}"
+        said = said if found else f"{files[0]} holds no file {' or '.join(form.patterns)}"
+        raise DataError(f"there is no file {missing[0]}" if missing else said)
     return Dump(tuple(sorted(samples, key=lambda sample: sample.step)), tuple(notes), frozenset(tokenizers))
 
 
@@ -214,22 +212,20 @@ def _slime(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> I
             raise DataError(f"{path} is no dump of slime's --dump-details: it has no list `samples`")
         step = _digits(path.stem if content.get("rollout_id") is None else str(content["rollout_id"]))
         for number, row in enumerate(content["samples"]):
-            where, length = f"{path}, sample {number}", row.get("response_lengths")
-            tokens = whole_numbers(row.get("tokens"), f"{where}: tokens")
-            if length is None or not 0 < int(length) <= len(tokens):
-                raise DataError(f"{where}: a response of {length} tokens does not fit {len(tokens)} tokens in all")
-            prompt_ids, token_ids = tokens[: -int(length)], tokens[-int(length) :]
+            with reading(path, "it is no dump of slime's --dump-details"):
+                tokens = _listed(row["tokens"])
+                first = len(tokens) - int(row["response_lengths"])
             name = f"{step}/{row.get('sample_index', number)}"
-            sample = sample_of(
-                row, SLIME, where, step=step, rollout_id=name, token_ids=token_ids, prompt_ids=prompt_ids
-            )
+            known = {"step": step, "rollout_id": name, "token_ids": tokens[first:], "prompt_ids": tokens[:first]}
+            sample = sample_of(row, SLIME, f"{path}, sample {number}", **known)
             if sample.student_logprob_T is None:
                 notes[ENGINE_ONLY] = None
             yield sample
 
 
 def _verl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> Iterator[Sample]:
-    for path in files:
+    yield from _verl_parts([path for path in files if path.suffix == ".parquet"], notes)
+    for path in (path for path in files if path.suffix != ".parquet"):
         if path.suffix == ".pt":
             yield from _verl_batch(_load_tensors(path), path)
             continue
@@ -237,8 +233,8 @@ def _verl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> It
             if not isinstance(first_of(row, VERL["token_ids"]), list):
                 raise DataError(
                     f"{path} holds text only, as verl's rollout_data_dir writes it, and the sampled token ids cannot "
-                    "be had back from text. Add responses, old_log_probs and teacher_logprobs to "
-                    "reward_extra_infos_dict, or save the batch as tensors: see docs/other-trainers.md"
+                    "be had back from text. Train with ROCKTOKENS_TELEMETRY=DIRECTORY, or put the lists into "
+                    "reward_extra_infos_dict: see docs/other-trainers.md"
                 )
             score, answer = first_of(row, ("acc", "score")), row.get("gts")
             yield sample_of(
@@ -252,12 +248,33 @@ def _verl(files: list[Path], notes: dict[str, None], tokenizers: set[str]) -> It
             )
 
 
+def _verl_parts(files: list[Path], notes: dict[str, None]) -> Iterator[Sample]:
+    """What our plug-in recorded. Processes that share a sequence (sequence or tensor parallel) record the same."""
+    outside, tokens, read = 0, 0, dict[Path, list[pa.Table]]()
+    for path in files:
+        with reading(path, "copy it again"):
+            table = pq.read_table(path).replace_schema_metadata(None)
+        others = read.setdefault(path.parent, [])
+        if any(table.equals(other) for other in others):
+            continue
+        others.append(table)
+        for number, row in enumerate(table.to_pylist()):
+            beyond = [own for own, counts in zip(row.get("outside_top") or (), row["response_mask"]) if counts]
+            outside, tokens = outside + sum(beyond), tokens + len(beyond)
+            name = f"{path.parent.name}/{path.stem}/{number}"
+            yield sample_of(row, VERL, f"{path}, rollout {number}", step=row["step"], rollout_id=name)
+    if outside:
+        notes[
+            f"{outside:,} of {tokens:,} tokens lie outside of the teacher's top tokens; what they cost is a lower bound"
+        ] = None
+
+
 def _verl_batch(batch: Any, path: Path) -> Iterator[Sample]:
-    if not isinstance(batch, dict) or not {"prompts", "responses", "attention_mask"} <= batch.keys():
-        raise DataError(f"{path} is no batch of verl: it needs tensors prompts, responses and attention_mask")
-    own = {name: np.asarray(values) for name, values in batch.items() if values is not None}
+    with reading(path, "save verl's prompts, responses and attention_mask as plain tensors"):
+        own = {name: np.asarray(values) for name, values in batch.items() if values is not None}
+        seen_BS = own["attention_mask"].astype(bool)
     prompt_BP, response_BR = own["prompts"], own["responses"]
-    width, seen_BS = prompt_BP.shape[1], own["attention_mask"].astype(bool)
+    width = prompt_BP.shape[1]
     columns_BR = {name: own[name] for name in ("old_log_probs", "rollout_log_probs", "entropys") if name in own}
     columns_BR["response_mask"] = own.get("response_mask", seen_BS[:, width:])
     teacher = own.get("teacher_logprobs")
@@ -329,27 +346,30 @@ FORMATS = {
     "slime": Format("slime's --dump-details", ("*.pt",), _slime),
     "prime-rl": Format("prime-rl's enable_token_export", ("*_[0-9]*.jsonl",), _prime_rl),
     "trl": Format("TRL's log_completions with our telemetry", ("completions_*.parquet", "part-*.parquet"), _trl),
-    "verl": Format("verl's rollout_data_dir or its batch as tensors", ("*.jsonl", "*.pt"), _verl),
+    "verl": Format("verl, by our plug-in, rollout_data_dir or tensors", ("part-*.parquet", "*.jsonl", "*.pt"), _verl),
     "jsonl": Format("JSONL of token_ids, student_logprobs and teacher_logprobs", ("*.jsonl",), _jsonl),
 }
 
 
 def sample_of(row: Row, names: Names, where: str, **known: Any) -> Sample:
     """A trainer's row as a sample; `known`: fields that are not in the row under one of the trainer's names."""
-    values = {name: first_of(row, theirs) for name, theirs in names.items()} | known
+    values, said = {name: first_of(row, theirs) for name, theirs in names.items()} | known, ""
     for name in ("token_ids", "prompt_ids"):
-        values[name] = whole_numbers(values.get(name, ()), f"{where}: {names.get(name, name)}")
+        listed = _listed(values.get(name) if values.get(name) is not None else ())
+        if any(isinstance(value, bool) or int(value) != value for value in listed):
+            said = f"{names.get(name, name)} must hold whole numbers"
+        values[name] = tuple(int(value) for value in listed)
     ids = values["token_ids"]
     if not ids or min(ids) < 0:
-        raise DataError(f"{where}: the rollout has {'a negative token id' if ids else 'no tokens'} in token_ids")
+        said = f"the rollout has {'a negative token id' if ids else 'no tokens'} in token_ids"
     for name in [name for name in values if name.endswith("_T")]:
         column = floats(values[name])
         if column is not None and len(column) != len(ids):
-            raise DataError(
-                f"{where}: {names.get(name, name)} has {len(column)} entries for {len(ids)} tokens; were prompt and "
-                "rollout cut at different places?"
-            )
+            length = f"{len(column)} entries for {len(ids)} tokens"
+            said = said or f"{names.get(name, name)} has {length}; were prompt and rollout cut at different places?"
         values[name] = column > 0 if name == "counts_T" and column is not None else column
+    if said:
+        raise DataError(f"{where}: {said}")
     return Sample(**{name: value for name, value in values.items() if value is not None}, source=where)
 
 
@@ -366,14 +386,6 @@ def floats(values: Any) -> Floats | None:
         return None
     column = np.array([np.nan if value is None else value for value in _listed(values)], np.float64)
     return None if np.isnan(column).all() and len(column) else column
-
-
-def whole_numbers(values: Sequence[Any], what: str) -> tuple[int, ...]:
-    """A column of ids."""
-    listed = _listed(values if values is not None else ())
-    if any(isinstance(value, bool) or int(value) != value for value in listed):
-        raise DataError(f"{what} must hold whole numbers")
-    return tuple(int(value) for value in listed)
 
 
 def _listed(values: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +20,10 @@ import pyarrow as pa
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError, RunError
 from rocktokens.interop.formats import Dump, read_dump
-from rocktokens.models.settings import PairConfig
+from rocktokens.models.tokens import FOLDER, open_tokenizer
 from rocktokens.run import MANIFEST, Run, open_run
 from rocktokens.tables import METRICS, ROLLOUTS
 from rocktokens.values import Json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +44,13 @@ def import_dump(name: str, files: Sequence[Path], tokenizer: str, out: Path, *, 
     Returns:
         The run; its stage `import` records what can be computed from the dump and what cannot.
     """
-    from rocktokens.models.pair import load_tokenizer
-
     if (out / MANIFEST).exists() and "import" not in open_run(out).manifest["config"]:
         raise RunError(f"{out} is a run of its own, which an import would overwrite. Choose another directory.")
     dump = read_dump(name, files)
-    spelling = load_tokenizer(tokenizer, PairConfig())
+    spelling = open_tokenizer(tokenizer)
     _refuse_other_tokenizer(dump, spelling, tokenizer)
     run = Run.create(out, {"import": {"format": name, "files": [str(path) for path in files], "tokenizer": tokenizer}})
-    spelling.save_pretrained(run.path / "tokenizer")
+    spelling.save_pretrained(run.path / FOLDER)
     facts = _write(run, dump, spelling)
     run.finish("import", facts)
     for note in facts["notes"]:
@@ -69,7 +64,7 @@ def import_dump(name: str, files: Sequence[Path], tokenizer: str, out: Path, *, 
     return open_run(out)
 
 
-def _write(run: Run, dump: Dump, tokenizer: PreTrainedTokenizerBase) -> Json:
+def _write(run: Run, dump: Dump, tokenizer: Any) -> Json:
     """Write rollouts, occurrences and, where both are known, the engine's log-probabilities next to the trainer's.
 
     Returns:
@@ -153,30 +148,21 @@ def _write(run: Run, dump: Dump, tokenizer: PreTrainedTokenizerBase) -> Json:
     }
 
 
-def _refuse_other_tokenizer(dump: Dump, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+def _refuse_other_tokenizer(dump: Dump, tokenizer: Any, name: str) -> None:
     """Refuse ids that the tokenizer does not have, or that do not spell the text which the dump has for them."""
+    said, known = "", max(tokenizer.get_vocab().values())
     if len(dump.tokenizers) > 1:
-        raise DataError(
-            f"the files were made with several tokenizers ({', '.join(sorted(dump.tokenizers))}); their ids do not "
-            "mean the same. Import them into runs of their own."
-        )
-    known = max(tokenizer.get_vocab().values())
+        said = f"the files were made with several tokenizers ({', '.join(sorted(dump.tokenizers))})"
     for sample in dump.samples:
         largest = max(max(sample.token_ids), *sample.prompt_ids, 0)
         if largest > known:
-            raise DataError(
-                f"{sample.source}: token id {largest} is not one of tokenizer {name}, whose largest is {known}. Name "
-                "the tokenizer of the model that was trained."
-            )
-
-    wrong = []
-    named = [sample for sample in dump.samples if sample.text][:SPELLED]
+            said = f"{sample.source}: token id {largest} is not one of tokenizer {name}, whose largest is {known}"
+    wrong, named = list[str](), [sample for sample in dump.samples if sample.text and not said][:SPELLED]
     for sample in named:
         read = [str(tokenizer.decode(list(sample.token_ids), skip_special_tokens=skip)) for skip in (True, False)]
         if "".join(str(sample.text).split()) not in ["".join(text.split()) for text in read]:
             wrong.append(f"{sample.source} reads {read[0][:60]!r}, the dump says {str(sample.text)[:60]!r}")
     if named and len(wrong) > MISSPELLED * len(named):
-        raise DataError(
-            f"{len(wrong)} of {len(named)} rollouts do not spell their own text under tokenizer {name}: {wrong[0]}. "
-            "Name the tokenizer of the model that was trained."
-        )
+        said = f"{len(wrong)} of {len(named)} rollouts do not spell their own text under tokenizer {name}: {wrong[0]}"
+    if said:
+        raise DataError(f"{said}. Name the tokenizer of the model that was trained; other tokenizers are other runs.")

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from wheels import PIP, build, run
 
-ROOT = Path(__file__).parents[2]
 CARRIED = (
     *("rocktokens/py.typed", "rocktokens/report/report.html", "rocktokens/report/report.css"),
     *("rocktokens/report/charts.js", "rocktokens/report/viewer.js"),
+    *("rocktokens/interop/ms_swift.py.in", "rocktokens/interop/slime.py.in"),
 )
-
-
-def run(*words: str | Path, cwd: Path) -> str:
-    """The output of a command that must succeed."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, cwd=cwd, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A wheel, and a fresh environment with it; its dependencies are those of this environment."""
     home = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run("git", "clone", "--quiet", ROOT, home / "source", cwd=home)
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", home / "dist", home / "source", cwd=home)
-    (wheel,) = (home / "dist").glob("rocktokens-*.whl")
+    wheel = build(home)
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=home).strip())
-    run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=home)
+    run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=home)
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return wheel, home / "env" / "bin"
 
