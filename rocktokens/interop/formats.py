@@ -6,10 +6,10 @@ prime-rl  `trainer.enable_token_export`: token_exports/step_N, a file per proces
           aligned with `token_ids` of prompt and rollout. It leaves out the teacher's `ref_logprobs`. August 2026.
 trl       `log_completions=True`: completions_N.parquet (text alone), with the telemetry that our trainer writes:
           telemetry/step=N/part-*.parquet, whose rollout N/i is row i of the completions of step N.
-verl      the parts that verl_plugin.py records. Or `trainer.rollout_data_dir`: N.jsonl; every list of `reward_extra_infos_dict` with one entry per sample is
-          a column. Or the batch saved as plain tensors (.pt): `prompts` (B, P) padded on the left, `responses` (B, R)
-          on the right, `attention_mask` (B, P + R), columns (B, R), and `teacher_logprobs` (B, P + R, 1), where entry
-          s is of token s + 1. verl 0.9.1.
+verl      the parts that verl_plugin.py records. Or `trainer.rollout_data_dir`: N.jsonl, where every list of
+          `reward_extra_infos_dict` with one entry per sample is a column. Or the batch saved as plain tensors (.pt):
+          `prompts` (B, P) padded on the left, `responses` (B, R) on the right, `attention_mask` (B, P + R), columns
+          (B, R), and `teacher_logprobs` (B, P + R, 1), where entry s is of token s + 1. verl 0.9.1.
 jsonl     one rollout per line; only `token_ids` is required.
 
 Nothing of a trainer is imported, and nothing in a file is executed. What is not in a dump stays empty; text is never
