@@ -26,8 +26,9 @@ FOLDER, EOS, TOP, COSTLY = Path(sys.argv[1]), 1, 8, 7
 LISTED = torch.tensor(json.loads((FOLDER / "list.json").read_text())["ids"])
 
 
-def batch(count: int, nested: bool, seed: int = 3) -> tuple[TensorDict, dict[str, torch.Tensor]]:
+def batch(name: str, count: int, nested: bool, seed: int = 3) -> tuple[TensorDict, dict[str, torch.Tensor]]:
     """Rollouts as verl's trainers hand them to a loss, and what the student's forward pass gave."""
+    top = TOP if "topk" in name else 1
     rng = torch.Generator().manual_seed(seed)
     prompt_lens, lens = (torch.randint(low, high, (count,), generator=rng) for low, high in ((2, 6), (6, 14)))
     P, R = int(prompt_lens.max()), int(lens.max())
@@ -39,11 +40,11 @@ def batch(count: int, nested: bool, seed: int = 3) -> tuple[TensorDict, dict[str
     after = ids.roll(-1, 1)  # what verl predicts at a position is the next token
     student = -torch.rand((count, P + R), generator=rng) * 3 - 0.2
     teacher = student - 1.5 * (after == COSTLY) + 0.3 * torch.randn((count, P + R), generator=rng)
-    tops = torch.stack([(after + k) % 64 for k in range(TOP)], -1).int()
+    tops = torch.stack([(after + k) % 64 for k in range(top)], -1).int()
     tops[::3, ::4] += 1  # the sampled token is not among the teacher's top tokens
     data = {"input_ids": ids, "prompts": ids[:, :P], "responses": ids[:, P:], "attention_mask": seen.long()}
     data |= {"response_mask": mask, "position_ids": (seen.cumsum(1) - 1).clamp(min=0), "teacher_ids": tops}
-    data |= {"teacher_logprobs": teacher[..., None] - 0.1 * torch.arange(TOP), "old_log_probs": student[:, P - 1 : -1]}
+    data |= {"teacher_logprobs": teacher[..., None] - 0.1 * torch.arange(top), "old_log_probs": student[:, P - 1 : -1]}
     if nested:  # as the newer trainer keeps it throughout
         for name, kept in [("prompts", seen[:, :P])] + [(n, seen[:, P:]) for n in ("responses", "response_mask")]:
             data[name] = [row[own] for row, own in zip(data[name], kept)]
@@ -74,7 +75,7 @@ def per_token(name: str, made: Any, gradient: bool, config: ActorConfig) -> tupl
 
 def whole(name: str, nested: bool, gradient: bool, config: ActorConfig) -> dict[str, torch.Tensor]:
     """The same, and verl's aggregated loss with its gradient in the student's log-probabilities."""
-    made = batch(9, nested)
+    made = batch(name, 9, nested)
     values, metrics, settings = per_token(name, made, gradient, config)
     loss, _ = losses.distillation_ppo_loss(config, settings, made[1], made[0])
     (slope,) = torch.autograd.grad(loss, made[1]["log_probs"])
@@ -120,7 +121,7 @@ def error_of(tokenizer: object, **settings: str) -> str:
     """What a loss call says under these settings."""
     os.environ.update(settings)
     try:
-        per_token("rocktokens_k1", batch(4, False), True, actor(tokenizer))
+        per_token("rocktokens_k1", batch("rocktokens_k1", 4, False), True, actor(tokenizer))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -154,7 +155,7 @@ def main() -> None:
     for name, _ in pairs:
         os.environ["ROCKTOKENS_TELEMETRY"] = str(FOLDER / name)
         for call in range(4):  # two of them are recorded
-            per_token(name, batch(40, call % 4 > 1, seed=call), True, actor(own))
+            per_token(name, batch(name, 40, call % 4 > 1, seed=call), True, actor(own))
     print(json.dumps(found))
 
 
