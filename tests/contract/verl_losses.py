@@ -23,6 +23,7 @@ from verl.workers.config import ActorConfig, DistillationConfig, DistillationLos
 from verl.workers.utils.padding import left_right_2_no_padding
 
 FOLDER, EOS, TOP, COSTLY = Path(sys.argv[1]), 1, 8, 7
+RESPONSE = ("responses", "response_mask", "old_log_probs", "advantages")
 LISTED = torch.tensor(json.loads((FOLDER / "list.json").read_text())["ids"])
 
 
@@ -45,10 +46,10 @@ def batch(name: str, count: int, nested: bool, seed: int = 3) -> tuple[TensorDic
     data = {"input_ids": ids, "prompts": ids[:, :P], "responses": ids[:, P:], "attention_mask": seen.long()}
     data |= {"response_mask": mask, "position_ids": (seen.cumsum(1) - 1).clamp(min=0), "teacher_ids": tops}
     data |= {"teacher_logprobs": teacher[..., None] - 0.1 * torch.arange(top), "old_log_probs": student[:, P - 1 : -1]}
+    data["advantages"] = torch.zeros_like(data["old_log_probs"])
     if nested:  # as the newer trainer keeps it throughout
-        for name, kept in [("prompts", seen[:, :P])] + [(n, seen[:, P:]) for n in ("responses", "response_mask")]:
+        for name, kept in [("prompts", seen[:, :P])] + [(n, seen[:, P:]) for n in RESPONSE]:
             data[name] = [row[own] for row, own in zip(data[name], kept)]
-        data["old_log_probs"] = [row[own] for row, own in zip(data["old_log_probs"], seen[:, P:])]
         for name in ("input_ids", "teacher_logprobs", "teacher_ids"):
             data[name] = [row[own] for row, own in zip(data[name], seen)]
         jagged = {k: torch.nested.as_nested_tensor(v, layout=torch.jagged) for k, v in data.items() if type(v) is list}
@@ -59,7 +60,7 @@ def batch(name: str, count: int, nested: bool, seed: int = 3) -> tuple[TensorDic
     leaf = student[seen].clone().requires_grad_()
     return made, {
         "log_probs": leaf,
-        "distillation_losses": leaf.exp() * 2 - 0.3,
+        "distillation_losses": leaf.exp() * 2,
         "student_mass": leaf.detach().exp(),
         "teacher_mass": leaf.detach().exp(),
     }
@@ -156,7 +157,7 @@ def main() -> None:
         os.environ["ROCKTOKENS_TELEMETRY"] = str(FOLDER / name)
         for call in range(4):  # two of them are recorded
             per_token(name, batch(name, 40, call % 4 > 1, seed=call), True, actor(own))
-    print(json.dumps(found))
+    print(json.dumps(found, default=bool))  # numpy has bools of its own
 
 
 main()
