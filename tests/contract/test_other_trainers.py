@@ -77,7 +77,8 @@ def findings(name: str, wheel: Path, folder: Path) -> dict:
     how = ("--python", python, "install", "--no-deps", "--force-reinstall", "--no-index", wheel)
     wheels.run(*wheels.PIP, *how, cwd=folder)
     script = {"verl": "verl_losses.py", "swift": "swift_loss.py"}[name]
-    return json.loads(wheels.run(python, Path(__file__).with_name(script), folder, cwd=folder).splitlines()[-1])
+    said = wheels.run(python, Path(__file__).with_name(script), folder, cwd=folder).splitlines()[-1]
+    return json.loads(said.replace(f"{folder}/", ""))  # results name no path of this machine
 
 
 def true_everywhere(cases) -> None:
