@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from smollm2_problems import WordProblem, word_problems
 from smollm2_teach import TeachConfig, bf16_instructions, teach
 
@@ -227,7 +228,6 @@ class _Making:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     ) -> tuple[Any, dict[str, int]]:
         """Share of problems solved at T = 1, one answer each, and how the answers were compared."""
-        from rocktokens.models.pair import end_ids
         from rocktokens.prompts.checkers import MathChecker
         from rocktokens.sample.rollouts import Evaluator, sample_with
         from rocktokens.sample.sampler import Sampler
@@ -235,7 +235,7 @@ class _Making:
         checker = MathChecker()
         sampler = Sampler(
             model,
-            eos_ids=end_ids(model.generation_config.eos_token_id, tokenizer),
+            eos_ids={tokenizer.eos_token_id} | set(np.atleast_1d(model.generation_config.eos_token_id).tolist()),
             pad_id=tokenizer.pad_token_id,
             batch_size=256,
         )

@@ -144,11 +144,6 @@ def bootstrap_estimate(
     return Estimate(float(found.value_V[0]), float(found.low_V[0]), float(found.high_V[0]), num_prompts)
 
 
-def bonferroni(p_V: ArrayLike) -> Floats:
-    """Adjusted p values that keep the chance of any false rejection."""
-    return np.minimum(np.asarray(p_V, float) * np.size(p_V), 1.0)
-
-
 def benjamini_hochberg(p_V: ArrayLike) -> Floats:
     """Adjusted p values that keep the share of false rejections."""
     return np.asarray(sps.false_discovery_control(np.asarray(p_V, float), method="bh"))
