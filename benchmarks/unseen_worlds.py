@@ -1,6 +1,6 @@
 """Does detection find what cannot be learned, in worlds that nobody has looked at?
 
-    python benchmarks/unseen_worlds.py cornerstone:101 market:102 arithmetic:103 blocks:31
+    python benchmarks/unseen_worlds.py cornerstone:101 market:102 arithmetic:103 blocks:32
 
 Each STRUCTURE:SEED is a world of its own: the built-in world's grammar and authors, but marker and closing words, style
 table, token ids, corpus, both models and all problems drawn anew from the seed. Its pair is trained as `world build`

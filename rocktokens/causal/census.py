@@ -322,8 +322,15 @@ def census_facts(census: Census) -> Json:
         "smallest_detectable_effect": median_detectable(census),
         "noise_floor": max(floors, default=None),
         "placebo_strong": list(census.placebo_strong),
+        "expected_false_strong": expected_false(census),
         "notes": list(census.notes),
     }
+
+
+def expected_false(census: Census) -> float:
+    """Strong verdicts to expect among the used candidates if none had an effect; rarer types have fewer of them."""
+    used = sum(r.verdict != NEVER_USED for r in census.results if r.banned.role == "candidate")
+    return used * census.config.alpha / 2
 
 
 def median_detectable(census: Census) -> float | None:

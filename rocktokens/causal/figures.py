@@ -10,7 +10,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from rocktokens.causal.census import Census, median_detectable
+from rocktokens.causal.census import Census, expected_false, median_detectable
 from rocktokens.causal.inference import NEUTRAL, NEVER_USED, PILLAR, STUMBLING_BLOCK, UNDECIDED
 from rocktokens.causal.inference import VERDICTS as NAMES
 from rocktokens.causal.settings import KnockoutConfig
@@ -277,6 +277,11 @@ def census_terminal(census: Census, limit: int = 40) -> Table:
             f"on all {accuracy.num_prompts} prompts: smallest effect seen at {percent(config.power, 0)} power "
             f"{points(smallest, 2, signed=False)} points (median of the sets)"
         )
+    survive = sum(r.verdict.startswith("Strong") and r.p_bh <= 0.1 for r in rows)
+    caption.append(
+        f"if no candidate had an effect, up to {expected_false(census):.1f} Strong verdicts by chance ({percent(config.alpha / 2)} of those "
+        f"always used); {survive} are left after Benjamini–Hochberg at 0.10"
+    )
     strong, placebos = census.placebo_strong
     if placebos:
         caption.append(

@@ -64,9 +64,8 @@ def _error(values: Floats) -> tuple[float, float]:
     rest_SP = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     degrees = (seeds - 1) * (prompts - 1)
     rest = float((rest_SP**2).sum()) / degrees / (seeds * prompts)  # counted once in each of the other two
-    if by_seed <= rest:
-        return math.sqrt(by_prompt), prompts - 1
-    variance = by_prompt + (by_seed - rest)
+    # Three seeds that look alike prove nothing: their part is never taken to be 0, whatever it looks like.
+    variance = by_prompt + max(by_seed - rest, by_seed / 2)
     spread = by_prompt**2 / (prompts - 1) + by_seed**2 / (seeds - 1) + rest**2 / degrees
     return math.sqrt(variance), variance**2 / spread
 

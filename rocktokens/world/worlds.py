@@ -135,8 +135,8 @@ class Truth:
     """The teacher chooses among these by a table that the student cannot learn within a run; they stand between the
     same words wherever they occur."""
     costly: TokenSet
-    """Chosen by the table as well, but each stands before another number: never learned, in contexts that do not
-    recur. Costly for ever and yet no rocks by definition; empty where delimiters are chosen freely."""
+    """Chosen by the table as well: as unlearnable as the markers, and rocks like them, but each stands before another
+    number, in contexts that do not recur. Empty where delimiters are chosen freely."""
     pillars: TokenSet  # without one of these the working cannot be written down
     neutrals: TokenSet  # every author chooses among these freely, and after the result has been stated
     stumbling_blocks: TokenSet  # a habit both authors have, after which the result is often wrong

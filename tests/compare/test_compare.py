@@ -357,3 +357,11 @@ def test_regimes_differ_in_nothing_but_selector_and_their_own_settings(given):
         assert {name for name in own if own[name] != uniform[name]} == others.get(regime, {"selector"}), regime
     assert made["freeze"].selector.rocks == made["random"].selector.rocks == ROCKS[:1]
     assert made["freeze_rocks"].selector.rocks == made["soft"].selector.rocks == ROCKS
+
+
+def test_the_part_of_the_seeds_is_never_dropped():
+    """Three seeds that look alike by chance prove nothing: the interval is longer than one over prompts alone."""
+    values = np.random.default_rng(0).normal(0, 0.3, (3, 200))
+    alike = values - values.mean(1, keepdims=True) + np.array([[-0.002], [0.0], [0.002]])
+    prompts_only = crossed_estimate(alike.mean(0))
+    assert crossed_estimate(alike).high - crossed_estimate(alike).low > prompts_only.high - prompts_only.low
