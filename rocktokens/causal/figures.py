@@ -279,8 +279,8 @@ def census_terminal(census: Census, limit: int = 40) -> Table:
         )
     survive = sum(r.verdict.startswith("Strong") and r.p_bh <= 0.1 for r in rows)
     caption.append(
-        f"if no candidate had an effect, up to {expected_false(census):.1f} Strong verdicts by chance ({percent(config.alpha / 2)} of those "
-        f"always used); {survive} are left after Benjamini–Hochberg at 0.10"
+        f"if no candidate had an effect, chance alone would give up to {expected_false(census):.1f} Strong verdicts "
+        f"({percent(config.alpha / 2)} of those always used); {survive} are left after Benjamini–Hochberg at 0.10"
     )
     strong, placebos = census.placebo_strong
     if placebos:
