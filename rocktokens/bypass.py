@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +48,6 @@ UNTESTED = {
     "graft": "what learning the types would gain: `rocktokens graft`",
 }
 FREEZING = ("freeze", "freeze_rocks")  # regimes that leave a set of types out of the loss
-WIDTH = 150  # of the table where there is no terminal
 
 # Reason → what may be done with the type, and the reason in words.
 REASONS: dict[str, tuple[str, str]] = {
@@ -222,14 +220,12 @@ def bypass(path: Path, config: BypassConfig) -> Run:
         Column("token", "token"),
         Column("class", "class"),
         Column("cost", "cost_share", percent),
-        Column("census", "verdict"),
-        Column("graft ≤", "graft_gain_high", points),
         Column("decision", "decision"),
         Column("reason", "why"),
     )
     caption = [f"The list as a whole: {content['comparison']['text']}."]
     table = Table(columns, rows, content["sentence"], caption, name=NAME, limit=40)
-    console(width=None if os.isatty(1) else WIDTH).print(table)
+    console().print(table)
     return run
 
 

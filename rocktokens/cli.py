@@ -242,6 +242,8 @@ class StageCommand:
         with contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout):
             run = stage(self.path)
             if not torchrun_number():
+                if name in ("detect", "bypass", "compare"):
+                    print(_verdict(run))
                 print(f"run: {run.path}")
         if torchrun_number() is not None:  # every process leaves the group at the end
             from torch import distributed
@@ -250,11 +252,19 @@ class StageCommand:
                 distributed.destroy_process_group()
         if self.json:
             stages = run.manifest["stages"].items()
-            print(json.dumps({own: facts for own, facts in stages if own.split("/")[0] == name}, indent=2))
+            found = {own: facts for own, facts in stages if own.split("/")[0] == name}
+            print(json.dumps({"verdict": _verdict(run).json(), **found}, indent=2))
 
     def work(self, stage: Callable[[Path], Any]) -> Callable[[Path], Any]:
         """What to call with the run directory."""
         return stage
+
+
+def _verdict(run: Any) -> Any:
+    from rocktokens.facts import Facts
+    from rocktokens.report.conclusions import verdict
+
+    return verdict(Facts(run))
 
 
 def stage_command(spec: StageSpec) -> type[StageCommand]:
@@ -335,7 +345,7 @@ class StudyCommand(StudyConfig):
             note = quick_note(config, self.recipe) if self.quick else None
             found = study(config, place=place, note=note, retest=self.retest)
         if self.json:
-            print(json.dumps(found.manifest["stages"], indent=2))
+            print(json.dumps({"verdict": _verdict(found).json(), **found.manifest["stages"]}, indent=2))
 
 
 def study_command(*, short: bool) -> type[StudyCommand]:

@@ -282,7 +282,7 @@ def study(config: StudyConfig, *, place: Place | None = None, note: str | None =
             once_more = {}  # in the second round, unless an earlier call has continued the training
             if spec.name == "distill" and number >= declared > 0 and "steps_before" not in _complete(path)["distill"]:
                 once_more = {"more": config.distill.steps}
-            with overall.stage(spec.name), _recording(config, spec.name):
+            with overall.stage(spec.name), _recording(config, spec.name, note):
                 if spec.needs_answers and not _has_answers(path):
                     log.info("no answers to check: %s is left out, accuracy has no meaning here", spec.name)
                 else:
@@ -292,7 +292,7 @@ def study(config: StudyConfig, *, place: Place | None = None, note: str | None =
                 overall.say(f"  {said}")
     facts = Facts(open_run(path))
     print(f"\n{path}: {clock(time.monotonic() - start)} this time; intervals are 95 %")
-    if note:
+    if note := note or facts.run.manifest.get("note"):
         print("\n".join(textwrap.wrap(note, 80)))
     print("", *summary(facts), sep="\n")
     return facts.run
@@ -343,8 +343,8 @@ def _has_answers(path: Path) -> bool:
 
 
 @contextmanager
-def _recording(config: StudyConfig, stage: str) -> Iterator[None]:
-    """Keep the study's settings and the stage's seconds in the run once the stage has taken the settings.
+def _recording(config: StudyConfig, stage: str, note: str | None) -> Iterator[None]:
+    """Keep the study's settings, its note and the stage's seconds in the run once the stage has taken the settings.
 
     A command that is refused on a run with results leaves the settings of that run as they are.
     """
@@ -366,6 +366,7 @@ def _recording(config: StudyConfig, stage: str) -> Iterator[None]:
             del values["path"]
             if values != run.manifest.get("study") or run.manifest["stages"] != before:
                 run.manifest["study"] = values
+                run.manifest |= {"note": note} if note else {}  # a quick study stays one, whatever continues it
                 run.save()
 
 

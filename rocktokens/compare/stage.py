@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +95,7 @@ def compare(
             facts["nothing_to_freeze"] = f"nothing was frozen: {which}"
         write_comparison(stage, made, config, facts)
         write_comparison_back(run)
-        _show(run.facts("compare"), config)
+        _show(run.facts("compare"))
         return run
 
 
@@ -274,67 +273,24 @@ def _trained(run: Run, rows: Sequence[Row], outcomes: pa.Table) -> Trained:
 # ---------------------------------------------------------------- what is printed
 
 
-ACCURACY = (
+COLUMNS = (  # the report and --json hold what else was measured
     Column("regime", "regime"),
     Column("accuracy", "accuracy", percent),
-    Column("change", "delta", points, interval=True),
-    Column("same seconds", "change_same_seconds", points, interval=True),
-    Column("loss rocks", "loss_rocks", number, {"digits": 3}),
-    Column("change", "loss_rocks_change", number, {"digits": 3}, interval=True),
-    Column("loss rest", "loss_rest", number, {"digits": 3}),
-    Column("change", "loss_rest_change", number, {"digits": 3}, interval=True),
+    Column("change [95 %]", "delta", points, interval=True),
+    Column("FLOPs ×", "flops_ratio", number),
     Column("verdict", "verdict"),
 )
-TIME = (
-    Column("regime", "regime"),
-    Column("seconds", "seconds", number, {"digits": 0}),
-    Column("time ×", "seconds_ratio", number, interval=True),
-    Column("FLOPs ×", "flops_ratio", number),
-    Column("kept", "kept_share", percent),
-    Column("ceiling", "ceiling", number),
-    Column("reached: steps", "steps_to", number, {"digits": 0}, interval=True),
-    Column("seconds", "seconds_to", number, {"digits": 0}, interval=True),
-    Column("tokens", "tokens_to", number, {"digits": 0}, interval=True),
-)
-TOKENS = (
-    Column("regime", "regime"),
-    Column("accuracy", "accuracy_same_tokens", percent),
-    Column("change", "change_same_tokens", points, interval=True),
-    Column("tokens × at equal steps", "spent_ratio", number),
-    Column("bite: tokens", "bite_tokens", percent),
-    Column("loss", "bite_loss", percent),
-    Column("end dropped", "end_dropped", percent),
-    Column("lengths grew", "grew"),
-)
 
 
-def _show(facts: Json, config: CompareConfig) -> None:
-    """Print the tables (accuracy, time, equal tokens) and the verdicts."""
+def _show(facts: Json) -> None:
+    """Print the table and the verdicts."""
     uniform = facts["regimes"][0]
-    nothing = dict.fromkeys(("delta", "change_same_seconds", "change_same_tokens", "verdict"))  # against itself
-    rows = [uniform | nothing, *facts["regimes"][1:]]
+    rows = [uniform | dict.fromkeys(("delta", "verdict")), *facts["regimes"][1:]]  # uniform against itself is empty
     start = f"the checkpoint at step {facts['start']}" if facts.get("start") else "one start"
     trained = f"{facts['steps']} steps, {plural(uniform['num_seeds'], 'seed')}, {uniform['num_problems']} prompts"
     over = "seeds and prompts" if uniform["over_seeds"] else "prompts only (an interval over seeds needs three of them)"
-    tables = {
-        f"Regimes from {start}: {trained}": (
-            ACCURACY,
-            f"loss divided by {facts['normalise']} tokens; changes in points against uniform, "
-            f"95 % intervals over {over}; losses in nats on common held-out rollouts",
-        ),
-        "What it took, and when it came to uniform's final accuracy": (
-            TIME,
-            f"wall-clock seconds of training alone, mean over seeds; × is the share of uniform's; reached: "
-            f"uniform's final accuracy less {points(config.margin, signed=False)} points",
-        ),
-        f"At equal tokens: {number(facts['equal_tokens'], 0)} sampled and scored": (
-            TOKENS,
-            "bite: share of the tokens, and of the loss, that the regime changed; end dropped: share of end tokens "
-            "without loss",
-        ),
-    }
-    out = console(width=None if sys.stdout.isatty() else 150)
-    for title, (columns, caption) in tables.items():
-        out.print(Table(columns, rows, title=title, caption=[caption]))
+    caption = f"loss divided by {facts['normalise']} tokens; changes in points against uniform, intervals over {over}"
+    out = console()
+    out.print(Table(COLUMNS, rows, title=f"Regimes from {start}: {trained}", caption=[caption]))
     for sentence in facts["verdicts"]:
         out.print(sentence, markup=False)  # “[not reached, …]” is an interval, not a style

@@ -67,12 +67,9 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
     columns = (
         Column("token", "token"),
         Column("class", "said"),
-        Column("cluster", "cluster"),
         Column("count", "count", number, {"digits": 0}),
         Column("loss pre → post", "losses"),
         Column("fall [95 %]", "fall", percent, {"digits": 0}, interval=True),
-        Column("R", "r", number, {"digits": 1}),
-        Column("CCR", "ccr", number),
     )
     lines = []
     for found in report.tables["footprints"].to_pylist():
@@ -116,7 +113,7 @@ def _title(report: RockReport) -> str:
     if report.config.definition != "certified":
         return f"{count or 'No'} rocks by `{report.config.definition}` on {signal}"
     if report.thresholds.tau_pre is None:
-        return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks cannot be declared"
+        return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks: not tested"
     counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}
     others = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     rest = f"; of other costly types: {others}" if others else ""

@@ -15,6 +15,7 @@ and the file says so.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ from rocktokens.interop.verl_plugin import WEIGHTS
 from rocktokens.models.tokens import run_tokenizer
 from rocktokens.run import open_run, reading, write_text
 from rocktokens.show import to_csv
+
+log = logging.getLogger(__name__)
 
 Listed = Literal["bypass", "rocks"]
 Format = Literal["ids", "json", "csv", "trl", "verl", "ms-swift", "slime"]
@@ -87,6 +90,8 @@ def export(path: Path, form: Format, out: Path | None = None, *, listed: Listed 
     else:
         text = "".join(f"{token_id}\n" for token_id in found.ids)
     write_text(out, text)
+    if not found.ids:
+        log.warning("the list is empty: no token type may be skipped yet, and training with this file changes nothing")
     return out
 
 

@@ -93,7 +93,8 @@ class Verdict:
             tile.name: {key: tile._asdict()[key] for key in ("answer", "value", "detail")} for tile in self.tiles
         }
         known = {
-            name: {"value": item.value, "low": item.low, "high": item.high} for name, item in self.accuracies.items()
+            name: {end: value if math.isfinite(value) else None for end, value in item._asdict().items()}
+            for name, item in self.accuracies.items()
         }
         found = {"state": self.state, "sentence": self.title, "colour": self.tone, "next": self.command}
         return found | {"numbers": self.numbers, "accuracy": known, "answers": answers}

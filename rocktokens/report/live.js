@@ -16,7 +16,17 @@
   const short = (value) => Math.abs(value) >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
 
   function plot(box, series, { low, high, form = short } = {}) {
-    const height = box.viewBox.baseVal.height, left = 66, right = 706, top = 26, bottom = height - 26;
+    const height = box.viewBox.baseVal.height, left = 66, right = 706, bottom = height - 26;
+    // Names stand in as many rows as they need, above the curves; about 6.5 units a letter.
+    const said = (line) => `${line.name}: ${form(line.points.at(-1)[1])}`;
+    let at = left, row = 0;
+    const places = series.map((line) => {
+      const wide = 6.5 * said(line).length + 18;
+      if (at > left && at + wide > right) { at = left; row += 1; }
+      at += wide;
+      return [at - wide, 14 + 15 * row];
+    });
+    const top = 26 + 15 * row;
     box.replaceChildren();
     const all = series.flatMap((line) => line.points), steps = all.map(([step]) => step), values = all.map(([, value]) => value);
     if (!all.length) { box.append(svg("text", { x: 360, y: height / 2, class: "none" }, "not measured yet")); return; }
@@ -34,7 +44,7 @@
       const path = line.points.map(([step, value], at) => `${at ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       box.append(svg("path", { d: path, class: `line ${colour}`, "data-series": line.name, "data-points": line.points.length }));
       if (line.marks) line.points.forEach(([step, value]) => box.append(svg("circle", { cx: x(step), cy: y(value), r: 3, class: `dot ${colour}` })));
-      box.append(svg("text", { x: left + index * 150, y: 14, class: `name ${colour}` }, `${line.name}: ${form(line.points.at(-1)[1])}`));
+      box.append(svg("text", { x: places[index][0], y: places[index][1], class: `name ${colour}` }, said(line)));
     });
   }
 

@@ -138,7 +138,7 @@ def test_without_the_loss_before_the_word_is_costly():
     assert len(report.rocks) == 0
     assert set(report.classes["costly"].tolist()) == set(rocks)
     assert any("no rock can be declared" in note and "called costly" in note for note in report.notes)
-    assert "rocks cannot be declared" in render(report).title
+    assert "rocks: not tested" in render(report).title
     types = report.tables["types"].to_pydict()
     assert set(types["class"]) == {"costly", None}
     assert types["p_stagnant"] == [None] * len(types["class"])
