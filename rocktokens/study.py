@@ -343,7 +343,7 @@ def _has_answers(path: Path) -> bool:
 
 
 @contextmanager
-def _recording(config: StudyConfig, stage: str, note: str | None) -> Iterator[None]:
+def _recording(config: StudyConfig, stage: str, note: str | None = None) -> Iterator[None]:
     """Keep the study's settings, its note and the stage's seconds in the run once the stage has taken the settings.
 
     A command that is refused on a run with results leaves the settings of that run as they are.
