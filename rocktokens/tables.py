@@ -109,10 +109,13 @@ student_logprob float32  The same by the trainer's forward pass, nats.
 token_id         int      Vocabulary id of the token type.
 token            text     Text of the token.
 cluster          text     Kind of token: digits, punctuation, content words and so on.
-class            text     rock, learning, levelled off, unclear; costly if the first loss is unknown; else empty.
+class            text     rock; rock so far; not yet; learning; learning, levelled off; unclear; costly; else empty.
 confirmed        bool     Whether the other half of the prompts says the same of it; empty without a class.
 p_costly         float    p of not costly: the larger of two tests on the half that chooses; empty below 5 prompts.
 p_stagnant       float    p of a fall by 1 − κ or more, on the half that chooses; empty where not tested.
+p_settled        float    p of 1 − κ lost in three more runs at the pace of the last third; empty where not tested.
+quarter_steps    float    Steps until 1 − κ of the present loss is gone at that pace; empty where it does not fall.
+quarter_steps_low float   Lower end of its interval (95 %); empty where the data do not bound it.
 fall             interval Share of its loss that the type lost between the first and the last checkpoint.
 prompts_needed   float    For an unclear type: prompts in all that would settle it, about.
 count            int      Occurrences in the half of the prompts that measures.
@@ -149,8 +152,6 @@ enrichment      float    Share of the loss divided by share of the positions; 1 
 parameter       text     The threshold that was moved; base for none.
 step            int      One step down (−1), up (1), or none (0).
 value           float    Value of the threshold.
-definition      text     Definition of a rock.
-k               int      Size of the set asked for.
 num_rocks       int      Size of the set.
 jaccard         float    Jaccard index with the set at the base thresholds.
 share_positions float    Share of all response positions.
@@ -165,6 +166,13 @@ num_types int      Token types in the group.
 before    interval Mean loss over occurrences before, nats.
 after     interval Mean loss over occurrences after, nats.
 change    interval After minus before, nats.
+
+# curves | detect | one row per declared (or not yet settled) token type and checkpoint, on the half that measures
+token_id int      Vocabulary id of the token type.
+token    text     Text of the token.
+class    text     rock, rock so far, or not yet.
+step     int      Checkpoint; 0 and 1 for loss_pre and loss of a table.
+loss     interval Mean loss over its occurrences, nats, with an interval over groups of prompts.
 
 # positions | detect | one row per position, the costliest first
 prompt_id            text     Identifier of the prompt.

@@ -1,8 +1,9 @@
 """Which token types are declared rocks, by tests over prompts (docs/method.md §3).
 
-Three one-sided tests per type, each over the prompts that it occurs in: H1, it costs more than the other tokens of its
-prompts; H2, it costs more than the mean occurrence; H3, it has fallen by less than 1 − κ. A type's p value is the
-largest of those that count, and Benjamini-Hochberg over all observed types bounds the share of false declarations.
+Four one-sided tests per type, each over the prompts (or groups of them) that it occurs in: H1, it costs more than the
+other tokens of its prompts at like positions; H2, it costs more than the mean occurrence; H3, it has fallen by less
+than 1 − κ; H4, at the pace of the last third of training three more runs would not take away 1 − κ either. A type's p
+value is the largest of those that count; Benjamini-Hochberg over all observed types bounds the share of false rocks.
 This module knows losses per type and prompt; it does not know contexts, halves, token texts or reports.
 """
 
@@ -18,9 +19,14 @@ from rocktokens.stats import Floats, Intervals, benjamini_hochberg
 from rocktokens.values import Json
 
 # Shapes: V token types, P prompts, S pairs of a type and a prompt that it occurs in.
-ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY = "rock", "learning", "learning, levelled off", "unclear", "costly"
-CLASSES = (ROCK, LEARNING, LEVELLED, UNCLEAR, COSTLY)
+ROCK, SO_FAR, NOT_YET = "rock", "rock so far", "not yet"
+LEARNING, LEVELLED, UNCLEAR, COSTLY = "learning", "learning, levelled off", "unclear", "costly"
+CLASSES = (ROCK, SO_FAR, NOT_YET, LEARNING, LEVELLED, UNCLEAR, COSTLY)
+DECLARED = (ROCK, SO_FAR)
 MIN_PROMPTS = 5
+MORE_RUNS = 3  # a rock would keep its loss for as many more runs as long as this one
+POOL_Q = 0.10  # types that are costly at this rate of false ones say how far the tails of contrasts reach
+UNSEEN = 3  # what has been seen in none of n prompts has a rate of at most 3 / n (95 %)
 ROUNDING = 1e-6  # differences below this share of the prompt's mean loss are float32 rounding
 POWER = 0.8
 OUT_OF_REACH = 20  # times the prompts there are; a fall that close to 1 − κ is at the limit, not undecided
@@ -43,10 +49,12 @@ def p_mean_positive(mean_V: Floats, variance_V: Floats, third_V: Floats, number_
     return np.where((number_V >= MIN_PROMPTS) & (mean_V > 0), p_V, 1.0)
 
 
-def _p_of_pairs(pairs: Pairs, value_S: Floats, scale_S: Floats) -> Floats:
+def _p_of_pairs(pairs: Pairs, value_S: Floats, scale_S: Floats, pool_V: Array | None = None) -> Floats:
     """p of "mean over a type's prompts is not above 0" for one value per pair; 0 where it is rounding of the scale."""
     value_S = np.where(np.abs(value_S) <= ROUNDING * np.abs(scale_S), 0.0, value_S)
     number_V = pairs.prompts_V
+    if pool_V is not None:
+        value_S = value_S - unseen_falls(pairs, value_S, pool_V)[pairs.type_S]
     mean_V = pairs.by_type(value_S) / np.maximum(number_V, 1)
     centred_S = value_S - mean_V[pairs.type_S]
     safe_V = np.maximum(number_V, 2)
@@ -54,13 +62,39 @@ def _p_of_pairs(pairs: Pairs, value_S: Floats, scale_S: Floats) -> Floats:
     return p_mean_positive(mean_V, variance_V, third_V, number_V)
 
 
+def unseen_falls(pairs: Pairs, value_S: Floats, pool_V: Array) -> Floats:
+    """What rare large falls that a type's prompts happen to miss could take from its mean, from those of other types.
+
+    A type that learns at one position in fifty shows no fall at all in prompts without such a position, and no test on
+    those prompts can know. Other costly types can: in units of each type's mean loss, the share of their prompts that
+    lie below this type's worst one is how often it may have missed something, at most 3/n, since n prompts without it
+    bound the rate, and their mean is how much. Types that mostly fall are no measure of rare falls: only those whose
+    median is above 0 are asked.
+    """
+    allowed_V, kept = np.zeros(pairs.num_types), np.flatnonzero(pool_V[pairs.type_S])
+    unit_V = pairs.by_type(pairs.loss_S) / np.maximum(pairs.prompts_V, 1)
+    kept = kept[unit_V[pairs.type_S[kept]] > 0]
+    type_s = pairs.type_S[kept]
+    value_s = value_S[kept] / unit_V[type_s]
+    order = np.lexsort((value_s, type_s))
+    type_s, value_s = type_s[order], value_s[order]
+    if not len(type_s):
+        return allowed_V
+    start_T = np.flatnonzero(np.append(True, type_s[1:] != type_s[:-1]))
+    number_T = np.diff(start_T, append=len(type_s))
+    types, least_T, median_T = type_s[start_T], value_s[start_T], value_s[start_T + number_T // 2]
+    pool = np.sort(value_s[np.repeat(median_T > 0, number_T)])
+    below_T = np.searchsorted(pool, least_T)
+    total_T = np.append(0.0, np.cumsum(pool))[below_T]
+    rate_T = np.minimum(below_T / max(len(pool), 1), UNSEEN / number_T)
+    allowed_V[types] = -unit_V[types] * rate_T * total_T / np.maximum(below_T, 1)
+    return np.maximum(allowed_V, 0.0)
+
+
 def p_above_neighbours(pairs: Pairs) -> Floats:
-    """H1: mean over prompts of (the type's mean loss − the mean loss of the other tokens of that prompt) > 0."""
+    """H1: mean over prompts of (the type's loss − that of the other tokens of its prompt and fifth of the rollout)."""
     n_P, loss_P = pairs.by_prompt(pairs.n_S), pairs.by_prompt(pairs.loss_S)
-    others_S = n_P[pairs.prompt_S] - pairs.n_S
-    other_S = (loss_P[pairs.prompt_S] - pairs.loss_S) / np.maximum(others_S, 1)
-    contrast_S = np.where(others_S == 0, 0.0, pairs.loss_S / pairs.n_S - other_S)
-    return _p_of_pairs(pairs, contrast_S, (loss_P / n_P)[pairs.prompt_S])
+    return _p_of_pairs(pairs, pairs.above_S / pairs.n_S, (loss_P / n_P)[pairs.prompt_S])
 
 
 def p_above_mean(pairs: Pairs) -> Floats:
@@ -82,15 +116,17 @@ def p_above_mean(pairs: Pairs) -> Floats:
     return p_mean_positive(above_V * scale_V, variance_V, third_V / scale_V, number_V)
 
 
-def p_stagnant(pairs: Pairs, before_S: Array | None, kappa: float, *, fallen: bool = False) -> Floats:
+def p_stagnant(
+    pairs: Pairs, before_S: Array | None, kappa: float, *, fallen: bool = False, pool_V: Array | None = None
+) -> Floats:
     """H3: loss after OPD > κ · loss before it, on the same occurrences, or the other side, that it has fallen below.
 
-    1 where the loss before is unknown.
+    1 where the loss before is unknown. `pool_V`: the types that tell of falls which a type's own prompts may miss.
     """
     if before_S is None:
         return np.ones(pairs.num_types)
     left_S = pairs.loss_S - kappa * before_S
-    return _p_of_pairs(pairs, -left_S if fallen else left_S, before_S)
+    return _p_of_pairs(pairs, -left_S if fallen else left_S, before_S, pool_V)
 
 
 @dataclass(frozen=True)
@@ -104,25 +140,36 @@ class TypeTests:
     stagnant_V: Floats
     fallen_V: Floats
     level_V: Floats
+    settled_V: Floats | None
+    """H4's; None below three checkpoints, where it cannot be tested."""
     has_pre: bool
 
     @classmethod
     def of(cls, pairs: Pairs, kappa: float) -> TypeTests:
         """All tests of all types."""
+        costly_V = np.maximum(p_above_neighbours(pairs), p_above_mean(pairs))
+        pool_V, late = discoveries(costly_V, pairs.prompts_V > 0, POOL_Q), pairs.late_share
         return cls(
             prompts_V=pairs.prompts_V,
-            costly_V=np.maximum(p_above_neighbours(pairs), p_above_mean(pairs)),
-            stagnant_V=p_stagnant(pairs, pairs.pre_S, kappa),
+            costly_V=costly_V,
+            stagnant_V=p_stagnant(pairs, pairs.pre_S, kappa, pool_V=pool_V),
             fallen_V=p_stagnant(pairs, pairs.pre_S, kappa, fallen=True),
             # Levelled off: at the pace of the last third a whole run would fall by less than 1 − κ.
-            level_V=p_stagnant(pairs, pairs.late_S, kappa**pairs.late_share),
+            level_V=p_stagnant(pairs, pairs.late_S, kappa**late),
+            # Settled: at that pace even three more runs would.
+            settled_V=None
+            if pairs.late_S is None
+            else p_stagnant(pairs, pairs.late_S, kappa ** (late / MORE_RUNS), pool_V=pool_V),
             has_pre=pairs.pre_S is not None,
         )
 
     def p_of(self, name: str) -> Floats:
         """p of "not of this class" per type."""
+        stagnant = (self.costly_V, self.stagnant_V)
         parts = {
-            ROCK: (self.costly_V, self.stagnant_V),
+            ROCK: stagnant if self.settled_V is None else (*stagnant, self.settled_V),
+            SO_FAR: stagnant,
+            NOT_YET: stagnant,
             LEARNING: (self.costly_V, self.fallen_V),
             LEVELLED: (self.costly_V, self.fallen_V, self.level_V),
         }
@@ -146,7 +193,9 @@ def declare(tests: TypeTests, q: float) -> Array:
         learning_V = discoveries(tests.p_of(LEARNING), observed_V, q)
         class_V[learning_V] = LEARNING
         class_V[discoveries(tests.level_V, learning_V, q)] = LEVELLED
-        class_V[discoveries(tests.p_of(ROCK), observed_V, q)] = ROCK
+        class_V[discoveries(tests.p_of(NOT_YET), observed_V, q)] = SO_FAR if tests.settled_V is None else NOT_YET
+        if tests.settled_V is not None:
+            class_V[discoveries(tests.p_of(ROCK), observed_V, q)] = ROCK
     return class_V
 
 
@@ -155,19 +204,20 @@ def confirm(class_V: Array, other: TypeTests, q: float) -> Array:
     return np.logical_or.reduce([discoveries(other.p_of(name), class_V == name, q) for name in CLASSES])
 
 
-def falls(pairs: Pairs, *, non_negative: bool, level: float = 0.95) -> Intervals:
+def falls(pairs: Pairs, *, non_negative: bool, level: float = 0.95, before_S: Array | None = None) -> Intervals:
     """1 − Σ loss after ÷ Σ loss before per type, with Fieller's interval over prompts; NaN where it is unknown.
 
     The interval holds the falls that a two-sided t test over prompts does not reject. A fall of losses that are not
     negative never exceeds 1; an end that no data bound is infinite.
     """
-    if pairs.pre_S is None:
+    before_S = pairs.pre_S if before_S is None else before_S
+    if before_S is None:
         nothing = np.full(pairs.num_types, np.nan)
         return Intervals(nothing, nothing, nothing)
     number_V = pairs.prompts_V
     safe_V, freedom_V = np.maximum(number_V, 1), np.maximum(number_V - 1, 1)
-    post_V, pre_V = pairs.by_type(pairs.loss_S) / safe_V, pairs.by_type(pairs.pre_S) / safe_V
-    post_S, pre_S = pairs.loss_S - post_V[pairs.type_S], pairs.pre_S - pre_V[pairs.type_S]
+    post_V, pre_V = pairs.by_type(pairs.loss_S) / safe_V, pairs.by_type(before_S) / safe_V
+    post_S, pre_S = pairs.loss_S - post_V[pairs.type_S], before_S - pre_V[pairs.type_S]
     squared_V = sps.t.ppf((1 + level) / 2, freedom_V) ** 2 / safe_V / freedom_V
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio_V = post_V / pre_V
@@ -182,6 +232,21 @@ def falls(pairs: Pairs, *, non_negative: bool, level: float = 0.95) -> Intervals
     known_V = (number_V > 0) & (pre_V > 0)
     parts = (1 - ratio_V, 1 - high_V, 1 - np.minimum(low_V, ratio_V))
     return Intervals(*(np.where(known_V, part_V, np.nan) for part_V in parts))
+
+
+def steps_to_quarter(pairs: Pairs, steps: list[int], kappa: float, *, non_negative: bool) -> tuple[Floats, Floats]:
+    """Steps until 1 − κ of a type's present loss is gone at the pace of the last third, and their lower bound.
+
+    NaN where that is unknown, or where at that pace it never is.
+    """
+    if pairs.late_S is None:
+        return np.full(pairs.num_types, np.nan), np.full(pairs.num_types, np.nan)
+    fall = falls(pairs, non_negative=non_negative, before_S=pairs.late_S)
+    late_steps = pairs.late_share * (steps[-1] - steps[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = [late_steps * np.log(kappa) / np.log(1 - lost_V) for lost_V in (fall.value_V, fall.high_V)]
+    value_V, low_V = (np.where(steps_V > 0, steps_V, np.nan) for steps_V in found)
+    return value_V, np.where(fall.high_V >= 1, 0.0, low_V)
 
 
 def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q: float) -> tuple[Json, Floats]:
@@ -202,7 +267,9 @@ def enough_data(chosen: Pairs, other: Pairs, class_V: Array, *, kappa: float, q:
         sd_V = np.sqrt(square_V / np.maximum(number_V - 1, 1))
         # The level at which Benjamini-Hochberg would admit one more rock, or one more learning type.
         observed = max(int((chosen.prompts_V > 0).sum()), 1)
-        admitted = np.where(mean_V > 0, (class_V == ROCK).sum(), np.isin(class_V, (LEARNING, LEVELLED)).sum())
+        admitted = np.where(
+            mean_V > 0, np.isin(class_V, (*DECLARED, NOT_YET)).sum(), np.isin(class_V, (LEARNING, LEVELLED)).sum()
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             reach_V = sps.norm.isf(q * (admitted + 1) / observed) + sps.norm.ppf(POWER)
             prompts_V = np.ceil((reach_V * sd_V / mean_V) ** 2)

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rocktokens.detect.certified import COSTLY, LEARNING, LEVELLED, UNCLEAR
-from rocktokens.detect.certified import ROCK as DECLARED
+from rocktokens.detect.certified import COSTLY, DECLARED, LEARNING, LEVELLED, NOT_YET, SO_FAR, UNCLEAR
 from rocktokens.detect.measures import CLUSTERS, TYPES_EXPLAIN_LITTLE
 from rocktokens.facts import Facts
 from rocktokens.show import (
@@ -63,6 +62,10 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
     for row in rows:
         named = row["class"] or ""
         row["said"] = f"{named} (not confirmed)" if named and not row["confirmed"] else named
+        if row["class"] == NOT_YET and row["quarter_steps"] is not None:
+            row["said"] += (
+                f": a quarter less in {row['quarter_steps']:,.0f} steps (≥ {row['quarter_steps_low'] or 0:,.0f})"
+            )
         row["losses"] = f"{number(row['loss_pre'], 3)} → {number(row['loss_post'], 3)}"
     columns = (
         Column("token", "token"),
@@ -103,8 +106,20 @@ def render(report: RockReport, command: str | None = None, limit: int = 30) -> T
         lines.append(
             f"{enough['num_unclear']} costly types are unclear: their falls lie too close to 1 − κ for more prompts"
         )
+    if report.retest:
+        lines.append(retested(report.retest))
     lines += report.notes
     return Table(columns, rows, title=_title(report), caption=lines, name="types.parquet", limit=limit)
+
+
+def retested(found: Json) -> str:
+    """What became of the rocks of an earlier detection."""
+    then, now = found["then"], found["now"]
+    lost = [
+        f"“{visible(row['token'])}” is {row['now'] or 'no longer costly'}" for row in found["types"] if not row["still"]
+    ]
+    said = f"{found['num_still']} of {found['num_rocks']} rocks of step {then} are still rocks at step {now}"
+    return said + (f"; {listed(lost)}" if lost else "")
 
 
 def _title(report: RockReport) -> str:
@@ -114,14 +129,15 @@ def _title(report: RockReport) -> str:
         return f"{count or 'No'} rocks by `{report.config.definition}` on {signal}"
     if report.thresholds.tau_pre is None:
         return f"{len(report.classes[COSTLY])} costly token types on {signal}; rocks: not tested"
-    counts = {name: len(report.classes[name]) for name in (LEARNING, LEVELLED, UNCLEAR)}
+    counts = {name: len(report.classes[name]) for name in (NOT_YET, LEARNING, LEVELLED, UNCLEAR)}
     others = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     rest = f"; of other costly types: {others}" if others else ""
     if not count:
         return f"No rocks are declared on {signal}{rest or '; no token type is costly beyond doubt'}"
-    dropped = len(report.classes[DECLARED]) - count
+    dropped = sum(len(report.classes[name]) for name in DECLARED) - count
+    word = "rocks so far" if len(report.classes[SO_FAR]) else "rocks"
     filtered = f" ({dropped} more in contexts that do not recur)" if dropped else ""
-    return f"{count} rocks declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
+    return f"{count} {word} declared on {signal}, {len(report.confirmed)} of them confirmed{filtered}{rest}"
 
 
 # The report

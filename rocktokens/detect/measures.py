@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rocktokens.detect.certified import NOT_YET, ROCK, SO_FAR
 from rocktokens.detect.occurrences import Array, Occurrences, rng_for
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError
@@ -253,6 +254,40 @@ def persistence(
                 high = value + float(np.hypot(second.high - second.value, first.value - first.low))
                 row["change"] = Estimate(value, low, high, min(first.num_prompts, second.num_prompts))
             rows.append(row | {"before": mean(before, draws), "after": mean(after, draws)})
+    return rows
+
+
+def curves(
+    measurement: Occurrences, unit_P: Array, class_V: Array, texts: list[str], config: DetectConfig
+) -> list[Row]:
+    """Loss of each declared or not yet settled type at every checkpoint, with intervals over units of prompts."""
+    types = np.flatnonzero(np.isin(class_V, (ROCK, SO_FAR, NOT_YET)))
+    inside_n, steps = np.flatnonzero(measurement.among(types)), measurement.steps or (0, 1)
+    if not len(inside_n):
+        return []
+    pre_post, losses = (measurement.loss_pre_N, measurement.loss_post_N), {}
+    for step in steps:
+        loss_N = measurement.column(step) if measurement.steps else pre_post[step]
+        assert loss_N is not None  # without a loss before no type has one of these classes
+        losses[str(step)] = loss_N[inside_n]
+    own = measurement.sums(losses, inside_n)
+    units = int(unit_P.max()) + 1
+    key_S = unit_P[own["prompt"]] * len(types) + np.searchsorted(types, own["type"])
+    counts_BU = resample_counts(units, config.resamples, rng_for(config.seed, "curves"))
+
+    def by_unit(name: str) -> Floats:
+        return np.bincount(key_S, weights=own[name], minlength=units * len(types)).reshape(units, len(types))
+
+    n_UT, rows = by_unit("n"), []
+    for step in steps:
+        found = bootstrap_sums(lambda loss, n: loss / n, [by_unit(str(step)), n_UT], counts_BU)
+        for t, v in enumerate(types):
+            if n_UT[:, t].any():
+                value, low, high = (float(part_T[t]) for part_T in found)
+                least = 0.0 if measurement.loss_post_N.min() >= 0 else -np.inf
+                shown = Estimate(value, max(low, least), high, measurement.num_prompts)
+                kind = {"token_id": int(measurement.token_ids_V[v]), "token": texts[v], "class": class_V[v]}
+                rows.append({**kind, "step": step, "loss": shown})
     return rows
 
 

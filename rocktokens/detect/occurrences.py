@@ -1,16 +1,21 @@
-"""Scored occurrences: read by DuckDB from Parquet or Arrow, summed by (prompt, type) as a `group by`.
+"""Scored occurrences: read by DuckDB from Parquet or Arrow, summed by (group, type) as a `group by`.
 
 A source is one table per checkpoint, scored on the same rollouts, or one table from another trainer. Its rows are put
-into one canonical order, by prompt, rollout and position, so that no result depends on how they were split into parts.
+into one canonical order, by group, prompt, rollout and position, so that no result depends on how they were split.
+What the rest of detection calls a prompt is a group of prompts where prompts have one: halves, tests and bootstraps go
+by what is independent. Only the neighbours that H1 compares a type with are those of the prompt itself.
 Type, rollout, position and the losses before and after stay in memory, 24 bytes a row with an index; other columns are
 read when they are asked for. Rows without a finite loss stay as context of their neighbours and are not measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from rocktokens.errors import DataError
 
@@ -26,7 +32,7 @@ from rocktokens.errors import DataError
 Array = NDArray[Any]
 SIGNALS = ("kl", "log_ratio")
 KEYS = ("prompt_id", "rollout_id", "position", "token_id")
-BATCH_ROWS, BLOCK_ROWS = 1_000_000, 5_000_000  # rows that are read, and added up, at a time
+BATCH_ROWS, BLOCK_ROWS = 1_000_000, 1_000_000  # rows that are read, and added up, at a time
 
 
 def rng_for(seed: int, purpose: str) -> np.random.Generator:
@@ -44,6 +50,8 @@ class Pairs:
     prompt_S: Array
     n_S: Array
     loss_S: Array
+    above_S: Array
+    """Sum over the occurrences of (loss − mean loss of the other types in the same prompt and fifth of the rollout)."""
     pre_S: Array | None = None
     """Loss before OPD; None where it was not recorded."""
     late_S: Array | None = None
@@ -79,6 +87,9 @@ class Occurrences:
     row_N: Array
     """Where each measured occurrence lies among the recorded rows."""
     prompt_N: Array
+    """Group of each measured occurrence, from 0; a prompt without a group is one by itself."""
+    own_N: Array
+    """Prompt of each measured occurrence."""
     loss_post_N: Array
     loss_pre_N: Array | None
     columns: Mapping[str | int, Callable[[], Array]]
@@ -101,7 +112,7 @@ class Occurrences:
 
     @property
     def num_prompts(self) -> int:
-        """Prompts with a measured occurrence."""
+        """Groups of prompts with a measured occurrence."""
         return int(self.prompt_N[-1]) + 1 if len(self) else 0
 
     @property
@@ -124,7 +135,7 @@ class Occurrences:
         number = self.num_prompts
         if number < 4:
             raise DataError(
-                f"detection needs at least 4 prompts, two to choose on and two to measure on; got {number}. "
+                f"detection needs at least 4 prompts or groups, two to choose on and two to measure on; got {number}. "
                 "Give prompt_id, or score more prompts."
             )
         chosen_P = np.zeros(number, bool)
@@ -138,6 +149,7 @@ class Occurrences:
             self,
             row_N=self.row_N[kept_N],
             prompt_N=(np.cumsum(chosen_P, dtype=np.int32) - 1)[self.prompt_N[kept_N]],
+            own_N=self.own_N[kept_N],
             loss_post_N=self.loss_post_N[kept_N],
             loss_pre_N=None if self.loss_pre_N is None else self.loss_pre_N[kept_N],
             columns={name: _masked(read, kept_N) for name, read in self.columns.items()},
@@ -151,28 +163,14 @@ class Occurrences:
         return replace(self, loss_post_N=post_N, loss_pre_N=self.column("other_pre"), columns={})
 
     def sums(self, columns: Mapping[str, Array], rows_n: Array | None = None) -> dict[str, Array]:
-        """Number of occurrences `n` and sums of columns by (prompt, type), in the order of prompts, then of types.
+        """Number of occurrences `n` and sums of columns by (group, type), in the order of groups, then of types.
 
         Args:
             columns: one value per measured occurrence, or per row chosen.
             rows_n: the measured occurrences to add up; unset: all.
         """
         at = slice(None) if rows_n is None else rows_n
-        table = pa.table({"prompt": self.prompt_N[at], "type": self.type_N[at], **columns})
-        parts: list[pa.Table] = []
-        prompt_n, start = table["prompt"].to_numpy(), 0
-        added = "".join(f', sum("{name}"::double) as "{name}"' for name in columns)
-        sql = f"select prompt, type, count(*) as n{added} from found group by prompt, type order by prompt, type"
-        # One thread: floating-point additions in one order, so that a repeated run is the same to the bit.
-        with duckdb.connect(config={"threads": 1}) as connection:
-            while start < len(table) or not parts:  # whole prompts at a time, so that memory stays bounded
-                last = prompt_n[min(start + BLOCK_ROWS, len(table)) - 1] if len(table) else 0
-                stop = int(np.searchsorted(prompt_n, last, side="right"))
-                connection.register("found", table.slice(start, stop - start))
-                parts.append(connection.sql(sql).to_arrow_table())
-                start = stop
-        summed = pa.concat_tables(parts)
-        return {name: summed[name].to_numpy() for name in summed.column_names}
+        return _added({"prompt": self.prompt_N[at], "type": self.type_N[at]}, columns)
 
     def pairs(self) -> Pairs:
         """Sums of the losses after OPD, before it, and at the start of the last third where they are known."""
@@ -180,14 +178,40 @@ class Occurrences:
         columns = {"loss": self.loss_post_N}
         columns |= {} if self.loss_pre_N is None else {"pre": self.loss_pre_N}
         columns |= {} if late is None else {"late": self.columns[late]()}
-        found = self.sums(columns)
+        # Cells (c) of prompt, type and fifth of the rollout: what stands at costly positions has costly neighbours.
+        last_R = np.append(np.flatnonzero(np.diff(self.rollout_M)), len(self.rollout_M) - 1)
+        length_R = np.zeros(len(self.names_R), np.int64)
+        length_R[self.rollout_M[last_R]] = self.position_M[last_R] + 1
+        fifth_N = (5 * self.position_M[self.row_N].astype(np.int64) // length_R[self.rollout_N]).astype(np.int32)
+        own_N = np.cumsum(np.diff(self.own_N, prepend=self.own_N[:1]) != 0, dtype=np.int32)
+        cells = _added({"own": own_N, "type": self.type_N, "fifth": fifth_N}, columns)
+        place_c = 5 * cells["own"] + cells["fifth"]
+        mean_c, known_c = _others(place_c, cells["n"], cells["loss"], cells["n"], cells["loss"])
+        # Where a fifth holds no other type, the whole prompt is compared with.
+        start_c = np.flatnonzero(
+            np.append(True, np.diff(cells["own"]) != 0) | np.append(True, np.diff(cells["type"]) != 0)
+        )
+        whole_c = np.repeat(np.arange(len(start_c)), np.diff(start_c, append=len(place_c)))
+        n_c, loss_c = (np.add.reduceat(cells[name], start_c)[whole_c] for name in ("n", "loss"))
+        wide_c, wide_known_c = _others(cells["own"], cells["n"], cells["loss"], n_c, loss_c)
+        other_c = np.where(known_c, mean_c, wide_c)
+        cells["above"] = np.where(known_c | wide_known_c, cells["loss"] - cells["n"] * other_c, 0.0)
+        # From cells to (group, type).
+        group_P = np.zeros(int(own_N[-1]) + 1, np.int64)
+        group_P[own_N] = self.prompt_N
+        key_c = group_P[cells["own"]] * len(self.token_ids_V) + cells["type"]
+        order = np.argsort(key_c, kind="stable")
+        start_S = np.flatnonzero(np.append(True, np.diff(key_c[order]) != 0))
+        found = {name: np.add.reduceat(cells[name][order], start_S) for name in ("n", "above", *columns)}
+        key_S = key_c[order][start_S]
         return Pairs(
             num_types=len(self.token_ids_V),
             num_prompts=self.num_prompts,
-            type_S=found["type"],
-            prompt_S=found["prompt"],
+            type_S=key_S % len(self.token_ids_V),
+            prompt_S=key_S // len(self.token_ids_V),
             n_S=found["n"],
             loss_S=found["loss"],
+            above_S=found["above"],
             pre_S=found.get("pre"),
             late_S=found.get("late"),
             late_share=late_share,
@@ -202,17 +226,57 @@ class Occurrences:
         return cls.read({0: table if isinstance(table, pa.Table) else pa.table(dict(table))}, signal=signal)
 
     @classmethod
-    def read(cls, by_step: Mapping[int, pa.Table | str], *, signal: str = "kl") -> Occurrences:
+    def read(
+        cls, by_step: Mapping[int, pa.Table | str], *, signal: str = "kl", groups: Mapping[str, str] | None = None
+    ) -> Occurrences:
         """From one source per checkpoint, the first is pre, the last post: an Arrow table, or the SELECT for its rows.
 
-        All must hold the same occurrences, in whatever order.
+        All must hold the same occurrences, in whatever order. `groups` names the group of prompts; a column group_id
+        does the same.
         """
         if not by_step:
             raise DataError("no scored checkpoint: run `rocktokens score` first")
         try:
-            return _Reader(by_step, signal).occurrences()
+            return _Reader(by_step, signal, groups or {}).occurrences()
         except duckdb.Error as error:
             raise DataError(f"occurrences cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _added(keys: Mapping[str, Array], columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Number of rows `n` and sums of columns by all keys, in their order; rows come in order of the first key."""
+    table, (first, *_) = pa.table({**keys, **columns}), keys
+    first_n, starts = table[first].to_numpy(), [0]
+    while starts[-1] < len(table):  # whole prompts at a time, so that memory stays bounded
+        last = first_n[min(starts[-1] + BLOCK_ROWS, len(table)) - 1]
+        starts.append(int(np.searchsorted(first_n, last, side="right")))
+    names = ", ".join(keys)
+    added = "".join(f', sum("{name}"::double) as "{name}"' for name in columns)
+    sql = f"select {names}, count(*) as n{added} from found group by {names} order by {names}"
+
+    def add(part: tuple[int, int]) -> pa.Table:
+        # One thread for each block: floating-point additions in one order, so a repeated run is the same to the bit.
+        with duckdb.connect(config={"threads": 1}) as connection:
+            connection.register("found", table.slice(part[0], part[1] - part[0]))
+            return connection.sql(sql).to_arrow_table()
+
+    summed = pa.concat_tables(for_each(add, list(pairwise(starts)) or [(0, 0)]))
+    return {name: summed[name].to_numpy() for name in summed.column_names}
+
+
+def _others(place_c: Array, n_c: Array, loss_c: Array, less_n_c: Array, less_c: Array) -> tuple[Array, Array]:
+    """Mean loss of a place without the type's own rows, and whether it holds any others."""
+    size = int(place_c.max(initial=-1)) + 1
+    others_c = np.bincount(place_c, weights=n_c, minlength=size)[place_c] - less_n_c
+    rest_c = np.bincount(place_c, weights=loss_c, minlength=size)[place_c] - less_c
+    return rest_c / np.maximum(others_c, 1), others_c > 0
+
+
+def for_each(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What `work` returns for every item, computed on all cores; items do not share sums, so threads change no bit."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(limit) if limit.isdigit() and int(limit) else os.cpu_count()
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
 
 
 def _masked(read: Callable[[], Array], kept: Array | slice) -> Callable[[], Array]:
@@ -237,7 +301,7 @@ def last_third(steps: list[int]) -> tuple[int | None, float]:
 class _Reader:
     """The tables of all checkpoints as views, and where their rows lie in canonical order."""
 
-    def __init__(self, by_step: Mapping[int, pa.Table | str], signal: str) -> None:
+    def __init__(self, by_step: Mapping[int, pa.Table | str], signal: str, groups: Mapping[str, str]) -> None:
         # Columns are read once or twice: caching the files would only hold memory.
         self.connection = duckdb.connect(config={"enable_external_file_cache": "false"})
         self.steps = sorted(by_step)
@@ -245,6 +309,9 @@ class _Reader:
         self.order: dict[int, Array | slice] = {}
         named = {step: self._view(step, by_step[step]) for step in self.steps}
         self.has_prompts = bool({"prompt_id", "prompt"} & set(named[self.last]))
+        names = {"prompt": list(groups), "group_id": list(groups.values())}
+        self.connection.register("groups", pa.table({key: pa.array(own, pa.string()) for key, own in names.items()}))
+        self.has_groups = "group_id" in named[self.last]
         loss = next((name for name in ("loss_post", "loss", signal) if name in named[self.last]), "loss")
         missing = [name for name in (*KEYS[1:], loss) if name not in named[self.last]]
         for step in self.steps[:-1]:
@@ -284,10 +351,16 @@ class _Reader:
         # Other trainers record one signal and few extras: a column that is empty throughout was not recorded.
         required = ("post", "pre", *self.steps)
         self.places = {n: at for n, at in self.places.items() if n in required or finite[at[0]][at[1]]}
+        given = "min(group_id)" if self.has_groups else "null"
+        # A prompt without a group is one by itself; groups come in the order of their first prompts.
         rollouts = self.connection.sql(
+            f"with given as (select prompt_id, rollout_id, {given} as own_group from step_{self.last} group by all), "
+            "named as (select *, coalesce('g' || min(own_group) over (partition by prompt_id), 'g' || group_id, "
+            "'p' || prompt_id) as unit from given left join groups on prompt = prompt_id::varchar), "
+            "placed as (select *, min(prompt_id) over (partition by unit) as first from named) "
             "select hash(prompt_id, rollout_id) as code, prompt_id, rollout_id, "
-            f"count(distinct prompt_id) over (order by prompt_id) - 1 as prompt from step_{self.last} "
-            "group by prompt_id, rollout_id order by prompt_id, rollout_id"
+            "dense_rank() over (order by first, prompt_id) - 1 as own, dense_rank() over (order by first) - 1 as prompt"
+            " from placed order by first, prompt_id, rollout_id"
         ).to_arrow_table()
         code_R = rollouts["code"].to_numpy()
         token_M, rollout_M, position_M = self._keys(self.last, code_R)
@@ -310,7 +383,7 @@ class _Reader:
         row_N = np.flatnonzero(finite_M).astype(np.int32)
         if not len(row_N):
             raise DataError("no occurrence has a finite loss")
-        prompt_N = rollouts["prompt"].to_numpy().astype(np.int32)[rollout_M[row_N]]
+        own_N, prompt_N = (rollouts[n].to_numpy().astype(np.int32)[rollout_M[row_N]] for n in ("own", "prompt"))
         notes = []
         if len(row_N) < len(token_M):
             left_out = len(token_M) - len(row_N)
@@ -327,6 +400,7 @@ class _Reader:
             row_N=row_N,
             # Numbered anew: a prompt may have no finite loss at all.
             prompt_N=np.cumsum(np.diff(prompt_N, prepend=prompt_N[:1]) > 0, dtype=np.int32),
+            own_N=own_N,
             loss_post_N=self._read("post")[at],
             loss_pre_N=self._read("pre")[at] if "pre" in self.places else None,
             columns={n: _masked(partial(self._read, n), at) for n in self.places if n not in ("post", "pre")},

@@ -8,16 +8,11 @@ Everything here is computed on whichever occurrences it is given: on one half to
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
-from rocktokens.detect.occurrences import Array, Occurrences, Pairs, rng_for
+from rocktokens.detect.occurrences import Array, Occurrences, Pairs, for_each, rng_for
 from rocktokens.detect.settings import DetectConfig
 from rocktokens.errors import DataError
 from rocktokens.stats import Floats, Intervals, bootstrap_sums, resample_counts
@@ -118,14 +113,6 @@ def loss_thresholds(occurrences: Occurrences, config: DetectConfig) -> tuple[flo
     pre_N = occurrences.loss_pre_N
     pre = None if pre_N is None else threshold(pre_N)
     return pre, threshold(occurrences.loss_post_N)
-
-
-def for_each(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """What `work` returns for every item, computed on all cores; items do not share sums, so threads change no bit."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(limit) if limit.isdigit() and int(limit) else os.cpu_count()
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, items))
 
 
 def ordered(score_V: Array, eligible_V: Array) -> Array:

@@ -8,7 +8,7 @@ of a set. Nothing here reads a file or loads a model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.detect import certified, measures, paper
-from rocktokens.detect.certified import CLASSES, LEARNING, MIN_PROMPTS, ROCK, TypeTests
+from rocktokens.detect.certified import CLASSES, DECLARED, MIN_PROMPTS, TypeTests
 from rocktokens.detect.measures import CLUSTERS, CONCENTRATED, FEW_PROMPTS
 from rocktokens.detect.occurrences import Array, Occurrences, Pairs, rng_for
 from rocktokens.detect.paper import Scores, Thresholds, ordered
@@ -42,13 +42,13 @@ class RockReport:
     sets: dict[str, Array]
     """Token ids of the rocks by each definition, best first."""
     classes: dict[str, Array]
-    """Token ids of the costly types by class: rock, learning, "learning, levelled off", unclear; or costly, where the
-    loss before OPD is not known."""
+    """Token ids of the costly types by class: rock, or rock so far below three checkpoints; not yet; learning;
+    "learning, levelled off"; unclear; or costly, where the loss before OPD is not known."""
     confirmed: Array
     """Token ids of the rocks by `certified` that the other half of the prompts declares as well."""
     thresholds: Thresholds
     tables: dict[str, pa.Table]
-    """Every table by its name in a run: types, sensitivity, footprints, clusters, persistence, positions."""
+    """Every table by its name in a run: types, sensitivity, footprints, clusters, persistence, curves, positions."""
     overlaps: list[tuple[str, str, float]]
     """Jaccard of two rock sets: two definitions, or one definition on the two signals."""
     groups: dict[str, Array]
@@ -62,6 +62,10 @@ class RockReport:
     """num_occurrences, num_prompts and num_types."""
     notes: tuple[str, ...]
     """What a reader must know to read the numbers."""
+    steps: list[int]
+    """The checkpoints, where there are several."""
+    retest: Json | None = None
+    """What became of the rocks of a detection with fewer checkpoints: then, now, num_rocks, num_still, types."""
 
     @property
     def rocks(self) -> Array:
@@ -84,6 +88,8 @@ class RockReport:
             "concentration": self.concentration,
             "enough": self.enough,
             **self.counts,
+            "steps": self.steps,
+            **({"retest": self.retest} if self.retest else {}),
             "overlaps": [list(row) for row in self.overlaps],
             "groups": {name: ids.tolist() for name, ids in self.groups.items()},
             "notes": list(self.notes),
@@ -125,7 +131,7 @@ def detect_rocks(
     tests = TypeTests.of(pairs, config.kappa)
     class_V = certified.declare(tests, config.q)
     scores = paper.score(chosen, pairs, config, vector_VH)
-    in_order, sets = _in_order(class_V == ROCK, scores, config)
+    in_order, sets = _in_order(np.isin(class_V, DECLARED), scores, config)
     rocks = sets[config.definition]
     overlaps = _overlaps(chosen, config, vector_VH, scores, sets)
     mean_V = pairs.by_type(pairs.loss_S if pairs.pre_S is None else pairs.pre_S) / np.maximum(scores.count_V, 1)
@@ -139,6 +145,7 @@ def detect_rocks(
     least = min(float(half.loss_post_N.min()) for half in halves)
     most = max(float(half.loss_post_N.max()) for half in halves)
     fall = certified.falls(other, non_negative=least >= 0)
+    quarter_V, quarter_low_V = certified.steps_to_quarter(other, measured.steps, config.kappa, non_negative=least >= 0)
     units = [paper.units_of(sums.num_prompts, len(ids_V), config.seed) for sums in (pairs, other)]
     rock_N, places = measured.among(rocks), (measured.rollout_N, measured.loss_post_N)
     controls = {}
@@ -170,6 +177,11 @@ def detect_rocks(
         "confirmed": np.where(costly_V, confirmed_V, np.array(None)),
         "p_costly": np.where(testable_V, tests.costly_V, np.nan),
         "p_stagnant": np.where(testable_V & tests.has_pre, tests.stagnant_V, np.nan),
+        "p_settled": np.full(len(ids_V), np.nan)
+        if tests.settled_V is None
+        else np.where(testable_V, tests.settled_V, np.nan),
+        "quarter_steps": quarter_V,
+        "quarter_steps_low": quarter_low_V,
         "fall": fall.value_V,
         "fall_low": fall.low_V,
         "fall_high": fall.high_V,
@@ -207,11 +219,11 @@ def detect_rocks(
         "footprints": footprints,
         "clusters": clusters,
         "persistence": persistence,
+        "curves": measures.curves(measured, units[1], class_V, texts, config) if has_pre else [],
         "positions": measures.costliest_positions(halves, texts),
     }
     equal = most - least <= 1e-6 * max(abs(least), abs(most))
-    levels = pairs.late_S is not None or not (class_V == LEARNING).any()
-    notes += _notes(tests, other, most_of, equal=equal, levels=levels)
+    notes += _notes(tests, other, most_of, equal=equal)
     notes += _mismatches(rock_N, controls, measured.loss_post_N)
     return RockReport(
         config=config,
@@ -236,6 +248,7 @@ def detect_rocks(
             "num_types": int(observed_V.sum()),
         },
         notes=tuple(dict.fromkeys(notes)),
+        steps=chosen.steps,
     )
 
 
@@ -243,9 +256,8 @@ def _in_order(rock_V: Array, scores: Scores, config: DetectConfig) -> tuple[dict
     """Types in order, best first, by each definition, and those of them that are rocks."""
     declared = ordered(scores.r_V, rock_V & scores.consistent_V if config.consistent else rock_V)
     burden, context = ordered(scores.r_V, scores.r_V > 0), ordered(scores.r_ctx_V, scores.r_ctx_V > 0)
-    k = len(declared) if config.k == "declared" else config.k
     in_order = {"certified": declared, "burden": burden, "context": context}
-    return in_order, {"certified": declared, "burden": burden[:k], "context": context[:k]}
+    return in_order, {"certified": declared, "burden": burden[: config.k], "context": context[: config.k]}
 
 
 def jaccard(first: Array, second: Array) -> float:
@@ -265,7 +277,7 @@ def _overlaps(
         taus = paper.loss_thresholds(other, config)
         at = Thresholds(*taus, scores.thresholds.gamma, paper.ETA, config.window)
         theirs = paper.score(other, pairs, config, vector_VH, at)
-        rock_V = certified.declare(TypeTests.of(pairs, config.kappa), config.q) == ROCK
+        rock_V = np.isin(certified.declare(TypeTests.of(pairs, config.kappa), config.q), DECLARED)
         name = "log_ratio" if config.signal == "kl" else "kl"
         for definition, own in _in_order(rock_V, theirs, config)[1].items():
             same = jaccard(sets[definition], own)
@@ -286,16 +298,15 @@ def _sensitivity(tests: TypeTests, pairs: Pairs, scores: Scores, found: Scores, 
     moved = [("base", 0, float("nan"), tests, config.q)]
     for step in (-1, 1):
         kappa, q = float(np.clip(config.kappa + 0.1 * step, 0.01, 0.99)), min(config.q * 2.0**step, 0.99)
-        at_kappa = replace(tests, stagnant_V=certified.p_stagnant(pairs, pairs.pre_S, kappa))
-        moved += [("kappa", step, kappa, at_kappa, config.q), ("q", step, q, tests, q)]
-    sets = [_in_order(certified.declare(own, q) == ROCK, scores, config)[1]["certified"] for *_, own, q in moved]
+        moved += [("kappa", step, kappa, TypeTests.of(pairs, kappa), config.q), ("q", step, q, tests, q)]
+    sets = [
+        _in_order(np.isin(certified.declare(own, q), DECLARED), scores, config)[1]["certified"] for *_, own, q in moved
+    ]
     return [
         {
             "parameter": parameter,
             "step": step,
             "value": value,
-            "definition": "certified",
-            "k": len(own),
             "num_rocks": len(own),
             "jaccard": jaccard(own, sets[0]),
             **_shares(own, found),
@@ -304,7 +315,7 @@ def _sensitivity(tests: TypeTests, pairs: Pairs, scores: Scores, found: Scores, 
     ]
 
 
-def _notes(tests: TypeTests, measured: Pairs, positions_80: float | None, *, equal: bool, levels: bool) -> list[str]:
+def _notes(tests: TypeTests, measured: Pairs, positions_80: float | None, *, equal: bool) -> list[str]:
     """What limits the numbers, and why rocks cannot be declared where they cannot."""
     notes, prompts = [], plural(measured.num_prompts, "prompt")
     if measured.num_prompts < FEW_PROMPTS and positions_80 is not None and positions_80 <= CONCENTRATED:
@@ -325,8 +336,11 @@ def _notes(tests: TypeTests, measured: Pairs, positions_80: float | None, *, equ
         )
     if tests.prompts_V.max() < MIN_PROMPTS:
         notes.append(f"{CANNOT}: no token type occurs in {MIN_PROMPTS} prompts of the half that chooses; score more")
-    if not levels:
-        notes.append("only two checkpoints: whether a learning type has levelled off cannot be said")
+    if tests.has_pre and tests.settled_V is None:
+        notes.append(
+            "fewer than three checkpoints: whether a type has settled cannot be tested, so a rock is a rock so far, "
+            "and whether a learning type has levelled off cannot be said"
+        )
     return notes
 
 

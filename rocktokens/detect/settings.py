@@ -27,8 +27,8 @@ class DetectConfig(Settings, section="detect"):
     """For certified: the share of false rocks among those declared that is accepted (Benjamini-Hochberg)."""
     consistent: bool = False
     """For certified: keep only rocks whose persistent occurrences recur in similar contexts."""
-    k: Count | Literal["declared"] = 100
-    """Rocks to keep by burden and context: the paper's 100, or as many as certified declares."""
+    k: Count = 100
+    """Rocks to keep by burden and context."""
     tau_quantile: Share = 0.8
     """An occurrence persists if its loss is at or above this quantile, and the mean loss, at both checkpoints."""
     window: Annotated[int, Meta(ge=1, le=512)] = 4

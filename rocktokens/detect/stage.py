@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rocktokens.detect.certified import DECLARED
 from rocktokens.detect.figures import render
 from rocktokens.detect.occurrences import Occurrences, parquet
 from rocktokens.detect.rocks import RockReport, detect_rocks
@@ -25,6 +26,7 @@ from rocktokens.progress import console
 from rocktokens.run import MANIFEST, Run, digest, open_run, reading, require_room, working_on
 from rocktokens.stage import Stage, inputs_of
 from rocktokens.tables import TOP_TOKENS
+from rocktokens.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +45,13 @@ def detect(path: Path, config: DetectConfig, *, again: bool = False) -> Run:
             by_step = {step: parquet(_files(run, f"occurrences/step={step}")) for step in run.steps()}
             tables, named, vectors = by_step or {0: _telemetry(run)}, run_tokenizer(run), embeddings(source)
             # No name for the occurrences here: detection lets them go once it has halved them.
-            report = detect_rocks(Occurrences.read(tables, signal=config.signal), named, config, embedding_VH=vectors)
+            groups = run.groups() if run.has("rollouts") else None
+            read = Occurrences.read(tables, signal=config.signal, groups=groups)
+            report = detect_rocks(read, named, config, embedding_VH=vectors)
             scored = [run.facts(f"score/step={step}") for step in run.steps() if run.done(f"score/step={step}")]
             how = dict.fromkeys(f"scores are {facts['approximate']}" for facts in scored if facts.get("approximate"))
-            report = dataclasses.replace(report, notes=(*how, *report.notes))
+            before = run.facts("detect") if run.done("detect") else {}
+            report = dataclasses.replace(report, notes=(*how, *report.notes), retest=_retest(report, before))
             command, needed = None, report.enough["prompts_needed"]
             if needed is not None and "import" not in run.manifest["config"]:  # an import has no pair to sample from
                 repeat = " && ".join(f"rocktokens {name} {path} --again" for name in ("score", "detect"))
@@ -75,6 +80,26 @@ def detect_table(
         if stage.due(again):
             _write(stage, detect_rocks(found, named, config))
         return run
+
+
+def _retest(report: RockReport, before: Json) -> Json | None:
+    """What became of the rocks of the last detection, if the run has gone further since; else what was said then."""
+    then, now = before.get("steps") or [], report.steps
+    if not then or not now or now[-1] <= then[-1]:
+        return before.get("retest")
+    kinds = {row["token_id"]: row for row in report.tables["types"].to_pylist()}
+    types = [
+        {
+            "token_id": token_id,
+            "token": kinds.get(token_id, {}).get("token", f"#{token_id}"),
+            "now": kinds.get(token_id, {}).get("class"),
+            "still": bool(kinds.get(token_id, {}).get("in_certified")),
+        }
+        for name in DECLARED
+        for token_id in before.get("classes", {}).get(name, [])
+    ]
+    still = sum(row["still"] for row in types)
+    return {"then": then[-1], "now": now[-1], "num_rocks": len(types), "num_still": still, "types": types}
 
 
 def _files(run: Run, folder: str) -> list[Path]:

@@ -98,10 +98,10 @@ def export(path: Path, form: Format, out: Path | None = None, *, listed: Listed 
 def rocks_of(path: Path) -> BypassList:
     """A run's declared rocks in the form of a list; its costly types where the run cannot tell which of them learn."""
     run = open_run(path)
-    kinds = "select token_id, token, class from types where class = '{}' order by r desc, token_id"
+    kinds = "select token_id, token, class from types where class in ('{}') order by r desc, token_id"
     if not run.done("detect"):
         raise DataError(f"{path} has no rocks yet; run `rocktokens detect {path}` first")
-    rows, kind = run.query(kinds.format("rock")).to_pylist(), "rock"
+    rows, kind = run.query(kinds.format("rock', 'rock so far")).to_pylist(), "rock"
     if not rows and not run.query("select 1 from types where loss_pre is not null limit 1").num_rows:
         rows, kind = run.query(kinds.format("costly")).to_pylist(), "costly"
     ids, tokens = [int(row["token_id"]) for row in rows], [str(row["token"]) for row in rows]

@@ -99,14 +99,23 @@ def hall_p(values):
     return max(float(stats.t.sf(hall * math.sqrt(n), n - 1)), 0.5**n)
 
 
-def contrasts(prompt_N, token_N, loss_N, token):
-    """Per prompt that holds the token: its mean loss minus the mean loss of the other tokens of the prompt."""
+def contrasts(prompt_N, position_N, token_N, loss_N, token, length=100):
+    """Per prompt that holds the token: mean of (its loss − mean loss of other tokens of the prompt in that fifth)."""
     found = []
     for prompt in sorted(set(prompt_N.tolist())):
-        own = [float(loss) for p, t, loss in zip(prompt_N, token_N, loss_N) if p == prompt and t == token]
-        others = [float(loss) for p, t, loss in zip(prompt_N, token_N, loss_N) if p == prompt and t != token]
-        if own:
-            found.append(sum(own) / len(own) - sum(others) / len(others))
+        rows = [
+            (5 * int(at) // length, int(t), float(loss))
+            for p, at, t, loss in zip(prompt_N, position_N, token_N, loss_N)
+            if p == prompt
+        ]
+        above = []
+        for fifth, kind, loss in rows:
+            if kind == token:
+                near = [other for own, t, other in rows if t != token and own == fifth]
+                near = near or [other for _, t, other in rows if t != token]
+                above.append(loss - sum(near) / len(near))
+        if above:
+            found.append(sum(above) / len(above))
     return found
 
 
