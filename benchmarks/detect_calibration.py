@@ -335,15 +335,15 @@ def main() -> None:
         "coverage": coverage,
         "regression": regression,
     }
+    asked = ["git", "rev-parse", "--short", "HEAD"]  # at the start: what runs is what was loaded
+    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     for name in sys.argv[1:] or jobs:
         start = time.perf_counter()
         found = jobs[name]()
         result = json.loads(path.read_text()) if path.exists() else {}  # another process may have added to it
         result[name] = {
             "command": shlex.join(["python", "benchmarks/detect_calibration.py", name]),
-            "commit": subprocess.run(
-                ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-            ).stdout.strip(),
+            "commit": commit,
             "version": version("rocktokens"),
             "date": time.strftime("%Y-%m-%d"),
             "seconds": round(time.perf_counter() - start, 1),
