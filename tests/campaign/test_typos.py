@@ -33,7 +33,6 @@ TYPOS = {
     "sample RUN --again --checkpoint 99": "99",
     "detect RUN --resamples -5": "resamples",
     "compare RUN --regimes uniform": "nothing to compare",
-    "compare RUN --regimes uniform freeze": "only uniform is left",
     "knockout RUN --again --baseline.split nosuch": "nosuch",
     "compare RUN --again --rocks 999999999": "rocks",
     "compare RUN --again --rocks 99999": "99999",
