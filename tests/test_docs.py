@@ -40,7 +40,7 @@ PUBLIC = (
 )
 QUICK = {
     "knockout": "--again --baseline.problems 20 --knockout.resamples 200 --knockout.rounds 1 --knockout.top 3",
-    "graft": "--again --baseline.problems 20 --graft.problems 10 --graft.resamples 100 --graft.no-clusters",
+    "graft": "--again --baseline.problems 20 --graft.problems 10 --graft.resamples 100",
     "compare": "--again --compare.seeds 1 --compare.steps 2 --compare.evaluations 1 --compare.problems 8 "
     "--compare.rollouts 1 --compare.contexts 20 --compare.resamples 100",
     "distill": "--distill.steps 2 --distill.prompts-per-step 4 --problems 4",
