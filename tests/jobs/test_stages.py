@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import distilled_run, save_pair
+from small_runs import DETECT, distilled_run, save_pair
 
 from rocktokens import jobs
 from rocktokens.causal import baseline as pieces
@@ -20,6 +20,7 @@ from rocktokens.causal.knockout import knockout
 from rocktokens.causal.settings import BaselineConfig, GraftConfig, KnockoutConfig
 from rocktokens.compare.settings import CompareConfig
 from rocktokens.compare.stage import compare
+from rocktokens.detect.stage import detect
 from rocktokens.errors import DataError
 from rocktokens.jobs import Place, keeping_workers
 from rocktokens.run import open_run
@@ -49,17 +50,12 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Any]:
     """A pair with many small jobs; workers read the constants from their module, the driver lists the jobs."""
     monkeypatch.setattr(sampling, "PART_PROMPTS", 8)
     monkeypatch.setattr(scoring, "PART_ROLLOUTS", 16)
-    monkeypatch.setattr(pieces, "CHUNK", 8)
     return tmp_path, save_pair(tmp_path, prompts=40)
 
 
-def four(path: Path, given: Any, place: Place) -> dict[str, str]:
-    """The stages whose work is shared out, but for trainings."""
-    base = BaselineConfig(problems=12, rollouts=2, max_new_tokens=8, reuse_prompts=True)
+def both(path: Path, given: Any, place: Place) -> dict[str, str]:
     sampling.sample(path, *given, ROLLOUTS, place=place)
     scoring.score(path, ScoreConfig(), place=place)
-    knockout(path, KnockoutConfig(candidates=("w7", "w9"), resamples=100), base, place=place)
-    run_graft(path, GraftConfig(problems=12, rocks=("w7",), clusters=False, resamples=100), base, place=place)
     assert not list(path.glob("*.parts"))
     return digests(path)
 
@@ -67,22 +63,22 @@ def four(path: Path, given: Any, place: Place) -> dict[str, str]:
 def test_two_workers_make_the_run_that_one_process_makes(shared) -> None:
     home, given = shared
     with keeping_workers():
-        assert four(home / "one", given, Place()) == four(home / "two", given, Place(workers=2))
+        assert both(home / "one", given, Place()) == both(home / "two", given, Place(workers=2))
 
 
 def test_a_stopped_stage_continues_with_the_missing_parts(shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it stops: every job is done once over both commands, and the run is the uninterrupted one's."""
     home, given = shared
-    expected = four(home / "whole", given, Place())
-    for module, name in ((sampling, "sample_part"), (scoring, "score_part"), (pieces, "do_piece")):
-        for stop in (1, 4):
+    expected = both(home / "whole", given, Place())
+    for module, name in ((sampling, "sample_part"), (scoring, "score_part")):
+        for stop in range(1, 5):
             done: list[str] = []
             with monkeypatch.context() as patch:
                 patch.setattr(module, name, partial(stopping, getattr(module, name), done, [stop]))
                 with pytest.raises(DataError, match="stopped"):
-                    four(home / "stopped", given, Place())
-                assert four(home / "stopped", given, Place()) == expected
-            assert len(done) == len(set(done)) >= 5
+                    both(home / "stopped", given, Place())
+                assert both(home / "stopped", given, Place()) == expected
+            assert len(done) == len(set(done)) == 5
             shutil.rmtree(home / "stopped")
 
 
@@ -100,7 +96,11 @@ def all_five(start: Path, path: Path, place: Place) -> dict[str, str]:
     shutil.copytree(start, path)
     pair = open_run(start).manifest["config"]
     given = [kind(**pair[name]) for kind, name in ((sampling.PairConfig, "pair"), (sampling.PromptsConfig, "prompts"))]
-    four(path, given, place)
+    base = BaselineConfig(problems=12, rollouts=2, max_new_tokens=8)
+    both(path, given, place)
+    detect(path, DETECT)
+    knockout(path, KnockoutConfig(candidates=("w7", "w9"), until="budget", resamples=100), base, place=place)
+    run_graft(path, GraftConfig(problems=12, rocks=("w7",), clusters=False, resamples=100), base, place=place)
     small = {"steps": 2, "evaluations": 1, "problems": 4, "rollouts": 1, "contexts": 4, "resamples": 100}
     compare(path, CompareConfig(regimes=("uniform", "freeze"), seeds=2, rocks=(7,), **small), place=place)
     return digests(path)
@@ -111,6 +111,7 @@ def test_two_workers_and_two_nodes_of_ray_make_the_run_that_one_process_makes(
     shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = shared[0]
+    monkeypatch.setattr(pieces, "CHUNK", 8)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]) + os.pathsep + os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
